@@ -1,7 +1,7 @@
 """One direction of a message channel: a shared region guarded by two named POSIX semaphores.
 
 `-wr` starts at 1 (the buffer may be written), `-rd` at 0 (no message). The region holds a u32 length, then the message.
-A wait releases the interpreter lock, and checks now and then whether the peer still lives.
+A wait releases the interpreter lock, and checks now and then whether the peer still runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bridle.aici import shm
 from bridle.errors import ProtocolError
 
 _LENGTH = struct.Struct("<I")
-#: How long a wait lasts before the peer is checked, in seconds.
+#: Seconds of waiting after which the peer is checked.
 _LOOK = 0.25
 
 
 class SemaphoreChannel:
-    """Sends or receives messages, according to the side it is used from. One thread at a time per side."""
+    """Sends or receives messages, depending on the side that uses it. One thread at a time per side."""
 
     def __init__(self, name: str, size: int, *, create: bool) -> None:
         self.name = name
@@ -37,8 +37,8 @@ class SemaphoreChannel:
         self.max_message = size - _LENGTH.size
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """Put a message into the buffer once it is free. Raises `ProtocolError` for a message that does not fit
-        (nothing is changed then), for a peer that is gone, and for one that did not read for `timeout` seconds."""
+        """Put a message into the buffer once the buffer is free. Raises `ProtocolError` for a message that does not fit
+        (nothing is changed then), for a peer that has ended, and for one that did not read for `timeout` seconds."""
         if len(message) > self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
         if not _wait(self._writable, timeout, alive):
@@ -48,7 +48,7 @@ class SemaphoreChannel:
         self._readable.release()
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
-        """The next message, or None after `timeout` seconds. Raises `ProtocolError` if the peer is gone."""
+        """Return the next message, or None after `timeout` seconds. Raises `ProtocolError` if the peer has ended."""
         if not _wait(self._readable, timeout, alive):
             return None
         (length,) = _LENGTH.unpack_from(self.region, 0)
@@ -60,13 +60,13 @@ class SemaphoreChannel:
         return message
 
     def unlink(self) -> None:
-        """Remove the names; both sides can continue with the objects that they have open. Idempotent."""
+        """Remove the names. Both sides can continue with the objects that they have open. Idempotent."""
         shm.remove_region(f"{self.name}-shm")
         remove_semaphore(f"{self.name}-wr")
         remove_semaphore(f"{self.name}-rd")
 
     def close(self) -> None:
-        """Close the region and the semaphores. Nobody may be waiting in this object."""
+        """Close the region and the semaphores. No thread may be waiting in this object."""
         with contextlib.suppress(BufferError):
             self.region.close()
         self._writable.close()
@@ -74,7 +74,7 @@ class SemaphoreChannel:
 
 
 def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None) -> bool:
-    """Wait for the semaphore; returns True if it was taken, False after `timeout`."""
+    """Wait for the semaphore. Returns True if it was taken, False after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
@@ -106,6 +106,6 @@ def _open_semaphore(name: str) -> posix_ipc.Semaphore:
 
 
 def remove_semaphore(name: str) -> None:
-    """Remove the name. Idempotent."""
+    """Remove the name of a semaphore. Idempotent."""
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_semaphore(name)

@@ -1,4 +1,4 @@
-"""POSIX shared memory regions: create, open, remove. Knows nothing about the stored data.
+"""POSIX shared memory regions: create, open, remove. This module does not know the stored data.
 
 The standard library's shared memory class is not used, because its resource tracker removes segments that belong
 to other processes.
@@ -16,7 +16,7 @@ from bridle.errors import ProtocolError
 
 
 def check_prefix(prefix: str) -> str:
-    """Check a prefix of object names, which came from a command line. Raises `ProtocolError`."""
+    """Check a prefix of object names from a command line. Raises `ProtocolError`."""
     rest = prefix[1:]
     if not prefix.startswith("/") or not rest or "/" in rest or "\0" in rest or len(prefix) > 200:
         raise ProtocolError(f"shared memory prefix {prefix!r} must be '/' and 1 to 199 characters without '/'")
@@ -24,7 +24,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def create_region(name: str, size: int, mode: int = 0o600) -> mmap.mmap:
-    """Create a zeroed region of `size` bytes; a stale one of that name is removed first."""
+    """Create a zeroed region of `size` bytes. An old region with this name is removed first."""
     remove_region(name)
     memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode, size=size)
     try:
@@ -37,7 +37,7 @@ def create_region(name: str, size: int, mode: int = 0o600) -> mmap.mmap:
 
 
 def open_region(name: str, expected_size: int) -> mmap.mmap:
-    """Open an existing region. Raises `ProtocolError` if it is missing, or smaller than both sides agreed."""
+    """Open an existing region. Raises `ProtocolError` if it is missing, or smaller than both sides agreed on."""
     try:
         memory = posix_ipc.SharedMemory(name)
     except posix_ipc.Error as error:
@@ -54,6 +54,6 @@ def open_region(name: str, expected_size: int) -> mmap.mmap:
 
 
 def remove_region(name: str) -> None:
-    """Remove the name; a process that has the region mapped keeps it. Idempotent."""
+    """Remove the name of a region. A process that has the region mapped keeps it. Idempotent."""
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_shared_memory(name)

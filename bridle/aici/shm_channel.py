@@ -1,8 +1,8 @@
 """The link between an engine and its runtime: two channels of two directions each, and the region of bias rows.
 
-The engine creates every object under a prefix of its own, then starts the runtime, which attaches. Both kinds of
-synchronization have the same interface. The creator of a link may `unlink` it once the peer has attached. The objects
-then live exactly as long as the processes that hold them, so none can be left behind.
+The engine creates every object under a prefix of its own, then starts the runtime, which attaches to them. Both kinds
+of synchronization have the same interface. The creator of a link may `unlink` it once the peer has attached. The
+objects then live exactly as long as the processes that hold them, so no object can be left behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.aici.futex import FutexChannel
 from bridle.aici.semaphores import SemaphoreChannel, remove_semaphore
 
 MIB = 1 << 20
-#: Whether the peer process lives; called now and then during a wait.
+#: Returns whether the peer process runs; called now and then during a wait.
 Alive = Callable[[], bool]
 
 
@@ -35,17 +35,17 @@ class MessageChannel(Protocol):
 
 @dataclass(slots=True)
 class Duplex:
-    """Both directions of a channel, as seen from one side."""
+    """Both directions of a channel, as used by one side."""
 
     outgoing: MessageChannel
     incoming: MessageChannel
 
     def send(self, message: bytes, timeout: float | None = None, alive: Alive | None = None) -> None:
-        """See `SemaphoreChannel.send`."""
+        """Send a message; see `SemaphoreChannel.send`."""
         self.outgoing.send(message, timeout, alive)
 
     def receive(self, timeout: float | None = None, alive: Alive | None = None) -> bytes | None:
-        """See `SemaphoreChannel.receive`."""
+        """Receive a message; see `SemaphoreChannel.receive`."""
         return self.incoming.receive(timeout, alive)
 
     @property
@@ -55,7 +55,7 @@ class Duplex:
 
 @dataclass(slots=True)
 class SharedChannels:
-    """Everything that two processes share. `masks` is the region of bias rows."""
+    """All objects that two processes share. `masks` is the region of bias rows."""
 
     main: Duplex
     side: Duplex
@@ -63,16 +63,16 @@ class SharedChannels:
     prefix: str
 
     def unlink(self) -> None:
-        """Remove all names from the system. Idempotent; the link continues working."""
+        """Remove all names from the system. Both sides can still use the link. Idempotent."""
         for channel in self._channels:
             channel.unlink()
         shm.remove_region(f"{self.prefix}bin-shm")
 
     def close(self) -> None:
-        """Free everything that this side has open. Nobody may be waiting in a channel of this link."""
+        """Close all objects that this side has open. No thread may be waiting in a channel of this link."""
         for channel in self._channels:
             channel.close()
-        with contextlib.suppress(BufferError):  # somebody still reads rows: freed with the last view
+        with contextlib.suppress(BufferError):  # a view of rows is still in use: the memory is freed with the last view
             self.masks.close()
 
     @property
@@ -83,8 +83,8 @@ class SharedChannels:
 def create_link(
     prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
 ) -> SharedChannels:
-    """The engine's side: create every object, and remove stale ones. Sizes are in bytes. If this fails, nothing is left
-    behind."""
+    """Create every object of a link, for the engine's side; old ones are removed. Sizes are in bytes. If this fails, no
+    object is left behind."""
     shm.check_prefix(prefix)
     try:
         channels = _open_channels(prefix, json_size, futex, create=True)
@@ -96,8 +96,8 @@ def create_link(
 
 
 def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> SharedChannels:
-    """The runtime's side: open the objects that the engine created. In futex mode the channels' names are removed at
-    once, as the original does, so that no other process can attach."""
+    """Open the objects that the engine created, for the runtime's side. In futex mode the channels' names are removed
+    at once, as the original runtime does, so that no other process can attach."""
     shm.check_prefix(prefix)
     channels = _open_channels(prefix, json_size, futex, create=False)
     masks = shm.open_region(f"{prefix}bin-shm", mask_size)
@@ -109,7 +109,7 @@ def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = Fa
 
 
 def remove_names(prefix: str) -> None:
-    """Remove every object that a link of this prefix may have left behind, in either kind of synchronization."""
+    """Remove every object that a link with this prefix may have left behind, for each kind of synchronization."""
     for name in ("cmd", "resp", "cmd-side", "resp-side"):
         for suffix in ("", "-shm"):
             shm.remove_region(f"{prefix}{name}{suffix}")

@@ -1,4 +1,5 @@
-"""Controllers that come with bridle, and the base class for plain Python ones. Names are imported when first used."""
+"""Controllers that come with bridle, and the base class for controllers in plain Python. Names are imported when first
+used."""
 
 from typing import TYPE_CHECKING
 

@@ -2,13 +2,13 @@
 
 The beams of a request are its outputs: forks of one sequence, which share the blocks of their common tokens. After each
 token the pool compares the candidates of all beams and decides for all at once. A beam without a surviving continuation
-is not ended: it rolls back its own tokens and follows another beam, so that there are never more than `width`. The best
-texts are reported at the end, as a variable, since a text may be complete long before that.
+is not ended: it rolls back its own tokens and follows another beam, so that there are never more than `width` beams.
+The best texts are reported at the end, as a variable, because a text may be complete long before that.
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
 log-probabilities, divided by its length to the power of `length_penalty`. The search ends when `width` texts are
-finished and none can get better (`early_stopping` False: by its present length; "never": by the longest one), or at
-once (`early_stopping` True).
+finished and none can get better, or at once with `early_stopping` True. With False, a running text is judged by its
+present length; with "never", by the longest possible length.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bridle.errors import InvalidRequest
 from bridle.sampling import MAX_LOGPROBS
 
 MAX_WIDTH = 32
-#: The variable that has the texts: a list of score, token ids, and their log-probabilities, best first.
+#: Name of the variable with the texts: a list of score, token ids, and their log-probabilities, best first.
 BEAMS = "beams"
 
 EarlyStopping = bool | Literal["never"]
-#: Score, tokens, and the log-probability of each.
+#: A finished text: score, tokens, and the log-probability of each token.
 Found = tuple[float, tuple[int, ...], tuple[float, ...]]
 
 
@@ -63,19 +63,19 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Return how many of each beam's most probable tokens can matter."""
+        """Return how many of each beam's most probable tokens can affect the result."""
         return self.width + len(self.ends)
 
     @property
     def draw(self) -> Branch:
-        """Return the branch that samples the most probable token, which is replaced if another one is chosen."""
+        """Return the branch that samples the most probable token. The token is replaced if another one is chosen."""
         return Branch(top_logprobs=self.num_candidates)
 
 
 @dataclass(slots=True)
 class _Beam:
-    """One sequence: its decided tokens after the prompt with their log-probabilities, and its candidates. Only
-    `real` beams count, because at first all of them are equal."""
+    """One sequence: its decided tokens after the prompt with their log-probabilities, and its candidates. Only `real`
+    beams count: at first all beams are equal, so only one is real."""
 
     seq_id: int
     real: bool
@@ -89,7 +89,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A beam with one more token."""
+    """A beam with one more token, as a possible continuation."""
 
     beam: _Beam
     token: int
@@ -99,7 +99,7 @@ class _Way:
 
 @dataclass(slots=True)
 class _Group:
-    """The beams of a request, and the texts that are finished."""
+    """The beams of a request, and the finished texts."""
 
     search: BeamSearch
     beams: dict[int, _Beam] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Group:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether all beams have sampled."""
+        """Return whether all beams have sampled a token."""
         return len(self.beams) == self.search.width and all(beam.drawn is not None for beam in self.beams.values())
 
     def advance(self) -> None:
@@ -146,7 +146,7 @@ class _Group:
         del self.finished[self.search.width :]
 
     def _judge(self, running: list[_Way], length: int) -> None:
-        """Update whether a beam can still become better than the worst finished output."""
+        """Update whether a beam can still become better than the worst finished text."""
         search = self.search
         if not running or len(self.finished) < search.width:
             return
@@ -156,8 +156,8 @@ class _Group:
         self.is_improvable = self.is_improvable and best > self.finished[-1][0]
 
     def _spread(self, running: list[_Way]) -> None:
-        """Assign each continuation to a sequence: that of its beam for the first one, else a sequence without a
-        continuation."""
+        """Assign each continuation to a sequence: the first one of a beam to the beam's own sequence, the others to
+        sequences without a continuation."""
         staying: dict[int, _Way] = {}
         moving: list[_Way] = []
         for way in running:
@@ -170,8 +170,8 @@ class _Group:
         self.beams = {seq_id: self._follow(beam, given.get(seq_id)) for seq_id, beam in self.beams.items()}
 
     def _follow(self, beam: _Beam, way: _Way | None) -> _Beam:
-        """Return the beam with its continuation. If there are fewer continuations than beams, it waits and does not
-        count."""
+        """Return the beam with its continuation. If there are fewer continuations than beams, a beam without one waits
+        and does not count."""
         has = (*beam.tokens, beam.drawn)
         if way is None:
             return _Beam(beam.seq_id, False, (*beam.tokens, beam.drawn or 0), (), 0.0, decision=self.sample)
@@ -187,7 +187,7 @@ class _Group:
         return Decision.fork([self.search.draw])
 
     def read_texts(self) -> tuple[StoredValue, ...]:
-        """Return the finished texts, once they are known, to the first caller."""
+        """Return the finished texts once they are known, to the first caller only."""
         if self.is_told or not self.is_over:
             return ()
         self.is_told = True
@@ -195,12 +195,12 @@ class _Group:
 
 
 class BeamPool(SyncControllerPool[_Group]):
-    """A `ControllerPool` for `BeamSearch`. It answers at once, for all beams of a request together; one that is ahead
-    of the others waits."""
+    """A `ControllerPool` for `BeamSearch`. It answers at once, for all beams of a request together. A beam that is
+    ahead of the other beams waits."""
 
     @property
     def num_searches(self) -> int:
-        """Number of running searches."""
+        """Return the number of running searches."""
         return len(self._opened) + len({id(group) for group in self._live.values()})
 
     def accepts(self, controller: object) -> bool:
@@ -212,7 +212,7 @@ class BeamPool(SyncControllerPool[_Group]):
         return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Record the tokens that beams sampled, and decide for those that have all sampled."""
+        """Record the tokens that beams sampled, and decide for groups whose beams have all sampled."""
         for ask in asks:
             if ask.request is not None:
                 group = self._live[ask.seq_id] = self._opened.pop(ask.request.id)
@@ -230,8 +230,7 @@ class BeamPool(SyncControllerPool[_Group]):
 
     @staticmethod
     def _note(ask: Ask, group: _Group) -> None:
-        """Record the token that a beam sampled. The ask after a splice carries nothing new, so its beam samples
-        next."""
+        """Record the token that a beam sampled. The ask after a splice has no news, so its beam samples next."""
         beam = group.beams[ask.seq_id]
         if ask.sampled is not None:
             beam.drawn, beam.candidates, beam.decision = ask.sampled, ask.candidates or (), None

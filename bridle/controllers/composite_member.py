@@ -15,11 +15,11 @@ Candidates = tuple[tuple[int, float], ...] | None
 class CompositeMember:
     """One of the controllers on one output.
 
-    `untold` are changes that it was not shown yet, and `ahead` changes that it was shown before the others. While it
-    has a `script` (forced tokens), it is not asked, and its `answer` is not sent, because alone it would not have been
-    asked yet. A member that `is_lenient` can be asked for alternatives if others do not allow its forced tokens. A
-    member that `may_go` is left out if it fails. After a fork the member `is_forked`. It is then asked in the same step
-    as its copies, because a runtime forks only a controller that it is asked about.
+    `untold` are changes that the member was not shown yet, and `ahead` are tokens that it was shown before the other
+    members. While it has a `script` (forced tokens), it is not asked, and its `answer` is not sent, because alone it
+    would not have been asked yet. A member that `is_lenient` can be asked for alternatives if others do not allow its
+    forced tokens. A member that `may_go` is left out if it fails. After a fork, `is_forked` is set. The member is then
+    asked in the same step as its copies, because a runtime forks only a controller that it is asked about.
     """
 
     id: int
@@ -83,15 +83,15 @@ class CompositeMember:
         )
 
     def relent(self) -> bool:
-        """Drop its forced tokens, so that it is asked for alternatives. Returns whether it has any."""
+        """Drop the member's forced tokens, so that it is asked for alternatives. Returns whether it had any."""
         if self.script is None or self.has_relented or not self.is_lenient:
             return False
         self.script, self.has_relented = None, True
         return True
 
     def next_ask(self, turns: int, final: bool) -> Ask:
-        """Return the next ask of the member. A fork with a script is shown the whole script, as it would be without
-        other controllers."""
+        """Return the next ask of the member. A fork with a script is shown the whole script, as if there were no other
+        controllers."""
         if self.script is not None and not final and not self.ahead:
             self.move(0, self.script.ff_tokens)
             self.ahead = self.script.ff_tokens
@@ -103,5 +103,5 @@ class CompositeMember:
 
 
 def num_same(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two sequences."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

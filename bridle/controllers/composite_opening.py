@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class Opening:
-    """Creates the controllers of a request one after the other. When all exist it is in `opened`, and `future` gives
-    the prompt. An operator's controllers come last: they get the final prompt and do not change it. `failed` has the
-    numbers of those that failed and are left out."""
+    """Creates the controllers of a request one after the other. When all exist, the opening is in `opened`, and
+    `future` returns the prompt. An operator's controllers come last: they get the final prompt and do not change it.
+    `failed` has the numbers of controllers that failed and are left out."""
 
     def __init__(
         self, request: Request, controller: Composed, pools: Sequence[SharedPool], opened: dict[str, Opening]
@@ -48,13 +48,14 @@ class Opening:
     def _take(self, opened: Future[Prompt]) -> None:
         try:
             prompt = tuple(opened.result())
-        except BaseException as error:  # a cancelled opening is one too
+        except BaseException as error:  # a cancelled opening is an error too
             number = self._order[self._num_open]
             if number >= len(self.demands):
                 self._fail(error)
                 return
             _log.error("%s could not be made: %r", self.names[number], error)
-            if isinstance(error, Overloaded):  # no failure of the policy: users could bring about that it is left out
+            # not a failure of the policy: otherwise users could cause it to be left out
+            if isinstance(error, Overloaded):
                 self._fail(Overloaded(f"{self.names[number]} has no room now; try again", error.retry_after))
                 return
             if self.demands[number].on_failure != "skip" or self.future.cancelled():
@@ -90,7 +91,7 @@ class Opening:
 
     def _conclude(self) -> None:
         self._opened[self.request.id] = self
-        if not set_future_result(self.future, self.prompt):  # cancelled meanwhile
+        if not set_future_result(self.future, self.prompt):  # the opening was cancelled meanwhile
             self._opened.pop(self.request.id, None)
             self.abandon()
 
@@ -105,7 +106,7 @@ class Opening:
         return tuple(each for number in made for each in self.pools[number].modules_of(self.requests[number]))
 
     def abandon(self) -> None:
-        """Drop the controllers that were made."""
+        """Drop the controllers that were already created."""
         for number in self._order[: self._num_open]:
             if number not in self.failed:
                 self.pools[number].abandon(self.requests[number])

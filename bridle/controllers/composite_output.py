@@ -1,9 +1,9 @@
-"""One output with several controllers: the tokens that each was shown, its decision, and their joint decision.
+"""One output with several controllers: the tokens that each was shown, the decision of each, and their joint decision.
 
-Each controller is asked as if it were alone. Its forced tokens are its *script*. They are shown to the others one by
-one, checked against their masks, and then applied. So the others may have been shown tokens that the engine has not
-applied yet (`shown`). The owner of a script is asked again once all of it was applied. This module sends nothing;
-`composite_pool.py` does.
+Each controller is asked as if it were the only one. Its forced tokens are its *script*. They are shown to the other
+controllers one by one, checked against their masks, and then applied. So the others may have been shown tokens that the
+engine has not applied yet (`shown`). The owner of a script is asked again once the whole script was applied. This
+module sends nothing; `composite_pool.py` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridle.engine.control.decision import DRAW, Branch, Decision, Splice
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
 from bridle.errors import ControllerError
 
-#: How many forced tokens are shown before they are applied.
+#: Maximum number of forced tokens that are shown before they are applied.
 _MAX_SHOWN = 64
 
 Piece = tuple[int, tuple[int, ...]]
@@ -25,10 +25,10 @@ Piece = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class CompositeSequence:
-    """One output. `length` counts its tokens with the shown ones. `ways` is the last answer to the engine if that
-    was to sample or to fork, and `expected` the expected report after a rewind. After a sample that `is_plain` only
-    the token has to be reported; then all parts are asked at once. It `is_usual` as long as all parts just sample,
-    one of them perhaps with a `wish` for other parameters. The first `num_demands` parts are an operator's."""
+    """One output. `length` counts its tokens with the shown ones. `ways` is the last answer to the engine if that was
+    to sample or to fork, and `expected` the expected report after a rewind. After a sample that `is_plain`, only the
+    token must be reported, and all parts are asked at once. `is_usual` is true as long as all parts just sample; one of
+    them may have a `wish` for other parameters. The first `num_demands` parts are an operator's."""
 
     names: Sequence[str]
     vocabulary: int
@@ -50,12 +50,13 @@ class CompositeSequence:
     turns: int = 1
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
-    scales: dict[str, float] = field(default_factory=dict)  # of control vectors, with what is forced next
+    # scales of control vectors that come with the next forced tokens
+    scales: dict[str, float] = field(default_factory=dict)
 
-    # -- what the engine says ----------------------------------------------------------------------------
+    # -- reports of the engine ---------------------------------------------------------------------------
 
     def fork(self, ask: Ask, ids: Sequence[int]) -> CompositeSequence:
-        """The output that `ask` introduces, a copy of this one's current state."""
+        """Return the output that `ask` introduces: a copy of this output's current state."""
         numbers = composition.branch_numbers(self.counts, ask.branch or 0)
         parts = []
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
@@ -70,7 +71,7 @@ class CompositeSequence:
         )
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
-        """After a plain sample that was done: record the token, and add the asks about it."""
+        """Record the token of a plain sample, and add the asks about it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
         self.is_usual, self.wish = True, None
         self.length += len(ask.tokens)
@@ -94,8 +95,8 @@ class CompositeSequence:
             self._take_draw(way, ask)
 
     def _follow(self, ask: Ask) -> None:
-        """Compare the report with the shown or expected tokens. If they differ, because the engine rolled tokens
-        back by itself, all scripts are dropped. They continue if a policy has only replaced a part of the text."""
+        """Compare the report with the shown or expected tokens. If they differ, because the engine rolled tokens back
+        by itself, all scripts are dropped. If a policy has only replaced a part of the text, the scripts continue."""
         shown, expected = self.shown, self.expected
         self.shown, self.expected = (), (0, ())
         same = 0 if ask.backtrack else num_same(shown, ask.tokens)
@@ -106,18 +107,19 @@ class CompositeSequence:
             if (backtrack, tokens) != expected and not ask.rewritten_by:
                 for part in self.parts:
                     part.script = None
-                    if part.untold is not None:  # a draw that it was to hear of is gone
+                    if part.untold is not None:  # a sampled token that was not reported to it is gone
                         part.untold = replace(part.untold, sampled=ask.sampled, candidates=ask.candidates)
         for part in self.parts:
             if part.decision is not None and _rests(part.decision):
-                part.decision = None  # it is asked again
+                part.decision = None  # the member is asked again
 
     def _move_all(self, backtrack: int, tokens: tuple[int, ...], ask: Ask) -> None:
         for part in self.parts:
             part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes, ask.probes)
 
     def _take_draw(self, way: Sequence[composition.Way], ask: Ask) -> None:
-        """Report a sampled token to all. If it triggers a splice, the rest of that becomes the script of its owner."""
+        """Report a sampled token to all members. If it triggers a splice, the forced part of the splice becomes the
+        script of its owner."""
         wanted: list[tuple[int, Splice]] = []
         for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
             assert isinstance(branch, Branch)
@@ -138,7 +140,7 @@ class CompositeSequence:
                 raise self._clash(-len(ask.tokens)).between(
                     first, number, f"token {ask.sampled} was sampled, after which they force different tokens"
                 )
-        taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the sampled token included
+        taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # including the sampled token
         rest = composition.rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
         if rest is None:
             return
@@ -147,10 +149,10 @@ class CompositeSequence:
             if number in owners:
                 part.script = rest
             elif not (ask.tokens or ask.backtrack) and isinstance(branch, Branch):
-                part.decision = Decision((branch,))  # nothing came yet: what it allows here holds for what is forced
+                part.decision = Decision((branch,))  # no token came yet: its mask here applies to forced tokens
 
     def _begin_scripts(self, way: Sequence[composition.Way], ask: Ask) -> None:
-        """Continue one branch of a fork on which tokens are forced. The first piece was applied."""
+        """Continue one branch of a fork with forced tokens. The first piece was already applied."""
         piece = composition.piece_of(way, self._clash())
         is_applied = piece == (ask.backtrack, ask.tokens) or bool(ask.rewritten_by)
         for part, each in zip(self.parts, way, strict=True):
@@ -160,7 +162,7 @@ class CompositeSequence:
             else:
                 part.decision = Decision((each,))
 
-    # -- what the controllers say ------------------------------------------------------------------------
+    # -- answers of the controllers ----------------------------------------------------------------------
 
     def next_asks(self) -> Iterator[tuple[ControllerPool, Ask]]:
         """Yield the asks that are due, each with its pool."""
@@ -170,8 +172,8 @@ class CompositeSequence:
                 yield part.pool, part.next_ask(self.turns_due, self.is_final)
 
     def note_draw(self, number: int, answer: Answer) -> bool:
-        """Record an answer that just samples; at most one may change the sampling parameters. Returns whether it is
-        such an answer. Most are, so this is a fast path; `note_answer` and `advance` have the same result."""
+        """Record an answer that just samples; at most one may change the sampling parameters. Returns whether the
+        answer is of this kind. Most are, so this is a fast path; `note_answer` and `advance` have the same result."""
         decision = answer.decision
         if not self.is_usual or decision is None or answer.log or answer.stored or answer.turns > 1:
             return False
@@ -189,15 +191,15 @@ class CompositeSequence:
         return True
 
     def draw_together(self, last: Answer) -> Answer:
-        """Return the answer for the engine when all have answered, `last` being the last one, and `note_draw`
-        accepted all."""
+        """Return the answer for the engine when all members have answered and `note_draw` accepted all answers. `last`
+        is the last answer."""
         self.ways, self.counts, self.is_plain = [], (1,) * len(self.parts), True
         self.is_usual = self.is_owed = False
         wish = self.wish
         return last if wish is last.decision else Answer(DRAW if wish is None else wish)
 
     def _last_ways(self) -> list[tuple[composition.Way, ...]]:
-        """Return the engine's last answer if it was to sample or to fork."""
+        """Return the engine's last answer if it was to sample or to fork, else an empty list."""
         if self.ways or not self.is_plain:
             return self.ways
         return [tuple(part.decision.branches[0] for part in self.parts if part.decision is not None)]
@@ -229,7 +231,7 @@ class CompositeSequence:
         else:
             part.decision = decision
 
-    # -- what they want together -------------------------------------------------------------------------
+    # -- the joint decision ------------------------------------------------------------------------------
 
     @property
     def is_waiting(self) -> bool:
@@ -250,7 +252,7 @@ class CompositeSequence:
 
     def advance(self) -> Decision | None:
         """Return the joint decision, or None if members have to be asked first because one more token was shown to
-        them. Raises `ControllerError` if their decisions conflict. It must not be called while `is_waiting`."""
+        them. Raises `ControllerError` if their decisions conflict. Must not be called while `is_waiting`."""
         branches: list[Branch] = []
         for part in self.parts:
             decision = part.decision
@@ -290,11 +292,11 @@ class CompositeSequence:
         return _waiting(waits) if waits else self._fork()
 
     def _show(self) -> Decision | None:
-        """Show the next forced token to all, or the rewind before it."""
+        """Show the next forced token, or the rewind before it, to all members."""
         try:
             piece = composition.piece_of([self._next(part) for part in self.parts], self._clash())
         except ControllerError:
-            if not any([part.relent() for part in self.parts]):  # noqa: C419 - all of them that can
+            if not any([part.relent() for part in self.parts]):  # noqa: C419 - all members that can
                 raise
             return None
         backtrack, tokens = piece
@@ -312,7 +314,7 @@ class CompositeSequence:
         return Decision.splice(0, self.shown) if is_over or len(self.shown) >= _MAX_SHOWN else None
 
     def _fork(self) -> Decision | None:
-        """Return every combination of the members' branches."""
+        """Return the decision with every combination of the members' branches."""
         if any(part.is_asked for part in self.parts):
             return None
         options = [list(_ways(part)) for part in self.parts]
@@ -349,7 +351,7 @@ class CompositeSequence:
         self.log, self.stored = self.log + answer.log, self.stored + answer.stored
 
     def failure(self, error: ControllerError) -> Answer:
-        """The answer that ends the output."""
+        """Return the answer that ends the output with an error."""
         answer = self.answer(None)
         answer.error = error
         return answer
@@ -370,8 +372,8 @@ def _rests(decision: Decision) -> bool:
 
 
 def _waiting(resting: Sequence[Decision]) -> Decision:
-    """Return the joint wait: it ends when all waits have ended. Waits for variables are named, because nothing else
-    can end them. If all wait for outside events, one of these must be done first."""
+    """Return the joint wait, which ends when all waits have ended. Waits for variables are named, because only these
+    variables can end them. If all wait for outside events, one of these events must happen first."""
     if all(decision.awaited for decision in resting):
         return Decision.wait_for(*(each for decision in resting for each in decision.awaited))
     waits = [decision.waits_for for decision in resting]

@@ -1,7 +1,7 @@
-"""The pool of requests with several controllers. It runs none itself: each has its own sequence in the pool of its
-kind, and `CompositeSequence` combines their decisions.
+"""The pool of requests with several controllers. It runs no controller itself: each has its own sequence in the pool of
+its kind, and `CompositeSequence` combines their decisions.
 
-The pools are shared with the engine, which asks them about all other requests.
+The pools are shared with the engine, which asks them about other requests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
-    """Return the pools, and one more for requests with several controllers in these pools."""
+    """Return the pools, and one more pool for requests with several controllers in these pools."""
     check_pools(pools := tuple(pools))
     both = [SharedPool(pool) for pool in pools]
     return (*both, ComposedPool(both, vocab_size))
 
 
 class ComposedPool(ControllerPool):
-    """Runs requests whose controller is `Composed`, in the pools that it is given."""
+    """Runs requests whose controller is `Composed`, in the given pools."""
 
     def __init__(self, pools: Sequence[SharedPool], vocab_size: int) -> None:
         self._neutral = SharedPool(NoopPool())
@@ -44,7 +44,7 @@ class ComposedPool(ControllerPool):
         self._asks: dict[ControllerPool, list[Ask]] = {pool: [] for pool in self._pools}
         self._answers: dict[int, Answer] = {}
 
-    # -- coming --------------------------------------------------------------------------------------------
+    # -- opening -------------------------------------------------------------------------------------------
 
     def accepts(self, controller: object) -> bool:
         """Return whether this pool can run all parts."""
@@ -54,8 +54,8 @@ class ComposedPool(ControllerPool):
         return next((pool for pool in self._pools if pool.accepts(part)), None)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Create all controllers, the outer one first. Only the first may rewrite the prompt; a later one that does
-        is refused."""
+        """Create all controllers, the outer one first. Only the first may rewrite the prompt; a later one that rewrites
+        it is refused."""
         assert isinstance(request.controller, Composed)
         pools = [pool for part in request.controller.parts if (pool := self._pool_of(part)) is not None]
         opening = Opening(request, request.controller, pools, self._opened)
@@ -74,7 +74,7 @@ class ComposedPool(ControllerPool):
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Ask the controllers. Forks are made first, while their parents are unchanged."""
+        """Ask the controllers. Forks are made first, before their parents change."""
         for ask in asks:
             if ask.request is not None:
                 self._begin(ask.seq_id, ask.request)
@@ -136,7 +136,7 @@ class ComposedPool(ControllerPool):
             self._asks[pool].append(ask)
 
     def _send(self) -> bool:
-        """Send the due asks and process immediate answers. Returns whether anything was asked."""
+        """Send the due asks and process immediate answers. Returns whether a controller was asked."""
         has_asked = False
         while due := [pool for pool in self._pools if self._asks[pool]]:
             has_asked = True
@@ -148,7 +148,7 @@ class ComposedPool(ControllerPool):
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         """Return the joint answers of outputs; waits for those of `seq_ids` until `deadline`."""
-        if self._live:  # the engine has just asked the pools, so what they had is kept
+        if self._live:  # the engine has just asked the pools, so their answers were kept
             is_first = not (self._hear_kept(self._pools) and self._send())
             wanted = () if deadline is None else [each for each in seq_ids if each not in self._answers]
             while (wanted or not is_first) and self._hear_some(wanted, deadline, is_first):
@@ -157,8 +157,8 @@ class ComposedPool(ControllerPool):
         return answers
 
     def _hear_some(self, wanted: Sequence[int], deadline: float | None, is_first: bool) -> bool:
-        """Process answers of controllers, and wait for those of `wanted`. Returns whether there were any. At the
-        first call, pools are asked only for those."""
+        """Process answers of controllers, and wait for those of `wanted`. Returns whether there were any. In the first
+        call, the pools are asked only for these."""
         due: dict[ControllerPool, list[int]] = {}
         for seq_id in wanted:
             output = self._live.get(seq_id)
@@ -209,7 +209,7 @@ class ComposedPool(ControllerPool):
             heard[seq_id] = output
 
     def _decide(self, seq_id: int, output: CompositeSequence) -> None:
-        """Answer for an output if all answers are known; otherwise show forced tokens to its controllers as far as
+        """Answer for an output if all answers are known. Otherwise show forced tokens to its controllers as far as
         possible."""
         if not output.is_owed or output.is_waiting:
             return
@@ -234,7 +234,7 @@ class ComposedPool(ControllerPool):
             self._spread(output)
         return None
 
-    # -- going ---------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:
         parts: dict[ControllerPool, list[int]] = {}
@@ -249,7 +249,7 @@ class ComposedPool(ControllerPool):
             owner.close(ids)
 
     def shutdown(self) -> None:
-        """Drop everything; the pools of the parts end by themselves."""
+        """Drop all outputs. The engine shuts down the pools of the parts."""
         self._opened.clear()
         self._live.clear()
         self._answers.clear()
@@ -260,7 +260,7 @@ def _part_id(number: int, seq_id: int) -> int:
 
 
 def _named(error: ControllerError, number: int, output: CompositeSequence) -> ControllerError:
-    """Return the error of one controller, with its name."""
+    """Return the error of one controller, with the controller's name."""
     named = copy.copy(error)
     name = shown_number(number, output.names, output.num_demands)
     if number < output.num_demands:

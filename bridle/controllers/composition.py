@@ -1,6 +1,6 @@
-"""Several controllers on one request: the value that names them, and the rules for their joint decision.
+"""Several controllers on one request: the value that names the controllers, and the rules for their joint decision.
 
-docs/composition.md has the meaning. This module has the stateless parts: the controllers of a request, the combined
+docs/composition.md describes the rules. This module has the stateless parts: the controllers of a request, the combined
 masks, and the errors for conflicts. `composite_output.py` has the state.
 """
 
@@ -14,10 +14,10 @@ from bridle.engine.control.decision import Branch, Outside, Splice, mask_allows
 from bridle.engine.request import name_of
 from bridle.errors import ControllerError, InvalidRequest
 
-#: How many controllers one request may have, a constraint included.
+#: Maximum number of controllers of one request, a constraint included.
 MAX_CONTROLLERS = 8
 
-#: One way of one controller to go on: a draw, or what it forces.
+#: One continuation by one controller: a branch that samples, or a splice of forced tokens.
 Way = Branch | Splice
 
 
@@ -32,19 +32,19 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class Composed:
     """The controllers of one request, the outer one first. Create it with `compose`. `demand` adds an operator's
-    controllers in front, which `demands` describes."""
+    controllers before them, which `demands` describes."""
 
     parts: tuple[object, ...]
     demands: tuple[Demand, ...] = ()
 
     @property
     def __name__(self) -> str:
-        """Their names, as logs and traces show them."""
+        """Return the controllers' names, as logs and traces show them."""
         return "+".join(self.names)
 
     @property
     def names(self) -> list[str]:
-        """Return the name of each for errors; an operator's controller has the name of its policy."""
+        """Return the name of each controller for errors; an operator's controller has the name of its policy."""
         demanded = [f"policy {demand.policy}" for demand in self.demands]
         return demanded + [name_of(part) for part in self.parts[len(demanded) :]]
 
@@ -62,7 +62,7 @@ class Composed:
 
 
 def compose(*controllers: object | None) -> object | None:
-    """Return one controller composed of many, which may be composed themselves; None if there is none."""
+    """Return one controller composed of several, which may be composed themselves; None if there is none."""
     parts = tuple(part for each in controllers for part in parts_of(each))
     if len(parts) > MAX_CONTROLLERS:
         raise InvalidRequest(f"the request has {len(parts)} controllers; at most {MAX_CONTROLLERS}", "controllers")
@@ -77,14 +77,14 @@ def demand(demanded: Sequence[tuple[Demand, object]], controller: object | None)
 
 
 def user_controllers(controller: object | None) -> object | None:
-    """Return the request's own controllers as one."""
+    """Return the request's own controllers as one controller."""
     if not isinstance(controller, Composed) or not controller.demands:
         return controller
     return compose(*controller.parts[len(controller.demands) :])
 
 
 def parts_of(controller: object | None) -> tuple[object, ...]:
-    """The controllers that one is made of."""
+    """Return the controllers that a controller is made of."""
     if controller is None:
         return ()
     return controller.parts if isinstance(controller, Composed) else (controller,)
@@ -104,8 +104,8 @@ def is_lenient(controller: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DecisionConflict:
-    """Conflict between the decisions of controllers. `names` are those of all controllers; the first `num_demands`
-    are an operator's. `position` is that of the token, with the prompt."""
+    """A conflict between the decisions of controllers. `names` are the names of all controllers; the first
+    `num_demands` are an operator's. `position` is the position of the token, counted from the start of the prompt."""
 
     names: Sequence[str]
     position: int
@@ -127,7 +127,7 @@ def shown_number(number: int, names: Sequence[str], num_demands: int) -> str:
     return names[number] if number < num_demands else f"controller {number + 1 - num_demands} ({names[number]})"
 
 
-# -- draws -------------------------------------------------------------------------------------------------
+# -- sampling ----------------------------------------------------------------------------------------------
 
 
 def is_wish(branch: Branch) -> bool:
@@ -143,8 +143,8 @@ def is_wish(branch: Branch) -> bool:
 
 
 def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict) -> Branch:
-    """Return the joint branch for sampling. Of a splice that depends on the sampled token only the rewind is kept,
-    because forced tokens must be shown to the others first. `vocabulary` has a bit for each token."""
+    """Return the joint branch for sampling. Of a splice that depends on the sampled token, only the rewind is kept,
+    because forced tokens must first be shown to the others. `vocabulary` has a bit for each token."""
     mask = branches[0].mask
     bias, sampling, splices, top = branches[0].bias, branches[0].sampling, branches[0].splices, branches[0].top_logprobs
     for number in range(1, len(branches)):
@@ -163,7 +163,8 @@ def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict
 
 
 def joint_scales(branches: Iterable[Branch]) -> dict[str, float] | None:
-    """Return the scales of control vectors that branches set; of two for one vector, the outer controller's."""
+    """Return the scales of control vectors that branches set. If two set the same vector, the outer controller's scale
+    is used."""
     scales: dict[str, float] = {}
     for branch in branches:
         for name, scale in (branch.control_vectors or {}).items():
@@ -174,7 +175,7 @@ def joint_scales(branches: Iterable[Branch]) -> dict[str, float] | None:
 def _intersection(
     branches: Sequence[Branch], number: int, mask: bytes, vocabulary: int, clash: DecisionConflict
 ) -> bytes:
-    """Return the intersection of `mask`, of the branches before, with the mask of branch `number`."""
+    """Return the intersection of `mask`, which combines the branches before, with the mask of branch `number`."""
     other = branches[number].mask or b""
     if other == mask:
         return mask
@@ -208,7 +209,7 @@ def allows(branch: Branch, token: int) -> bool:
     if branch.mask is not None and not mask_allows(branch.mask, token):
         return False
     if any(isinstance(each.when_sampled, Outside) and token in each.when_sampled for each in branch.splices):
-        return False  # it would be rolled back
+        return False  # the token would be rolled back
     return not any(each == token and addend == -float("inf") for each, addend in branch.bias)
 
 
@@ -217,12 +218,12 @@ def matching(branch: Branch, token: int) -> Splice | None:
     return next((each for each in branch.splices if not each.when_sampled or token in each.when_sampled), None)
 
 
-# -- what is forced ----------------------------------------------------------------------------------------
+# -- forced tokens -----------------------------------------------------------------------------------------
 
 
 def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[int, ...]]:
-    """Return the first piece of a forced continuation: the number of tokens to roll back, or else the token to
-    append. Raises `ControllerError` if the others do not allow it. An empty splice needs no permission."""
+    """Return the first piece of a forced continuation: the number of tokens to roll back, or else the token to append.
+    Raises `ControllerError` if the other controllers do not allow it. An empty splice needs no permission."""
     forcing = [
         (number, each)
         for number, each in enumerate(way)
@@ -256,7 +257,7 @@ def _before(one: Splice, other: Splice) -> str:
 
 
 def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None:
-    """Return the rest of a splice after one piece of it, or None if nothing is left."""
+    """Return what remains of a splice after one piece, or None if nothing remains."""
     backtrack, tokens = piece
     if splice.backtrack:
         rest = Splice(splice.backtrack - backtrack, splice.ff_tokens)
@@ -269,13 +270,13 @@ def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None
 
 
 def all_ways(options: Sequence[Sequence[Way]]) -> list[tuple[Way, ...]]:
-    """Return every combination of the controllers' branches. That of the first controller changes fastest."""
+    """Return every combination of the controllers' branches. The branch of the first controller changes fastest."""
     return [way[::-1] for way in product(*reversed(options))]
 
 
 def branch_numbers(counts: Sequence[int], number: int) -> Iterator[int]:
-    """Return for each controller the number of its own branch in the joint branch `number`. Each number has another
-    combination."""
+    """Yield for each controller the number of its own branch in the joint branch `number`. Each joint number has a
+    different combination."""
     total = 1
     for count in counts:
         total *= count

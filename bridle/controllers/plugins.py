@@ -1,7 +1,7 @@
 """Classes of controllers that an operator offers: named by a flag of the server, chosen by requests as `class:NAME`.
 
-A request names one and may give it an argument. Only the operator chooses the code. It is trusted and runs on the
-engine's thread, like plain Python controllers.
+A request names a class and may give it an argument. Only the operator chooses the code. The code is trusted and runs on
+the engine's thread, like plain Python controllers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bridle.controllers.python import Controller
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.safe_repr import short_repr
 
-#: How the names of such controllers begin in requests.
+#: Prefix of the names of these controllers in requests.
 PREFIX = "class:"
 _PARAM = "controller_class"
 
 
 def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
-    """The classes of `[NAME=]MODULE:CLASS` by their names; MODULE is a module's name or a Python file. Raises
+    """Return the classes of `[NAME=]MODULE:CLASS` by their names; MODULE is a module's name or a Python file. Raises
     `InvalidRequest` if a class cannot be loaded or is not a controller."""
     found: dict[str, type[Controller]] = {}
     for spec in specs:
@@ -42,7 +42,7 @@ def make_demanded(place: str, argument: Any) -> Controller:
     """Create the controller of an operator's class MODULE:CLASS, which another process can create again. Raises
     `InvalidRequest` or `ControllerError`."""
     controller = make_controller(_class_at(place), f"{PREFIX}policy", argument)
-    object.__setattr__(controller, "made_from", (place, argument))  # whatever its class says of attributes
+    object.__setattr__(controller, "made_from", (place, argument))  # set also if the class forbids new attributes
     return controller
 
 
@@ -52,13 +52,13 @@ def _class_at(place: str) -> Mapping[str, type[Controller]]:
 
 
 def is_class(name: str | None) -> bool:
-    """Return whether the name refers to such a class."""
+    """Return whether the name refers to a class of the operator."""
     return name is not None and name.startswith(PREFIX)
 
 
 def make_controller(classes: Mapping[str, type[Controller]], name: str, argument: Any) -> Controller:
-    """The controller that a request names, made with the request's argument if there is one. Raises `InvalidRequest`
-    for a name that the operator does not offer, `ControllerError` if the class fails."""
+    """Return the controller that a request names, made with the request's argument if there is one. Raises
+    `InvalidRequest` for a name that the operator does not offer, and `ControllerError` if the class fails."""
     kind = classes.get(name.removeprefix(PREFIX))
     if kind is None:
         offered = ", ".join(PREFIX + each for each in classes) or "none"

@@ -19,15 +19,15 @@ from bridle.engine.interfaces import DRAWN, Answer, Ask, Capability, ask_after
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
-#: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
-#: the shorter time no further token is looked at, because the engine waits.
+#: Seconds of processor time for lookahead. A controller that took more than the first is not asked ahead any more;
+#: after the second, no further token is looked at, because the engine waits.
 SLOW_SECONDS, ENOUGH_SECONDS = 0.01, 0.002
 
 
 @dataclass(slots=True)
 class _Instance:
-    """The controller of an output. `ahead` are copies of it that were shown draft tokens, which took `seconds_ahead`
-    seconds; `awaited` are the events that it waits for."""
+    """The controller of an output. `ahead` are copies of the controller that were shown draft tokens, which took
+    `seconds_ahead` seconds; `awaited` are the events that the controller waits for."""
 
     controller: Controller
     view: SequenceView
@@ -46,7 +46,7 @@ class _Instance:
 
 
 class _Told(NamedTuple):
-    """A copy that was shown a token, and its answer."""
+    """A copy of a controller that was shown a token, and the copy's answer."""
 
     token: int
     copy: _Instance
@@ -56,8 +56,8 @@ class _Told(NamedTuple):
 class PythonControllerPool(SyncControllerPool[_Instance]):
     """A `ControllerPool` for `Controller` objects.
 
-    Each request runs on a copy of the object it was given, so one object can be passed to many requests. `desk` runs
-    the tools that controllers call, `encode` makes tokens of text for them.
+    Each request runs on a copy of the given controller, so one object can be passed to many requests. `desk` runs the
+    tools that controllers call; `encode` tokenizes text for controllers.
     """
 
     capabilities = frozenset[Capability](("lookahead", "draft_masks", "forced_text"))
@@ -69,18 +69,18 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         self._vocab_size = vocab_size
         self._desk: Desk = desk or ToolExecutor()
         self._encode = encode
-        self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
+        self._held: dict[int, Ask] = {}  # asks without news to controllers that wait
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no request has a controller here, waiting or not."""
+        """Return whether no request has a controller in this pool, waiting or not."""
         return super().is_empty and not self._held
 
     def accepts(self, controller: object) -> bool:
         return isinstance(controller, Controller)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Copy the controller and let it see the prompt."""
+        """Copy the controller and show the prompt to the copy."""
         try:
             controller = copy.deepcopy(request.controller)
             if not isinstance(controller, Controller):
@@ -100,7 +100,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return opened(prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Call controllers: first forks, while their parents are as they were; then all callbacks."""
+        """Call controllers: forks are made first, before their parents change; then all callbacks run."""
         for ask in asks:
             if ask.request is not None:
                 self._live[ask.seq_id] = self._opened.pop(ask.request.id)
@@ -113,7 +113,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
         """Call controllers after one more sampled token each. Nearly all calls are of this kind, so it has to be
-        quick."""
+        fast."""
         live, answers = self._live, self._answers
         for seq_id, token in tokens.items():
             instance = live.get(seq_id)
@@ -141,7 +141,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         )
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
-        """Call the controller, or the copy that was shown the first tokens before they were sampled."""
+        """Call the controller, or the copy that was shown the first tokens before these were sampled."""
         ahead, instance.ahead, instance.seconds_ahead = instance.ahead, [], 0.0
         if not ask.num_foreseen:
             return _call(instance, ask)
@@ -154,8 +154,8 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return replace(answer, log=log, stored=stored) if log or stored else answer
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Show the tokens to copies of a pure controller, one after the other, until one does not just sample or the
-        time is over. Copies that have seen the first tokens are used again."""
+        """Show the tokens to copies of a pure controller, one after the other, until one does not just sample or time
+        is up. Copies that have seen the first tokens are reused."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or not instance.controller.is_pure:
             return []
@@ -174,22 +174,23 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return [told.answer.decision for told in ahead if told.answer.decision is not None]
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return the decision of a copy that was shown all draft tokens, or None. Without draft tokens it is the
-        controller's own."""
+        """Return the decision of a copy that was shown all draft tokens, or None. Without draft tokens, it is the
+        controller's own decision."""
         known = self.lookahead(seq_id, tokens)
         return known[-1] if known and len(known) == len(tokens) else None
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-        """Ask the controller's own `forced_after(token, limit)`. Without one, nothing is known to be forced."""
+        """Call the controller's own `forced_after(token, limit)`. Without this method, no tokens are known to be
+        forced."""
         instance = self._live.get(seq_id)
         told = None if instance is None else getattr(instance.controller, "forced_after", None)
         try:
             return [() if told is None else tuple(told(token, limit)) for token in tokens]
-        except Exception:  # it will say so itself when it is asked
+        except Exception:  # the controller will raise the error itself when it is asked
             return [() for _ in tokens]
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return a copy's logs and variables from the moment when it was shown the last of these tokens."""
+        """Return the logs and variables that a copy made when it was shown the last of these tokens."""
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):
             return None
@@ -211,13 +212,14 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         self._live[ask.seq_id] = _Instance(controller, view)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers, which are ready as soon as `ask` returns; and those of controllers whose wait has ended."""
+        """Return all answers, which are ready as soon as `ask` returns, and answers of controllers whose wait has
+        ended."""
         for seq_id in [seq_id for seq_id in self._held if not self._live[seq_id].is_waiting]:
             self._answers[seq_id] = self._go_on(self._live[seq_id], self._held.pop(seq_id))
         return super().collect(seq_ids, deadline)
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the instances of these sequences, and cancel their calls."""
+        """Drop the controllers of these sequences, and cancel their tool calls."""
         for seq_id in seq_ids:
             instance = self._live.get(seq_id)
             if instance is not None:
@@ -231,10 +233,10 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
 
 
 def _tell_copy(instance: _Instance, seq_id: int, token: int) -> _Told | None:
-    """Show a token to a copy. Returns None unless the copy then samples."""
+    """Show a token to a copy of the controller. Returns None unless the copy then samples."""
     try:
         copied = instance.copy()
-    except Exception:  # it cannot be copied now; it will be told when the token is sampled
+    except Exception:  # copying fails now; the controller itself is called when the token is sampled
         return None
     answer = _call(copied, Ask(seq_id, (token,), sampled=token))
     is_draw = answer.decision is not None and answer.decision.is_draw
@@ -247,7 +249,7 @@ def _call(instance: _Instance, ask: Ask) -> Answer:
 
 
 def _decide(instance: _Instance, is_final: bool = False) -> Answer:
-    """Call the controller, whose view is up to date."""
+    """Call the controller, whose view is already up to date."""
     view = instance.view
     try:
         if is_final:
@@ -258,7 +260,7 @@ def _decide(instance: _Instance, is_final: bool = False) -> Answer:
             if not isinstance(decision, Decision):
                 raise ControllerError(f"next() returned {decision!r}; it must return a Decision")
             instance.awaited = decision.awaited
-        if not (view._logs or view._stored):  # mostly
+        if not (view._logs or view._stored):  # true in most steps
             return DRAWN if decision is DRAW else Answer(decision)
         log, stored = view.take_logs()
         return Answer(decision, log=log, stored=stored)
@@ -269,7 +271,7 @@ def _decide(instance: _Instance, is_final: bool = False) -> Answer:
 
 def _update(view: SequenceView, ask: Ask) -> None:
     if ask.request is not None:
-        return  # it has the prompt already
+        return  # the view already has the prompt
     if ask.backtrack:
         del view.tokens[-ask.backtrack :]
         view.num_prompt = min(view.num_prompt, len(view.tokens))

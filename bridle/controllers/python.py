@@ -24,7 +24,7 @@ from bridle.errors import ControllerError
 
 @dataclass(slots=True)
 class SequenceView:
-    """Sequence as its controller sees it, with methods to send logs and variables.
+    """An output's sequence as its controller sees it, with methods to send logs and variables.
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
@@ -50,17 +50,17 @@ class SequenceView:
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
     _caller: ToolSession | None = None
-    _calls: list[Call] = field(default_factory=list)  # that this output may still want to be answered
+    _calls: list[Call] = field(default_factory=list)  # calls whose answers this output may still need
     _encode: Callable[[str], Iterable[int]] | None = None
     _probe_names: tuple[str, ...] = ()
 
     @property
     def generated(self) -> list[int]:
-        """The tokens after the prompt."""
+        """Return the tokens after the prompt."""
         return self.tokens[self.num_prompt :]
 
     def mask_of(self, tokens: Iterable[int]) -> bytes:
-        """The mask that allows exactly `tokens`."""
+        """Return the mask that allows exactly `tokens`."""
         return mask_of(tokens, self.vocab_size)
 
     def log(self, text: str) -> None:
@@ -72,8 +72,8 @@ class SequenceView:
         self._stored.append(StoredValue(name, value))
 
     def tool(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
-        """Call a tool; returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`.
-        Several calls may run at once. It ends with an error after `timeout` seconds."""
+        """Call a tool. Returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`. Several
+        calls may run at once. A call ends with an error after `timeout` seconds."""
         if self._caller is None:
             raise ControllerError("a controller that is_pure calls no tools")
         call = self._caller.call(name, arguments, timeout)
@@ -83,7 +83,7 @@ class SequenceView:
         return call
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text, to be written with `Decision.splice`."""
+        """Return the tokens of a text, to be appended with `Decision.splice`."""
         if self._encode is None:
             raise ControllerError("this engine has no tokenizer")
         return tuple(self._encode(text))
@@ -93,7 +93,7 @@ class SequenceView:
         return replace(self, tokens=self.tokens.copy(), _logs=[], _stored=[], _caller=None, _calls=[])
 
     def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:
-        """Logs and variables since the last call."""
+        """Return the logs and variables since the last call, and clear them."""
         logs, stored = "".join(self._logs), tuple(self._stored)
         self._logs.clear()
         self._stored.clear()

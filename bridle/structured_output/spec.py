@@ -240,8 +240,7 @@ class OneOf(Constraint):
 @dataclass(frozen=True, slots=True)
 class After(Constraint):
     """Free text up to and including the first `marker`, then a text that fits `constraint`. The marker is ordinary
-    text, not a special token.
-    special token."""
+    text, not a special token."""
 
     marker: str
     constraint: Constraint

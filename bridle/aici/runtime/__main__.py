@@ -1,9 +1,9 @@
-"""`python -m bridle.aici.runtime`: the program that `bridle runtime` starts."""
+"""The program `python -m bridle.aici.runtime`, which `bridle runtime` starts."""
 
 import os
 import sys
 
-_PARENT = os.getppid()  # before anything else: it may end at any moment
+_PARENT = os.getppid()  # read first, because the parent may end at any moment
 
 from bridle.aici.runtime.main import main  # noqa: E402
 from bridle.logs import log_failures  # noqa: E402

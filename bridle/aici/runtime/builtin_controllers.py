@@ -1,9 +1,10 @@
 """The controllers that come with bridle: they are found by name, and compiled before a request needs them.
 
-They are in the store under their own owner, which is no user. A user's tag and a linked reference take precedence;
-nothing is downloaded for them. For the interpreter that takes longest, the package has machine code for the most common
-machines. The others are compiled once for each machine and version of wasmtime, in the background, with their own
-limits and low priority. A request waits a moment for this, and is then refused with a time to retry.
+They are in the store with an owner of their own, which is not a user. A user's tag and a linked reference take
+precedence; nothing is downloaded for them. For the interpreter that takes longest to compile, the package has machine
+code for the most common machines. The others are compiled once for each machine and version of wasmtime, in the
+background, with their own limits and low priority. A request waits a moment for this, and is then refused with a time
+to retry.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from bridle.errors import ControllerUnavailable, Overloaded
 _log = logging.getLogger(__name__)
 #: The owner of the shipped controllers. No user can have this name, because it contains a space.
 OWNER = Auth("shipped with bridle", True)
-#: A compilation that takes longer than this is reported, in seconds.
+#: Seconds of compilation after which it is logged.
 _WORTH_TELLING = 2.0
-#: Compiled before the others.
+#: Name of the controller that is compiled before the others.
 _FIRST = "jsctrl"
 _RETRY_AFTER = 5.0
 
 
 @dataclass(slots=True)
 class _Preparation:
-    """A compilation under way, or done."""
+    """A compilation that is running or done."""
 
     future: Future[Compiled] = field(default_factory=Future)
     began: float = field(default_factory=time.monotonic)
 
 
 class BuiltinControllers:
-    """Thread-safe."""
+    """Finds and compiles the controllers that come with bridle. Thread-safe."""
 
     def __init__(self, store: ModuleStore, compilers: Compilers, limits: RuntimeLimits) -> None:
         self._store, self._compilers, self._limits = store, compilers, limits
@@ -50,27 +51,27 @@ class BuiltinControllers:
         self._under_way: dict[str, _Preparation] = {}
 
     def resolve(self, reference: str) -> str | None:
-        """Return the module id of a reference, and store the module first; None if the reference means no shipped
-        controller."""
+        """Return the module id of a reference, and store the module first; None if the reference means no controller of
+        bridle."""
         name = standard_name(reference)
         return None if name is None else self.install(name)
 
     def restore(self, module: str) -> None:
-        """Store a shipped controller that is requested by its id, as a trace of another machine does."""
+        """Store a controller of bridle that is requested by its id, as by a trace of another machine."""
         name = _name_of(module)
         if name is not None:
             self.install(name)
 
     def install(self, name: str) -> str:
-        """Store a controller unless it is there; gives its module id."""
+        """Store a controller if it is not stored yet. Returns its module id."""
         module = standard.manifest()[name].sha256
         if not self._store.has(module):
             self._store.add(standard.load(name), OWNER)
         return module
 
     def compiled(self, module: str) -> Compiled:
-        """The code of any stored module. For a shipped controller that is not compiled yet this waits for
-        `max_prepare_wait`, then raises `Overloaded`."""
+        """Return the code of any stored module. If a controller of bridle is not compiled yet, wait for
+        `max_prepare_wait`, then raise `Overloaded`."""
         name = _name_of(module)
         if name is None:
             return self._compilers.get(module)
@@ -89,14 +90,14 @@ class BuiltinControllers:
         )
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Store and compile controllers, one after the other. It takes long for an interpreter, and little if it was
-        done before. Raises the error of the first one that fails."""
+        """Store and compile controllers, one after the other. It takes long for an interpreter, but little time if it
+        was done before. Raises the error of the first controller that fails."""
         for name in names:
             if self._compilers.cached(self.install(name)) is None:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """Do as `prepare`, in a thread, beginning with those that need no compilation, then with the one for scripts in
+        """Prepare controllers in a thread. Those that need no compilation come first, then the one for scripts in
         JavaScript, which the README's first program needs. Errors are logged."""
         known = standard.manifest()
 
@@ -110,7 +111,7 @@ class BuiltinControllers:
         threading.Thread(target=run, name="prepare", daemon=True).start()
 
     def _prepare(self, name: str) -> _Preparation:
-        """Begin to compile, or join a compilation under way."""
+        """Begin a compilation, or join one that is running."""
         with self._lock:
             preparation = self._under_way.get(name)
             if preparation is None:
@@ -149,5 +150,5 @@ class BuiltinControllers:
 
 
 def _name_of(module: str) -> str | None:
-    """The name of a shipped controller by its module id; None for any other module."""
+    """Return the name of a controller of bridle by its module id; None for any other module."""
     return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)

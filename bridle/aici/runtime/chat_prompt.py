@@ -1,4 +1,4 @@
-"""Conversations of guests, rendered by the model's chat template: JSON in, JSON out, for both kinds of guests."""
+"""Conversations of guests, rendered by the model's chat template: JSON in, JSON out, for modules and components."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _decoder = msgspec.json.Decoder(_Conversation)
 
 def prepare_chats(tokenizer: Tokenizer | None) -> None:
     """Render a first conversation with the model's template, so that no guest's first conversation spends its time on
-    this."""
+    loading the template."""
     if tokenizer is not None and tokenizer.chat_template.is_present:
         with suppress(BridleError):  # a template that is not valid: each conversation says so
             fit_template(tokenizer, [{"role": "assistant", "content": "", "tool_calls": []}], None)
 
 
 def render_chat(guest: Instance, conversation: bytes) -> bytes:
-    """Text and tokens of a conversation, or why there are none. Counts as so much tokenizing."""
+    """Return text and tokens of a conversation, or an error, as JSON. Its length counts as tokenized text."""
     limits = guest.surroundings.limits
     guest.spent_tokenizing += len(conversation)
     if len(conversation) > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:

@@ -1,8 +1,8 @@
-"""Compiled code of modules: from the store, from the package, or from a compiler process with limits.
+"""Compiled code of modules: from the store, from the package, or made by a compiler process with limits.
 
 Only the supervisor writes to the store. It writes only code that bridle's compiler made from the bytes with the
 module's hash, now or when the package was built (the package has the hash of such code). So a client's upload can never
-become compiled code of another module.
+become the compiled code of another module.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bridle.errors import InvalidRequest, Overloaded, ShardUnavailable
 
 _outcomes = m.decoder(CompileResult)
 
-#: A compiler that gets no processor time may take this many times the limit.
+#: Factor by which a compiler without processor time may exceed the time limit.
 _MAX_STRETCH = 6
-#: The least time between two looks at the compiler's processor time, in seconds.
+#: Minimum number of seconds between two checks of the compiler's processor time.
 _LEAST_WAIT = 0.001
-#: How long it may take until the end of a compiler that hung up is known, in seconds.
+#: Maximum number of seconds until the end of a compiler that closed its connection is known.
 _EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """Machine code and the compiler's facts."""
+    """Machine code, and the metadata that the compiler found."""
 
     code: bytes
     facts: str
@@ -45,7 +45,7 @@ class CompiledCode:
 
 
 class Compilers:
-    """Finds or makes compiled code. Thread-safe. The same module is compiled once, however many ask for it at the same
+    """Finds or makes compiled code. Thread-safe. A module is compiled once, however many threads ask for it at the same
     time."""
 
     def __init__(self, nursery: ForkServer, store: ModuleStore, limits: RuntimeLimits) -> None:
@@ -60,7 +60,7 @@ class Compilers:
         self._unreadable: set[str] = set()
 
     def get(self, module: str) -> Compiled:
-        """Compiled code of a stored module; compiles it if there is none."""
+        """Return the compiled code of a stored module. If there is none, the module is compiled."""
         known = self._known.get(module)
         if known is not None and known.path.exists():
             return known
@@ -76,32 +76,32 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> CompiledCode:
-        """Compile bytes that come with bridle, with a separate limit, and without taking a user's place."""
+        """Compile bytes that come with bridle, with a separate limit, and without using up users' limit."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: CompiledCode) -> Compiled:
-        """Store the result of `compile`."""
+        """Store the result of `compile` for a module."""
         compiled = self._store.add_compiled(module, self._settings, code.code, code.facts)
         self._known[module] = compiled
         return compiled
 
     def reject(self, module: str) -> None:
-        """Forget the code of a module that could not be loaded, so that it is compiled again."""
+        """Drop the code of a module that could not be loaded, so that it is compiled again."""
         self._unreadable.add(module)
         self._known.pop(module, None)
         self._store.forget_compiled(module, self._settings)
 
     def shipped(self, module: str, name: str) -> CompiledCode | None:
-        """The package's machine code of the standard controller `name`; None if there is none for this machine, or if
-        it could not be loaded before. Raises `ControllerUnavailable`."""
+        """Return the package's machine code of bridle's own controller `name`. None if there is none for this machine,
+        or if it could not be loaded before. Raises `ControllerUnavailable`."""
         if module in self._unreadable:
             return None
         found = standard.load_code(name, self._settings)
         return None if found is None else CompiledCode(*found, 0)
 
     def cached(self, module: str) -> Compiled | None:
-        """Compiled code that is stored already; None if there is none. The first look reads all of it, to compare its
-        digest."""
+        """Return compiled code that is already stored; None if there is none. The first lookup reads all of the code,
+        to verify its digest."""
         known = self._known.get(module)
         if known is None and (known := self._store.compiled(module, self._settings)) is not None:
             self._known[module] = known
@@ -161,7 +161,7 @@ class Compilers:
         theirs.close()
         try:
             await_word(report, process, limit)
-            report.settimeout(limit / 1000)  # once begun, it is told in one go
+            report.settimeout(limit / 1000)  # once begun, the report is sent at once
             data, _ = receive_frame(report)
             outcome: CompileResult = _outcomes.decode(data)
             return outcome
@@ -179,7 +179,7 @@ class Compilers:
 def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the compiler reports or ends. The limit is `limit` milliseconds, and longer if the machine is so
+    """Wait until the compiler reports or ends. The limit is `limit` milliseconds; it is extended if the machine is so
     busy that the compiler had less processor time. Raises `InvalidRequest`."""
     begin = clock()
     poll = select.poll()

@@ -1,7 +1,7 @@
-"""Compiling: the only place where a module's bytes meet the compiler.
+"""Compiling: the only module in which the bytes of an uploaded module reach the Wasm compiler.
 
 It runs in a separate process for each module, limited in time (from outside) and memory, because a malicious module can
-make a compiler work hard. It returns machine code and the facts that workers need: the guest's dialect, missing
+make a compiler work hard. It returns machine code and the metadata that workers need: the guest's dialect, missing
 exports, and whether an instance can be copied.
 """
 
@@ -26,7 +26,7 @@ _PHASES = ("aici_pre_process", "aici_post_process")
 
 
 def compile_module(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMetadata]:
-    """Compile a module; returns machine code and facts. Raises `InvalidRequest` with the compiler's message."""
+    """Compile a module. Returns machine code and metadata. Raises `InvalidRequest` with the compiler's message."""
     try:
         if wasm_binary.is_component(wasm):
             return compile_component(wasm, make_config(limits, reference_types=True, parallel=True))
@@ -36,15 +36,15 @@ def compile_module(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMet
 
 
 def cap_resources(limits: RuntimeLimits) -> None:
-    """Limit this process's memory and time, before the compiler looks at a module. Memory that is mapped already does
-    not count."""
+    """Limit this process's memory and time, before the compiler reads a module. Memory that is already mapped does not
+    count."""
     os.environ["RAYON_NUM_THREADS"] = str(min(num_cores(), 4))  # each thread maps memory of its own
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     allowed = mapped + limits.max_compile_memory
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = max(limits.max_compile_time * 4 // 1000, 1)  # of CPU, over all of its threads
+    seconds = max(limits.max_compile_time * 4 // 1000, 1)  # CPU seconds, over all of its threads
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
@@ -58,13 +58,13 @@ def _compile_core(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMeta
 
 
 def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, ModuleMetadata]:
-    """Compile a component for this configuration; returns machine code and facts."""
+    """Compile a component for this configuration. Returns machine code and metadata."""
     component = wasmtime.component.Component(wasmtime.Engine(config), wasm)
     return bytes(component.serialize()), ModuleMetadata(is_component=True, is_copyable=False)
 
 
 def _is_valid_without_references(wasm: bytes, limits: RuntimeLimits) -> bool:
-    """Return whether the module is valid without reference types; then it has no `table.set`."""
+    """Return whether the module is valid without reference types; if so, it has no `table.set`."""
     engine = wasmtime.Engine(make_config(limits, reference_types=False, parallel=False))
     try:
         wasmtime.Module.validate(engine, wasm)

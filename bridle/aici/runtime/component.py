@@ -1,8 +1,9 @@
-"""Controllers as WebAssembly components. The rest of the runtime sees the same kind of instance, but its functions are
-typed instead of using pointers.
+"""Controllers as WebAssembly components. The rest of the runtime sees the same kind of instance, but a component's
+functions are typed instead of using pointers.
 
-The interface is in `wit/controller.wit`. A component always has its own process and is forked with it. So the limits of
-the Python API (slow conversion of long lists, one place for exceptions) affect no other guest.
+The interface is in `wit/controller.wit`. A component always has its own process and is forked together with this
+process. So the limits of wasmtime's Python API (slow conversion of long lists, one place for exceptions) affect no
+other guest.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from bridle.errors import ControllerError, ControllerTrap
 
 HOST = "bridle:controller/host@0.1.0"
 EXPORTS = ("create", "start", "next")
-#: A component consists of several core instances with memories and tables of their own.
+#: Maximum number of core instances, memories and tables of a component, which consists of several parts.
 _MAX_PARTS = 64
-#: Where wasmtime says why a guest trapped: after its backtrace.
+#: The part of wasmtime's message, after its backtrace, that says why a guest trapped.
 _TRAP = re.compile(r"wasm trap: (.*)")
 #: Bits of a constraint's status.
 _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def make_linker(engine: wasmtime.Engine) -> wc.Linker:
-    """Everything that a controller component may import."""
+    """Return a linker with everything that a controller component may import."""
     linker = wc.Linker(engine)
     linker.add_wasip2()
     shadow_world(linker, _guarded)
@@ -51,18 +52,18 @@ def make_linker(engine: wasmtime.Engine) -> wc.Linker:
 
 @dataclass(frozen=True, slots=True)
 class LinkedComponent:
-    """A component and the linker that has all it may import."""
+    """A component, and the linker with everything that it may import."""
 
     linker: Any
     component: Any
 
     def instantiate(self, store: wasmtime.Store) -> Any:
-        """As `wasmtime.InstancePre` does it."""
+        """Make an instance, as `wasmtime.InstancePre` does for core modules."""
         return self.linker.instantiate(store, self.component)
 
 
 class ComponentInstance(Instance):
-    """See `Instance`. A process fork is the only way to copy it."""
+    """An `Instance` of a component. It can be copied only by forking its process."""
 
     world: World
 
@@ -92,7 +93,7 @@ class ComponentInstance(Instance):
         self.world.diverge(branch)
 
     def _check_created(self, result: Any) -> None:
-        """`result<_, string>`: nothing, or the text of an error."""
+        """Check a `result<_, string>`: it is empty, or the text of an error."""
         problem = getattr(result, "payload", result)
         if getattr(result, "tag", "err" if isinstance(result, str) else "ok") == "err":
             raise ControllerTrap(f"create: {problem}")
@@ -148,20 +149,20 @@ class ComponentInstance(Instance):
 
 
 def _place(error: Exception) -> str:
-    """Return the running lines of the guest's program, as far as they are known."""
+    """Return the running lines of the guest's program, as far as they can be found."""
     return whereabouts() or backtrace_of(str(error))
 
 
 def make_instance(program: LoadedModule) -> type[Instance]:
-    """The kind of instance that a program needs."""
+    """Return the class of instances that a module needs."""
     return ComponentInstance if program.facts.is_component else Instance
 
 
-# -- what the host offers ----------------------------------------------------------------------------------
+# -- functions of the host ---------------------------------------------------------------------------------
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its exception is kept on the guest, where the caller looks for it."""
+    """Wrap a host function so that its exception is stored on the guest, where the caller finds it."""
 
     def call(_store: Any, *arguments: Any) -> Any:
         guest = running.guest

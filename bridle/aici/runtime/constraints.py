@@ -1,8 +1,8 @@
 """Constraint handles for guests: bridle's addition to the host interface, imported from module `bridle`.
 
 A guest passes a regex, a JSON schema, a grammar or any other constraint of `bridle.structured_output` once and gets a
-small number. The host computes the masks, so guests need no memory for a grammar engine or masks. A fork copies handles
-with everything else.
+small number as its handle. The host computes the masks, so guests need no memory for a grammar engine or masks. A fork
+copies handles together with the rest of the instance.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec_length: int) -> int:
-    """Make a constraint; returns its handle, from 1. An invalid specification also gets a handle: its status is
-    failed and `constraint_error` has the reason, so that a script can raise its own exception."""
+    """Make a constraint. Returns its handle, from 1. An invalid specification also gets a handle: its status is failed
+    and `constraint_error` has the reason, so that a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
         raise GuestFault(f"more than {limits.max_constraints} constraints at the same time")
@@ -44,13 +44,13 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
 
 
 def constraint_allow(guest: Instance, handle: int) -> int:
-    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`. If whole texts may come next, the
-    engine gets them, too."""
+    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`. If one of several whole texts may
+    come next, these texts are passed to the engine too."""
     return add_options(guest, handle, guest.add_mask(_bits(guest, handle)))
 
 
 def constraint_mask(guest: Instance, handle: int) -> int:
-    """A blob with the same mask as bits, for a guest that wants to look at it."""
+    """Return a blob with the mask as bits, for a guest that reads masks."""
     guest.blobs[BLOB_EXTRA] = _bits(guest, handle)
     return BLOB_EXTRA
 
@@ -69,20 +69,21 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Roll back the last tokens. Returns 1 if that was possible. A choice is then made token by token."""
+    """Roll back the last tokens. Returns 1 if that was possible. The texts of a choice are then no longer passed to the
+    engine."""
     guest.choices.pop(handle, None)
     return int(_matcher(guest, handle).rollback(count))
 
 
 def constraint_ff(guest: Instance, handle: int) -> int:
-    """A blob of the u32 tokens that must come next."""
+    """Return a blob of the u32 tokens that must come next."""
     tokens = _matcher(guest, handle).compute_ff_tokens()
     guest.blobs[BLOB_EXTRA] = struct.pack(f"<{len(tokens)}I", *tokens)
     return BLOB_EXTRA
 
 
 def constraint_status(guest: Instance, handle: int) -> int:
-    """Bits: 1 the text may end here, 2 nothing may follow, 4 failed."""
+    """Return the status as bits: 1 the text may end here, 2 nothing may follow, 4 failed."""
     matcher = _matcher(guest, handle)
     if matcher.is_error():
         return _FAILED | _STOPPED
@@ -96,7 +97,7 @@ def constraint_error(guest: Instance, handle: int) -> int:
 
 
 def constraint_free(guest: Instance, handle: int) -> int:
-    """Drop a handle. Returns 1 if there was one."""
+    """Drop a handle. Returns 1 if it existed."""
     guest.choices.pop(handle, None)
     return int(guest.constraints.pop(handle, None) is not None)
 
@@ -126,7 +127,7 @@ def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
 
 
 class _Refused:
-    """Replaces the matcher of an invalid specification: it allows nothing and has the error."""
+    """Takes the place of a matcher for an invalid specification: it allows no token and has the error."""
 
     def __init__(self, error: str) -> None:
         self._error = error
@@ -160,7 +161,7 @@ class _Refused:
 
 
 def _tokenizer(vocabulary: RuntimeVocabulary) -> Any:
-    """The tokenizer in llguidance's form. It is made once for a vocabulary, since that takes a moment."""
+    """Return the tokenizer in llguidance's form. It is made once per vocabulary, because that takes a moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)
         vocabulary.llguidance = tokens.backend

@@ -21,7 +21,7 @@ from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.aici.runtime.step_dispatcher import Job, Steps
 from bridle.errors import InvalidRequest, ProtocolError
 
-#: How long the original waits further when a phase is not done in time, in milliseconds.
+#: Milliseconds that the original runtime waits further when a phase is not done in time.
 GRACE = 200.0
 
 
@@ -39,8 +39,8 @@ class Dialect1Handler:
     # -- post and pre --------------------------------------------------------------------------------------
 
     def post_pre_process(self, request: PostPreProcess) -> r.PostPreData:
-        """Run post for the sequences that were scheduled, and pre for every live one. A wrong id fails the whole
-        request, before anything is done."""
+        """Run post for the sequences that were scheduled, and pre for every live one. An invalid id fails the whole
+        request, before any callback runs."""
         begin = time.monotonic()
         self._check(request)
         for pre in request.pre_ops:
@@ -81,7 +81,7 @@ class Dialect1Handler:
             names.add(pre.req_id)
 
     def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: r.PostPreData, has_post: bool) -> None:
-        """Keep a sequence whose mid callback is late; it has no changes for post."""
+        """Keep a sequence whose mid callback is late. Its post op must not report changes."""
         if has_post:
             data.post_seqs[seq_id] = r.SeqResult(result=r.PostResult(False))
         is_done = sequence.ready is not None
@@ -154,8 +154,8 @@ class Dialect1Handler:
         return r.MidData1(results, len(request.ops))
 
     def _step_limit(self) -> float:
-        """The time that all callbacks of a step have, in seconds. Guests of dialect 2 decide in the pre
-        phase already."""
+        """Return the time limit for all callbacks of a step, in seconds. Guests of dialect 2 decide in the pre phase
+        already."""
         return max(self._limits.max_step_time, self._limits.max_pre_step_time) / 1000
 
     def _patience(self) -> float:
@@ -163,8 +163,8 @@ class Dialect1Handler:
         return limit + (GRACE if limit < GRACE else 0)
 
     def _jobs(self, request: MidProcess) -> list[tuple[Job | None, str]]:
-        """Return a job for each op, or the reason why there is none. An invalid id fails the whole request before
-        any callback."""
+        """Return a job for each op, or the reason why there is none. An invalid id fails the whole request before any
+        callback runs."""
         listed = {op.id for op in request.ops if op.clone_id is None}
         groups: dict[int, list[int]] = {}
         for op in request.ops:
@@ -204,7 +204,7 @@ class Dialect1Handler:
         if job.is_late:
             logs = self._late_line(job.sequence, self._limits.max_step_time)
             return r.SeqResult(result=r.MidResult([], 1), logs=logs)
-        if answer is not None and not answer.error:  # the engine scheduled what pre had suspended
+        if answer is not None and not answer.error:  # the engine scheduled a sequence that pre had suspended
             job.sequence.ready = answer
             return r.SeqResult(result=r.MidResult([], 1))
         error, logs, storage = self._end(job)
@@ -218,7 +218,7 @@ class Dialect1Handler:
     # -- endings -------------------------------------------------------------------------------------------
 
     def _end(self, job: Job) -> tuple[str, str, list[r.StorageCommand]]:
-        """Error, logs and writes of a sequence that has ended."""
+        """Return error, logs and writes of a sequence that has ended."""
         sequence, answer = job.sequence, job.answer
         if answer is None:
             error = sequence.error or "Worker: no answer"

@@ -21,9 +21,9 @@ from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.aici.runtime.step_dispatcher import Job, Steps
 from bridle.errors import BridleError, InvalidRequest
 
-#: How often in a row a guest may be asked in one step.
+#: Maximum number of times that a guest may be asked in one step.
 MAX_TURNS = 100
-#: The longest that a step may be asked to take, in milliseconds.
+#: Maximum time that the engine may allow for a step, in milliseconds.
 MAX_DEADLINE = 60_000.0
 
 
@@ -46,7 +46,7 @@ class Dialect2Handler:
         self._masks = MaskWriter(region, MaskLayout.of(dtype, vocab_size, len(region)))
 
     def mid_process(self, request: MidProcess) -> MidData2:
-        """Run a step."""
+        """Run a step. Returns the data of the reply."""
         begin = time.monotonic()
         self._masks.release()
         results: dict[int, SeqResult[Branches]] = {}
@@ -57,7 +57,7 @@ class Dialect2Handler:
         for job in jobs:
             seq_id = job.op.seq_id
             results[seq_id] = self._result(job, patience)
-        for job in jobs:  # the rows for masks that are needed come first
+        for job in jobs:  # the rows of masks that are needed now come first
             self._add_ahead(job, results[job.op.seq_id])
         freed = request.freed if request.freed is not UNSET else []
         gone = [self._table.by_id[seq_id] for seq_id in dict.fromkeys(freed) if seq_id in self._table.by_id]
@@ -99,7 +99,7 @@ class Dialect2Handler:
             raise InvalidRequest(f"sequence {op.id} is late, yet its op reports changes")
         step.key = sequence.key
         sequence.untold += op.variables
-        if not (sequence.is_outstanding or sequence.ready is not None):  # else nothing is sent
+        if not (sequence.is_outstanding or sequence.ready is not None):  # otherwise no op is sent
             step.variables, sequence.untold = sequence.untold, []
         return Job(sequence, step)
 
@@ -159,13 +159,13 @@ class Dialect2Handler:
         return SeqResult(result=Branches([BranchReply(splices=[SpliceReply()], wait=True)]), logs=text)
 
     def _check(self, sequence: RuntimeSequence, branches: list[BranchReply]) -> str | None:
-        """Return the reason why these branches are not allowed, by the engine's capabilities or the request's
-        limits; None if they are."""
+        """Return the reason why these branches are not allowed, because of the engine's capabilities or the request's
+        limits; None if they are allowed."""
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"
             problem = self._table.check_life(sequence.request, len(branches) - 1)
-            if problem:  # forks beyond the limit are refused one by one, when they come
+            if problem:  # forks beyond the limit are refused one by one when the engine makes them
                 return problem
         for branch in branches:
             is_masked = branch.sample_mask is not None
@@ -177,7 +177,7 @@ class Dialect2Handler:
         return None
 
     def _add_ahead(self, job: Job, result: SeqResult[Branches]) -> None:
-        """Add clones' answers to a guest's answer, as far as the engine supports them and there is room."""
+        """Add clones' answers to a guest's answer, as far as the engine supports them and there are mask rows left."""
         if job.answer is None or result.result is None or not job.answer.ahead:
             return
         result.ahead = []
@@ -217,7 +217,7 @@ class Dialect2Handler:
 
 
 def _fork_groups(ops: list[MidOp]) -> dict[int, list[int]]:
-    """Members of each fork of this step: the original first, then by branch."""
+    """Return the members of each fork of this step: the original first, then by branch."""
     clones: dict[int, list[tuple[int, int]]] = {}
     for op in ops:
         if op.clone_id is not None:

@@ -1,4 +1,4 @@
-"""Writes files so that they are either complete or absent, checks them, and recognizes temporary files of dead
+"""Writes files so that they are either complete or absent, verifies them, and recognizes temporary files of ended
 processes."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: the name never shows an incomplete file."""
+    """Write a file, flush it to disk, then rename it: the final name never shows an incomplete file."""
     temporary = path.with_name(f"tmp-{os.getpid()}-{path.name}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -42,7 +42,7 @@ def is_stale(path: Path) -> bool:
 
 
 def digest_of(path: Path) -> str | None:
-    """SHA-256 of a file, None if it cannot be read."""
+    """Return the SHA-256 of a file; None if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

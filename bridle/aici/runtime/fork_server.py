@@ -1,9 +1,9 @@
 """The fork server: a process without threads that forks workers and compilers on the supervisor's behalf.
 
-It is forked from the supervisor before that has threads, with the vocabulary and the sandbox in memory. So a new worker
-takes a few milliseconds and shares these pages. It never compiles, because a process that has compiled must not be
-forked. Its children die with it, and it dies with the supervisor. If it dies, the supervisor, which has threads by
-then, starts another one as a new process with the same options.
+It is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in memory. So a
+new worker starts in a few milliseconds and shares these pages. The fork server never compiles, because a process that
+has compiled must not be forked. Its children die with it, and it dies with the supervisor. If the fork server dies, the
+supervisor, which then has threads, starts another one as a new process with the same options.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from bridle.errors import InternalError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
-#: The lower bits of the id of a process's CPU clock (Linux's `CPUCLOCK_SCHED`). Above them stands the complement of its
-#: process id.
+#: The lower bits of the id of a process's CPU clock (Linux's `CPUCLOCK_SCHED`). The bits above them are the complement
+#: of the process id.
 _CPU_CLOCK = 2
 _WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
-#: How long to wait for a new fork server, in seconds.
+#: Maximum number of seconds to wait for a new fork server.
 _REVIVAL = 30.0
-#: Seconds that a new fork server waits for orders before it reads the tokenizer. A model is being loaded meanwhile.
+#: Seconds for which a new fork server waits for requests before it reads the tokenizer, because a model is usually
+#: being loaded.
 _SETTLE_SECONDS = 5.0
-#: After this many deaths within this many seconds no new fork server is started, since it would not help.
+#: Maximum number of deaths of fork servers within this many seconds; after that, no new one is started.
 _MAX_DEATHS, _SHORT = 3, 10.0
-#: The niceness of background compilations: they get the processor time that others leave.
+#: The niceness of background compilations, which get only the processor time that other processes leave.
 _NICE = 10
 
 
@@ -64,13 +65,13 @@ class Process:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the process's end for up to `timeout` seconds; returns whether it has ended."""
+        """Wait up to `timeout` seconds for the end of the process. Returns whether it has ended."""
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
 
     def cpu_seconds(self) -> float:
-        """The processor time of all its threads so far; 0 if it has ended."""
+        """Return the processor time of all threads of the process so far; 0 if it has ended."""
         try:
             return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
         except OSError:
@@ -83,7 +84,8 @@ class Process:
 
 
 class ForkServer:
-    """The supervisor's end. Thread-safe. `arguments` are the runtime's, for a fork server that replaces a dead one."""
+    """The supervisor's connection to the fork server. Thread-safe. `arguments` are the runtime's arguments, for a fork
+    server that replaces a dead one."""
 
     def __init__(self, sock: socket.socket, pid: int, arguments: Sequence[str] = ()) -> None:
         self._socket, self._pid = sock, pid
@@ -97,8 +99,8 @@ class ForkServer:
         return self._spawn(_WORKER, descriptors)
 
     def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:
-        """Fork a compiler: a module's file, a memory file for the code, a socket for the outcome. `is_ours`: the
-        module comes with bridle."""
+        """Fork a compiler. Its descriptors are a module's file, a memory file for the code, and a socket for the
+        result. `is_ours` says that the module comes with bridle."""
         return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
 
     def _spawn(self, kind: str, descriptors: list[int]) -> Process:
@@ -154,7 +156,7 @@ def start(surroundings: GuestEnvironment, arguments: Sequence[str], readable: Pa
 
 
 def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens."""
+    """End this process when its parent ends, for any reason."""
     parent = os.getppid()
     _prctl = ctypes.CDLL(None, use_errno=True).prctl
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -163,8 +165,8 @@ def die_with_parent() -> None:
 
 
 def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -> None:
-    """The main loop of the fork server, until the supervisor is gone."""
-    from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
+    """Run the main loop of the fork server until the supervisor has ended."""
+    from bridle.aici.runtime import compiler, worker  # noqa: F401 -- imported here, so that no child has to import them
 
     os_sandbox.preload()
     os_sandbox.leave_namespaces()
@@ -207,11 +209,11 @@ def run_child(
     kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox, readable: Path
 ) -> None:
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies of a worker need no burial
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies of a worker are not waited for
         die_with_parent()
         if kind == _WORKER:
             with contextlib.suppress(OSError):
-                own_memory()  # while the sandbox lets it be opened
+                own_memory()  # before the sandbox forbids opening it
             os_sandbox.enter(readable=[readable], may_fork=True)
             be_worker(descriptors, surroundings, sandbox)
         elif kind == _OUR_COMPILER:
@@ -244,7 +246,7 @@ class CompileResult(msgspec.Struct):
 
 
 def be_compiler(descriptors: list[int], limits: RuntimeLimits) -> None:
-    """The compiler process: compile one module, report the outcome, end."""
+    """Compile one module, report the result, and end this process."""
     from bridle.aici.runtime import compiler
 
     source, target, report = descriptors

@@ -6,20 +6,20 @@ from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.errors import InvalidRequest
 
-#: The time limit of a process's fork, in seconds.
+#: Maximum number of seconds for forking a process.
 _SPLIT_TIMEOUT = 2.0
 
 
 class Forks:
-    """Forks sequences."""
+    """Forks sequences by copying an instance or by forking its process."""
 
     def __init__(self, table: SequenceTable, pool: WorkerPool) -> None:
         self._table = table
         self._pool = pool
 
     def fork(self, parent: RuntimeSequence, seq_id: int, branch: int) -> tuple[RuntimeSequence, int | None]:
-        """Fork `parent`; returns the new sequence, and the key of the parent if the worker still has to copy it (before
-        any callback of the step). Raises `BridleError` with the text for the child's result."""
+        """Fork `parent`. Returns the new sequence. If the worker still has to copy the parent before any callback of
+        the step, also returns the parent's key. Raises `BridleError` with the text for the child's result."""
         if seq_id in self._table.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         if parent.error is not None:

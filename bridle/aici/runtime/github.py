@@ -1,6 +1,6 @@
 """Controllers named by `gh:` references: finds the release asset, and downloads it if the operator allows that.
 
-Without permission only references that are linked already (a package's own controllers, earlier downloads) resolve.
+Without that permission only references that are already linked (bridle's own controllers, earlier downloads) resolve.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.tags import GhReference
 from bridle.errors import InvalidRequest
 
-#: How long release metadata is used before it is read again, in seconds.
+#: Seconds for which release metadata is used before it is read again.
 FRESH = 120.0
 _TIMEOUT = 30.0
 _MAX_METADATA = 8 << 20
@@ -39,7 +39,7 @@ class _Release(msgspec.Struct):
 
 
 def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
-    """The body of a URL, of at most `limit` bytes. Raises `OSError`."""
+    """Return the body of a URL, which may have at most `limit` bytes. Raises `OSError`."""
     if not url.startswith("https://"):
         raise OSError(f"refusing to fetch {url!r}: not https")
     import urllib.request  # most runtimes fetch nothing, and this imports HTTP and TLS
@@ -53,7 +53,7 @@ def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
 
 
 class Downloads:
-    """Resolves references. Thread-safe; one download at a time."""
+    """Resolves `gh:` references. Thread-safe; one download at a time."""
 
     def __init__(self, store: ModuleStore, limits: RuntimeLimits, *, allowed: bool, get: Fetch = fetch) -> None:
         self._store, self._limits = store, limits
@@ -62,7 +62,7 @@ class Downloads:
         self._releases: dict[str, tuple[float, _Release]] = {}
 
     def resolve(self, text: str, install: Install) -> str:
-        """The id of the module that a reference means. Raises `InvalidRequest`."""
+        """Return the id of the module that a reference means. Raises `InvalidRequest`."""
         reference = GhReference.parse(text)
         if not self._allowed:
             return self._store.resolve(text)

@@ -1,4 +1,4 @@
-"""The JSON of callbacks that guests of either dialect take and return, as typed values with checks.
+"""The JSON of callbacks that guests of each dialect take and return, as checked typed values.
 
 A guest is untrusted. Every returned number is checked against the vocabulary, the masks of this call and the limits
 before it is used.
@@ -22,8 +22,8 @@ from bridle.sampling_values import check_scales
 
 
 class WaitRequest(Struct, omit_defaults=True):
-    """Addition: call me again only when `variable` has a version above `newer_than`, or `ms` have passed. At least
-    one of the two must be given."""
+    """Addition: a guest is called again only when `variable` has a version above `newer_than`, or `ms` milliseconds
+    have passed. At least one of the two conditions must be given."""
 
     variable: str | None = None
     newer_than: int = 0
@@ -33,7 +33,7 @@ class WaitRequest(Struct, omit_defaults=True):
 class _GuestBranches(Struct):
     branches: list[BranchReply] = []
     wait: WaitRequest | None = None
-    error: str | None = None  # addition: the guest gives up, and says why
+    error: str | None = None  # addition: the guest ends with this error
 
 
 class _Prompt(Struct):
@@ -69,7 +69,7 @@ _post1_decoder = msgspec.json.Decoder(_Post1)
 
 @dataclass(slots=True)
 class GuestDecision:
-    """Decision of a guest for its next step. `sample_mask` of a branch is an index into `masks`. Without branches
+    """The decision of a guest for its next step. `sample_mask` of a branch is an index into `masks`. Without branches
     the sequence stops."""
 
     branches: list[BranchReply]
@@ -78,17 +78,17 @@ class GuestDecision:
 
     @property
     def is_noop(self) -> bool:
-        """A single branch that changes nothing: wait one step."""
+        """Return whether the decision is a single branch that changes nothing: wait one step."""
         return len(self.branches) == 1 and is_noop(self.branches[0])
 
 
 def noop() -> BranchReply:
-    """The branch that changes nothing."""
+    """Return the branch that changes nothing."""
     return BranchReply(splices=[SpliceReply()])
 
 
 def resting(waits_for: list[tuple[str, int]] | UnsetType = UNSET) -> BranchReply:
-    """The branch that changes nothing and may last; `waits_for` as in `BranchReply`."""
+    """Return the branch that changes nothing and may last several steps; `waits_for` is as in `BranchReply`."""
     return BranchReply(splices=[SpliceReply()], wait=True, waits_for=waits_for)
 
 
@@ -138,7 +138,7 @@ class _Guest:
 
 
 def own_number(seq_id: int) -> int:
-    """Return the number of a sequence as its guest sees it, in `aici_host_self_seq_id`: 32 bits. The higher bits
+    """Return the number of a sequence that its guest gets from `aici_host_self_seq_id`: 32 bits. The higher bits
     distinguish the controllers of one output."""
     return seq_id & 0xFFFFFFFF
 
@@ -207,8 +207,8 @@ class Guest2(_Guest):
         self._check_additions(branch)
 
     def _add_options(self, branches: list[BranchReply]) -> None:
-        """Add the texts of which one comes next to a lone branch that asks for nothing else. Splices that wait for
-        tokens that its mask forbids ask for nothing."""
+        """Add the texts one of which comes next to a single branch without other effects. Splices that only react to
+        tokens forbidden by its mask have no effect."""
         branch = branches[0] if len(branches) == 1 else None
         if branch is None or branch.sample_mask is None or branch.bias or branch.top_logprobs or branch.control_vectors:
             return
@@ -221,7 +221,8 @@ class Guest2(_Guest):
             branch.options, branch.splices = options, []
 
     def _mask_index(self, name: int) -> int:
-        """The place of a mask that was handed out in this call. D2.0 guests always say 0: the last one."""
+        """Return the index of a mask that was made in this call. D2.0 guests always pass 0, which means the last
+        mask."""
         count = len(self.instance.masks)
         index = count - 1 if self.instance.program.facts.old_bias and name == 0 else name - 1
         if not 0 <= index < count:
@@ -256,8 +257,8 @@ class Guest2(_Guest):
 
 @dataclass(slots=True)
 class MidResult1:
-    """The result of a D1 guest's mid callback. Without a splice: sample under `mask` (None: the guest
-    returned no set)."""
+    """The result of a D1 guest's mid callback. Without a splice, the next token is sampled under `mask` (None: the
+    guest returned no set)."""
 
     mask: bytes | None = None
     is_stop: bool = False
@@ -268,7 +269,7 @@ class Guest1(_Guest):
     """A guest of dialect 1."""
 
     def post(self, tokens: Sequence[int], backtrack: int, budget_ms: float) -> bool:
-        """Report the last step to the guest; returns whether it wants to stop."""
+        """Report the last step to the guest. Returns whether it wants to stop."""
         argument = msgspec.json.encode({"tokens": tokens, "backtrack": backtrack})
         data = self.instance.callback("aici_post_process", argument, budget_ms)
         result: _Post1 = self._decode(_post1_decoder, data, "aici_post_process")
@@ -306,5 +307,5 @@ Guest = Guest1 | Guest2
 
 
 def guest_of(instance: Instance) -> Guest:
-    """The instance as a guest of its dialect."""
+    """Return the instance as a guest of its dialect."""
     return Guest1(instance) if instance.dialect == 1 else Guest2(instance)

@@ -1,9 +1,9 @@
-"""A sequence in a worker: an instance and its tokens, for an engine of either dialect.
+"""A sequence in a worker: an instance and its tokens, for an engine of any dialect.
 
-Engine and guest may speak different dialects; this module handles all four combinations. A D1 guest under a D2 engine
-answers "suspend" with a noop and forced tokens with a splice. A wish to fork becomes noop branches, after which each
-fork gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase returns their
-answers.
+Engine and guest may speak different dialects; this module handles all four combinations. If a D1 guest under a D2
+engine suspends, the answer is a noop; its forced tokens become a splice. If it wants to fork, the answer has noop
+branches, after which each fork gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the
+mid phase returns their answers.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.storage import Variables
 from bridle.errors import ControllerError, ControllerTrap
 
-#: Rounds of forced tokens that a pre phase may have; one more is an error.
+#: Maximum number of rounds of forced tokens in a pre phase. One more round is an error.
 MAX_ROUNDS = 10
 
 
 @dataclass(slots=True)
 class _Stage:
-    """State that one call passes to the next, for each combination of dialects."""
+    """State that one callback passes to the next, for each combination of dialects."""
 
-    choice: GuestDecision | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
-    branch: int = 0  # which branch of it is this sequence's
+    choice: GuestDecision | None = None  # D2 guest, D1 engine: decided in pre, returned in mid
+    branch: int = 0  # the branch of `choice` that belongs to this sequence
     wants_mid: bool = False  # D1 guest, D2 engine: pre is done, mid comes next
-    group: list[int] | None = None  # D1 engine: fork group the guest has not seen yet
+    group: list[int] | None = None  # D1 engine: the fork group that the guest has not seen yet
     wait: WaitRequest | None = None
     wait_end: float | None = None
-    told: list[int] = field(default_factory=list)  # D2 guest, D1 engine: tokens not told yet
+    told: list[int] = field(default_factory=list)  # D2 guest, D1 engine: tokens not reported to the guest yet
     told_backtrack: int = 0
     cached_pre: PreResult | None = None  # D1b: result of the pre that ran at instantiation
     deferred: GuestDecision | None = None  # D2 guest, D1 engine: a fork that comes after forced tokens
@@ -63,11 +63,11 @@ class GuestSequence:
         self.length = 0
         self.rewound = 0
         self.waits = 0
-        self.probes: list[float] = []  # of the op under way
+        self.probes: list[float] = []  # probes of the current op
         self._stage = _Stage()
 
     def start(self, prompt: list[int], budget_ms: float) -> list[int]:
-        """Run the callbacks of instantiation; returns the prompt, perhaps rewritten."""
+        """Run the callbacks of instantiation. Returns the prompt, which the guest may have rewritten."""
         limits = self.instance.surroundings.limits
         begin = time.thread_time()
         self.instance.create(budget_ms)
@@ -77,7 +77,7 @@ class GuestSequence:
         return prompt
 
     def fork(self, key: int, branch: int) -> GuestSequence:
-        """A copy for a branch of the last answer."""
+        """Return a copy for a branch of the last answer."""
         other = object.__new__(GuestSequence)
         other.key, other.instance = key, self.instance.fork()
         other.guest = guest_of(other.instance)
@@ -100,7 +100,7 @@ class GuestSequence:
         self._stage = self._stage.copy(branch)
         self.instance.become(branch)
 
-    # -- a D2 engine ---------------------------------------------------------------------------------------
+    # -- for a D2 engine -----------------------------------------------------------------------------------
 
     def step(
         self,
@@ -130,9 +130,9 @@ class GuestSequence:
     def keep_asking(
         self, choice: GuestDecision, turns: int, budget_ms: float, patience_ms: float = math.inf
     ) -> tuple[GuestDecision, int]:
-        """Repeat the call of a guest that does nothing, up to `turns` times in total, each with the time of a step.
-        Returns the choice and the number of calls. A waiting guest is not called, because all turns are the same to
-        it."""
+        """Call a guest that does nothing again, up to `turns` times in total, each with the time limit of a step.
+        Returns its choice and the number of calls. A waiting guest is not called, because its answer would not
+        change."""
         num_turns = 1
         while num_turns < turns and choice.is_noop:
             if self._still_waits():
@@ -145,7 +145,7 @@ class GuestSequence:
     def _step_old(
         self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
     ) -> GuestDecision:
-        """Run a D1 guest's callbacks post, pre and mid, as far as possible in one step."""
+        """Run a D1 guest's callbacks post, pre and mid, as many of them as one step allows."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
                 return GuestDecision([])
@@ -173,7 +173,7 @@ class GuestSequence:
             mask = self._all_tokens()
         return GuestDecision([BranchReply(sample_mask=0)], [mask])
 
-    # -- a D1 engine ---------------------------------------------------------------------------------------
+    # -- for a D1 engine -----------------------------------------------------------------------------------
 
     def first_pre(self, budget_ms: float) -> PreResult:
         """D1b: the pre callback that runs at instantiation. Its tokens belong to the prompt."""
@@ -191,7 +191,7 @@ class GuestSequence:
         self._account(older, len(tokens))
         self._stage.cached_pre = None
         if isinstance(self.guest, Guest1):
-            if not tokens and not older:  # a noop of ours
+            if not tokens and not older:  # a noop of this module
                 return False
             return self.guest.post(tokens, older, budget_ms)
         stage = self._stage
@@ -216,7 +216,7 @@ class GuestSequence:
         return result
 
     def mid(self, group: list[int], budget_ms: float) -> tuple[MidResult | None, bytes]:
-        """The decision for a scheduled sequence: a splice or None, and its mask."""
+        """Return the decision for a scheduled sequence: a splice or None, and its mask."""
         self._stage.cached_pre = None
         if isinstance(self.guest, Guest1):
             return self._handed_out(self.guest.mid(group, budget_ms))
@@ -236,7 +236,7 @@ class GuestSequence:
             result = guest.pre(budget_ms)
             if not result.ff_tokens:
                 result.ff_tokens = forced
-                if result.suspend and forced:  # tokens first; the guest is asked again in the next step
+                if result.suspend and forced:  # forced tokens come first; the guest is asked again in the next step
                     return PreResult(False, 1, forced)
                 return result
             forced += result.ff_tokens
@@ -267,7 +267,8 @@ class GuestSequence:
             if choice.is_noop:
                 return PreResult(False, 1, forced) if forced else PreResult(suspend=True)
             splice = choice.branches[0].splices[0] if choice.branches[0].sample_mask is None else None
-            if len(choice.branches) > 1 and forced:  # D1 has no answer with both, so the tokens come first
+            # D1 has no answer with forks and forced tokens, so the tokens come first
+            if len(choice.branches) > 1 and forced:
                 stage.deferred, stage.choice = choice, GuestDecision([noop()])
                 return PreResult(False, 1, forced)
             if len(choice.branches) > 1 or splice is None or splice.backtrack:
@@ -278,7 +279,7 @@ class GuestSequence:
         raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
 
     def _handed_out(self, mid: MidResult1) -> tuple[MidResult | None, bytes]:
-        """A D1 guest's result with the bias row that D1 prescribes for it."""
+        """Return a D1 guest's result, with the bias row that D1 prescribes for it."""
         size = len(self._all_tokens())
         if mid.is_stop:
             return None, self._only(self.instance.surroundings.vocabulary.eos)
@@ -292,7 +293,7 @@ class GuestSequence:
         return MidResult(tokens, 0), self._only(tokens[0])
 
     def _handed_out_new(self, choice: GuestDecision, branch: BranchReply) -> tuple[MidResult | None, bytes]:
-        """A branch of a D2 guest in D1's terms."""
+        """Return a branch of a D2 guest in the form of D1."""
         everything = self._all_tokens()
         if branch.sample_mask is not None:
             mask = choice.masks[branch.sample_mask]
@@ -307,7 +308,7 @@ class GuestSequence:
             return MidResult(splice.ff_tokens, splice.backtrack + 1), everything
         return MidResult(splice.ff_tokens, 0), self._only(splice.ff_tokens[0])
 
-    # -- accounts ------------------------------------------------------------------------------------------
+    # -- counts and limits ---------------------------------------------------------------------------------
 
     def _account(self, backtrack: int, num_tokens: int) -> None:
         limit = self.instance.surroundings.limits.max_rewound_tokens
@@ -345,8 +346,8 @@ class GuestSequence:
         self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
 
     def _resting(self) -> BranchReply:
-        """Return the waiting branch, with the events that end it. If one has happened already, the guest is called
-        in the next step."""
+        """Return the waiting branch, with the events that end the wait. If such an event has already happened, the
+        guest is called in the next step."""
         wait = self._stage.wait
         if wait is None or wait.ms is not None or wait.variable is None:
             return resting()

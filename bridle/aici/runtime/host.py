@@ -1,7 +1,7 @@
 """The functions that guests may import from `env`: AICI's own host interface, for both dialects.
 
 A blob is a byte string on the host's side that the guest copies piece by piece. Every pointer is checked, and every
-size that a guest may choose is limited. A mistake of a guest raises `GuestFault`, which ends that guest only.
+size that a guest may choose is limited. A guest's mistake raises `GuestFault`, which ends only that guest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN_BLOBS = 20
 
 
 def read_blob(guest: Instance, blob: int, target: int, size: int) -> int:
-    """Copy up to `size` bytes of a blob; gives its whole length."""
+    """Copy up to `size` bytes of a blob. Returns the blob's whole length."""
     data = _blob(guest, blob)
     if size:
         piece = memoryview(data)[:size]
@@ -80,7 +80,7 @@ def tokenize(guest: Instance, source: int, length: int) -> int:
 
 
 def return_logit_bias(guest: Instance, source: int) -> int:
-    """Take a bit set over the vocabulary; gives the name under which a D2 result refers to it."""
+    """Take a bit set over the vocabulary. Returns the name by which a D2 result refers to the set."""
     words = (guest.surroundings.vocabulary.size + 31) // 32
     return guest.add_mask(guest.memory.read(source, 4 * words))
 
@@ -94,7 +94,7 @@ def self_seq_id(guest: Instance) -> int:
 
 
 def return_process_result(guest: Instance, source: int, length: int) -> None:
-    """Keep the JSON result of the running callback; the last call counts."""
+    """Keep the JSON result of the running callback. If there are several calls, the last one counts."""
     limit = guest.surroundings.limits.max_result
     if length > limit:
         raise GuestFault(f"result of {length} bytes exceeds the limit of {limit}")
@@ -151,6 +151,6 @@ FUNCTIONS = (
     _env("get_config", "ii", True, get_config),
     _env("stop", "", False, stop),
 )
-#: The import whose type tells D1 and D2.0 guests (old) from later ones (new).
+#: The import whose type distinguishes D1 and D2.0 guests (old) from later ones (new).
 BIAS_OLD = _env("return_logit_bias", "i", False, _return_logit_bias_old)
 BIAS_NEW = _env("return_logit_bias", "i", True, return_logit_bias)

@@ -1,5 +1,5 @@
-"""Functions of module `bridle` for guests, except those for constraints. Guests look up the vocabulary without a copy
-of the token trie, fail with their own message, and ask whether they will be ended."""
+"""Functions of module `bridle` for guests, except the functions for constraints. They let guests look up tokens without
+a copy of the token trie, fail with their own message, and ask whether they are about to be ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAX_FAILURE = 4096
 
 
 def vocab_size(guest: Instance) -> int:
-    """Return the number of tokens; a mask has one bit for each."""
+    """Return the number of tokens; a mask has one bit for each token."""
     return guest.surroundings.vocabulary.size
 
 
 def detokenize(guest: Instance, source: int, count: int) -> int:
-    """A blob with the bytes of `count` u32 tokens one after the other; special tokens have none."""
+    """Return a blob with the bytes of `count` u32 tokens, concatenated; special tokens have no bytes."""
     limit = guest.surroundings.limits.max_tokenize
     if 4 * count > limit:
         raise GuestFault(f"detokenizing {count} tokens; at most {limit // 4} at once")
@@ -35,19 +35,19 @@ def detokenize(guest: Instance, source: int, count: int) -> int:
 
 
 def render_chat(guest: Instance, source: int, length: int) -> int:
-    """A blob with the prompt of a conversation, as JSON."""
+    """Return a blob with the prompt of a conversation, as JSON."""
     guest.blobs[BLOB_EXTRA] = chat_prompt.render_chat(guest, guest.memory.read(source, length))
     return BLOB_EXTRA
 
 
 def fail(guest: Instance, source: int, length: int) -> None:
-    """End the sequence with this error."""
+    """End the sequence with the guest's error text."""
     text = guest.memory.read(source, min(length, _MAX_FAILURE)).decode(errors="replace")
     raise GuestFailed(text or "the controller failed without a word")
 
 
 def is_time_up(guest: Instance) -> int:
-    """Return whether the guest is about to be interrupted. A guest that asks gets a moment to say where it was."""
+    """Return whether the guest is about to be interrupted. A guest that asks gets a moment to report its position."""
     return int(guest.is_time_up())
 
 

@@ -26,14 +26,14 @@ from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, In
 #: The result of `aici_host_self_seq_id` before an engine has given a number.
 NO_SEQ_ID = 424242
 _MAX_ERROR = 8 << 10
-#: The CPU time left to a guest that was told that it is to end, in seconds.
+#: Seconds of CPU time that are left to a guest after it learned that it will be ended.
 _MERCY = 0.02
-#: What an instance keeps for its store.
+#: Attributes of an instance that belong to its store.
 _STORE = ("_exports", "_functions", "_store", "memory")
 
 
 class NoMemory(GuestMemory):
-    """Takes the memory's place until an instance has its own."""
+    """Takes the place of the memory until an instance has a memory of its own."""
 
     size = 0
 
@@ -45,8 +45,8 @@ class NoMemory(GuestMemory):
 
 
 class Instance:
-    """A running controller. Host functions read and write its plain attributes. One thread at a time uses it, except
-    for `cancel`."""
+    """A running controller. Host functions read and write its plain attributes. Only one thread at a time uses it,
+    except for `cancel`."""
 
     def __init__(
         self, program: LoadedModule, surroundings: GuestEnvironment, argument: bytes, variables: Variables
@@ -93,7 +93,7 @@ class Instance:
         self.handle = self.run_guest("aici_create", (), budget_ms)
 
     def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
-        """Run an export that gets `argument` as its process argument; returns its result as JSON text."""
+        """Run an export that gets `argument` as its process argument. Returns its result as JSON text."""
         self._begin()
         self.process_argument = argument
         self.run_guest(name, (self.handle,), budget_ms)
@@ -110,15 +110,15 @@ class Instance:
         self.run_guest(name, (self.handle,) if name == "aici_main" else (0, 0), budget_ms)
 
     def cancel(self, reason: ControllerError) -> None:
-        """End the callback that runs, and refuse further ones. May be called from any thread."""
+        """End the running callback, and refuse further ones. May be called from any thread."""
         self._cancelled = reason
 
     def be_patient(self, milliseconds: float) -> None:
-        """Limit the CPU time of this thread's next callbacks, together, until they have an answer."""
+        """Limit the total CPU time of this thread's next callbacks, until they have given an answer."""
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Return the reason why the running callback must end now, or None. A guest that asks by itself gets it
+        """Return the reason why the running callback must end now, or None. A guest that asks by itself gets the reason
         first, and then has a moment to report its position."""
         reason = self._overdue()
         if reason is not None and self._listens:
@@ -128,13 +128,13 @@ class Instance:
         return reason
 
     def is_time_up(self) -> bool:
-        """The answer to a guest that asks whether it is about to be ended."""
+        """Return whether the guest is about to be ended. Called if the guest asks."""
         self._listens = True
         return self._overdue() is not None
 
     def _overdue(self) -> ControllerError | None:
-        """The reason why the running callback should not continue, or None. Only its own processor time counts, since
-        a busy machine is not its fault."""
+        """Return the reason why the running callback should not continue, or None. Only its own processor time counts,
+        because it is not responsible for a busy machine."""
         if self._cancelled is not None:
             return self._cancelled
         used = time.thread_time()
@@ -148,13 +148,13 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """Return the error with the message of a guest that ended itself because it had to; the message follows the
-        reason."""
+        """Return the error of a callback. If a guest ended itself because its time was up, the error has the reason,
+        followed by the guest's message."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 
     def add_mask(self, bits: bytes) -> int:
-        """Keep a mask of the running callback; returns its name, which is its index plus 1."""
+        """Keep a mask of the running callback. Returns its name, which is its index plus 1."""
         limit = self.surroundings.limits.max_masks
         if len(self.masks) >= limit:
             raise GuestFault(f"more than {limit} masks in a callback")
@@ -162,7 +162,7 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Record that this instance failed. The error gets the memory that it used, if that is known, and its limit."""
+        """Record that this instance failed. The memory that it used, if known, and its limit are added to the error."""
         size, limit = self.memory.size, self.surroundings.limits.max_memory
         text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]
@@ -172,8 +172,8 @@ class Instance:
     # -- copying -------------------------------------------------------------------------------------------
 
     def fork(self, variables: Variables | None = None, spare: Instance | None = None) -> Instance:
-        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`. Fork
-        into a `spare` instance of the same program, whose store is reused."""
+        """Return a copy of the complete state. Call this only between callbacks, and only if the module's metadata says
+        `is_copyable`. A `spare` instance of the same program is overwritten, so that its store is reused."""
         assert self.program.facts.is_copyable and self.broken is None
         if spare is not None and spare.memory.size > self.memory.size:  # a memory does not shrink
             spare.close()
@@ -194,8 +194,8 @@ class Instance:
         return other
 
     def become(self, branch: int) -> None:
-        """Turn this object into branch `branch` of a fork, whose process was copied: it has printed and written nothing
-        yet."""
+        """Make this object branch `branch` of a fork after its process was forked. The branch has not printed or
+        written anything yet."""
         self.log.drain()
         self.writes = []
 
@@ -217,14 +217,14 @@ class Instance:
     # -- helpers -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the memory now, not only when Python collects it. No callback may be running."""
+        """Free the memory now, before Python collects it. No callback may be running."""
         self._functions = {}
         self.memory = NoMemory()
         self.broken = self.broken or "the instance is closed"
         self._store.close()
 
     def _open(self) -> None:
-        """A fresh store and instance of the program."""
+        """Make a new store and instance of the program."""
         limits = self.surroundings.limits
         program = self.program
         store = wasmtime.Store(program.engine)
@@ -287,4 +287,4 @@ class Instance:
         try:
             self.program.crossing.bind(self._store, panic, 0)()
         except Exception:
-            self.failure = None  # it had its chance
+            self.failure = None  # the guest had its chance to report the error

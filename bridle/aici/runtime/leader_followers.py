@@ -1,7 +1,8 @@
-"""Threads of a worker: one leads and does all the work; if a guest takes too long, another thread takes the lead.
+"""Threads of a worker: one thread leads and does all the work. If a guest takes too long, another thread takes the
+lead.
 
-So normally nothing is passed between threads, and the neighbours of a slow guest wait only a few milliseconds. A
-ticker, which also drives the epoch clock, checks the time.
+So normally no work is passed between threads, and other guests wait only a few milliseconds for a slow one. A ticker
+thread, which also drives wasmtime's epoch clock, checks the time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import wasmtime
 
 from bridle.aici.runtime.wasm import Ticker
 
-#: A task that runs longer loses the lead.
+#: Seconds after which a task's thread loses the lead.
 SLICE = 0.003
 #: Ticks without work after which the clock sleeps.
 _IDLE_TICKS = 25
@@ -22,7 +23,7 @@ MAX_THREADS = 24
 
 
 class WorkItem:
-    """A piece of work. `run` may take long; everything else about it is fast."""
+    """A piece of work. Only `run` may take long."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run
@@ -31,8 +32,8 @@ class WorkItem:
 
 
 class LeaderFollowers:
-    """Runs the tasks that `next_task` returns. Only the leader calls `next_task`, which blocks until there
-    is a task."""
+    """Runs the tasks that `next_task` returns. Only the leader calls `next_task`, which blocks until there is a
+    task."""
 
     def __init__(self, engine: wasmtime.Engine, next_task: Callable[[], WorkItem | None]) -> None:
         self._next_task = next_task
@@ -51,7 +52,7 @@ class LeaderFollowers:
         self._work()
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child: the calling thread is the only one there, and leads with its present task."""
+        """Reset the state in a forked child, where only the calling thread exists. It leads with its present task."""
         self._baton = threading.Lock()
         self._baton.acquire()
         self._mutex = threading.Lock()
@@ -68,7 +69,7 @@ class LeaderFollowers:
                 return
 
     def _lead(self) -> bool:
-        """Take tasks until the lead is lost (True) or there are no more (False)."""
+        """Run tasks until the lead is lost (True) or there are no more tasks (False)."""
         while True:
             task = self._next_task()
             if task is None:
@@ -104,7 +105,7 @@ class LeaderFollowers:
             self.ticker.awake()
 
     def _detach(self, task: WorkItem) -> None:
-        """Let another thread lead; the task continues in its own thread."""
+        """Let another thread lead. The task continues in its own thread."""
         with self._mutex:
             if self._current is not task:
                 return

@@ -1,4 +1,4 @@
-"""Every limit of the runtime in one place. All are configurable; each error names the limit it enforces.
+"""All limits of the runtime. All are configurable; each error names the limit that it enforces.
 
 The first group has the names and defaults of the original runtime's options; the other limits are bridle's own.
 """
@@ -13,40 +13,40 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """Times in milliseconds, sizes in bytes."""
+    """Limits of the runtime. Times are in milliseconds, sizes in bytes."""
 
     max_forks: int = 16  # sequences of a request alive at the same time
     max_memory: int = 64 * MIB  # linear memory of an instance
     max_pre_step_time: int = 4  # D1: one post_pre_process
     max_step_time: int = 25  # one mid_process; 150 when the engine speaks D1
     max_init_time: int = 1000  # one instantiate
-    max_timeout_steps: int = 10  # steps in a row that a controller may be late, in processor time of its own
+    max_timeout_steps: int = 10  # steps in a row that a controller may be late, in its own processor time
 
-    # What one callback may do.
+    # Limits of one callback.
     max_wasm_stack: int = 1 << 20
-    max_log: int = 64 << 10  # kept per report
+    max_log: int = 64 << 10  # bytes of log kept per report
     max_result: int = 4 * MIB  # JSON text that a callback returns
     max_masks: int = 64  # bias calls in one callback
-    max_tokenize: int = 1 * MIB  # bytes handed to the tokenizer at once
-    max_tokenize_total: int = 4 * MIB  # the same, per callback
+    max_tokenize: int = 1 * MIB  # bytes tokenized at once
+    max_tokenize_total: int = 4 * MIB  # bytes tokenized in one callback
     max_storage_commands: int = 256  # per callback
-    max_forced_tokens: int = 16384  # fast-forward tokens of one answer
+    max_forced_tokens: int = 16384  # forced tokens of one answer
     max_branch_splices: int = 1024
     max_bias_entries: int = 4096
-    max_draft: int = 4096  # tokens that a branch proposes to draft; engines of ours take no more either
+    max_draft: int = 4096  # tokens that a branch proposes to draft; bridle's engine has the same limit
     max_constraints: int = 32  # constraint handles alive in an instance
     max_constraint_spec: int = 1 * MIB
-    max_call_time: int = 10_000  # CPU of a single callback, however patient the engine is
+    max_call_time: int = 10_000  # CPU time of a single callback, even if the engine allows more
 
-    # What a sequence may do in its life.
+    # Limits of a sequence over its whole life.
     max_rewound_tokens: int = 65536
     max_waits: int = 100_000  # noops in a row
-    max_total_forks: int = 256  # sequences a request may ever have had
+    max_total_forks: int = 256  # sequences of a request in total, ended ones included
 
     # Shared variables of a request.
     max_variables: int = 256
     max_variable_name: int = 256
-    max_variable_bytes: int = 4 * MIB  # all values together
+    max_variable_bytes: int = 4 * MIB  # bytes of all values together
 
     # Modules.
     max_module_bytes: int = 128 * MIB
@@ -57,20 +57,21 @@ class RuntimeLimits:
     max_compiled_bytes: int = 8 * GIB
     max_compile_time: int = 10_000
     max_compile_memory: int = 2 * GIB
-    max_compiles: int = 2  # at the same time
-    max_shipped_compile_time: int = 600_000  # of a controller that comes with bridle
-    max_prepare_wait: int = 2_000  # of a request for a controller that is being compiled, then it is to come back
+    max_compiles: int = 2  # compilations at the same time
+    max_shipped_compile_time: int = 600_000  # for a controller that comes with bridle
+    # wait of a request for a controller that is being compiled, before it is refused with a retry time
+    max_prepare_wait: int = 2_000
 
     # Arguments and processes.
     max_argument: int = 16 * MIB
     max_prompt: int = 1 << 20
     max_workers: int = 8  # processes that sequences of a tenant share
     max_processes: int = 128  # processes of one request, or of one sequence
-    max_instances: int = 1024  # alive in the whole runtime
+    max_instances: int = 1024  # instances alive in the whole runtime
     max_instances_per_user: int = 512
-    max_unbound_time: int = 600_000  # an instance that no sequence has claimed
-    max_queue_time: int = 2_000  # waiting for a worker
-    max_pending_side: int = 256  # requests on the side channel
+    max_unbound_time: int = 600_000  # age of an instance that no sequence has claimed
+    max_queue_time: int = 2_000  # wait for a worker
+    max_pending_side: int = 256  # pending requests on the side channel
     #: A worker that does not answer is killed when it used this much more processor time than its guests may use,
     max_silence: int = 3_000
     #: or when it got no processor time at all for this long.

@@ -1,8 +1,8 @@
-"""Finds the linear memories of guests in this process from outside. Wasmtime's API does not give those of a component's
-parts.
+"""Finds the linear memories of guests in this process. Wasmtime's API does not give access to the memories of a
+component's parts.
 
-A linear memory lies between two inaccessible ranges. The second one covers all other 32-bit addresses. All reads go
-through the kernel, so that a wrong guess is an error and not a crash.
+A linear memory lies between two inaccessible ranges of addresses. The second one covers all remaining 32-bit addresses.
+All reads go through the kernel, so that a wrong guess gives an error and not a crash.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from bridle.aici.runtime.own_memory import OwnMemory
 from bridle.errors import ControllerError
 
 _PAGE = 1 << 16
-#: The least length of the inaccessible stretch behind a linear memory.
+#: Minimum length of the inaccessible range after a linear memory.
 _LEAST_GUARD = 1 << 30
-#: The largest size of a guest's memory.
+#: Maximum size of a guest's memory.
 _MAX_SIZE = 1 << 32
 
 
 class Unreadable(ControllerError):
-    """Nothing can be read at this address."""
+    """The bytes at this address cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearMemory:
-    """A guest's memory; `base` is the process's address of the guest's address 0."""
+    """A guest's linear memory. `base` is the address in this process of the guest's address 0."""
 
     base: int
     size: int
@@ -46,7 +46,7 @@ class LinearMemory:
         return data
 
     def find(self, what: bytes, chunk: int = 1 << 20) -> int | None:
-        """The address where these bytes begin, at a multiple of their length; None if they are not found."""
+        """Return the address where these bytes begin, at a multiple of their length; None if they are not found."""
         for start in range(0, self.size, chunk):
             data = self.read(start, min(chunk, self.size - start))
             place = data.find(what)
@@ -60,7 +60,7 @@ class LinearMemory:
 def memories(own: OwnMemory) -> Iterator[LinearMemory]:
     """Yield the linear memories of this process."""
     spans = [_span(line) for line in own.mappings()]
-    base = end = 0  # of the mappings that follow an inaccessible one without a gap
+    base = end = 0  # of adjacent mappings after an inaccessible one
     for start, stop, is_open in spans:
         if is_open:
             end = stop if start == end else 0
@@ -72,7 +72,7 @@ def memories(own: OwnMemory) -> Iterator[LinearMemory]:
 
 
 def _span(line: str) -> tuple[int, int, bool]:
-    """The begin and end of a mapping, and whether it is accessible."""
+    """Return begin and end of a mapping, and whether it is accessible."""
     place, rights, *_ = line.split()
     start, stop = (int(number, 16) for number in place.split("-"))
     return start, stop, rights.startswith("r")

@@ -15,8 +15,8 @@ from bridle.aici.runtime.wasm_calls import Crossing
 
 @dataclass(frozen=True, slots=True)
 class GuestEnvironment:
-    """The environment that all instances of a runtime share. `capabilities` are the engine's: fork, backtrack,
-    ff_tokens."""
+    """The environment that all instances of a runtime share. `capabilities` are the engine's capabilities: fork,
+    backtrack, ff_tokens."""
 
     vocabulary: RuntimeVocabulary
     limits: RuntimeLimits
@@ -31,4 +31,4 @@ class LoadedModule:
     engine: wasmtime.Engine
     crossing: Crossing
     facts: ModuleMetadata
-    pre: Any  # wasmtime.InstancePre of a core module, or a function that instantiates a component in a store
+    pre: Any  # a wasmtime.InstancePre, or a linked component

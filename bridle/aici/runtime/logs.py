@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class LogBuffer:
-    """Text of fds 1 and 2. When it is full, the oldest quarter is removed."""
+    """The text that a guest writes to file descriptors 1 and 2. When the buffer is full, its oldest quarter is
+    removed."""
 
     __slots__ = ("_data", "_limit")
 
@@ -21,7 +22,7 @@ class LogBuffer:
         self._data += data
 
     def drain(self) -> str:
-        """The text since the last call. Bytes that are not UTF-8 are replaced."""
+        """Return the text since the last call. Bytes that are not UTF-8 are replaced."""
         if not self._data:
             return ""
         text = self._data.decode(errors="replace")

@@ -2,8 +2,8 @@
 
 A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
 guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. A draft ends if the
-guest does anything but sample, fails or takes long. It also ends if the guest cannot be cloned, because it is forked
-with its process or uses variables shared with other sequences.
+guest's answer is not a plain sample, or if the guest fails or takes long. It also ends if the guest cannot be cloned,
+because it is forked with its process or uses variables shared with other sequences.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bridle.aici.runtime.storage import SharedVariables, Variables
 from bridle.aici.runtime.wasm import GuestFault
 from bridle.errors import ControllerError
 
-#: The most clones of a guest at a time.
+#: Maximum number of clones of a guest at a time.
 MAX_AHEAD = 16
-#: The processor time that a clone may use for one answer, in milliseconds.
+#: Milliseconds of processor time that a clone may use for one answer.
 BUDGET_MS = 5.0
-#: After so much processor time, in seconds, no further token is told, because the guest's own answer waits.
+#: Seconds of processor time after which no further token is shown to clones, because the guest's own answer waits.
 ENOUGH = 0.002
-#: The most text, in characters, and the most bytes of masks that are held at a time.
+#: Maximum number of characters of text, and of bytes of masks, that are kept at a time.
 _MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
 
 
 @dataclass(slots=True)
 class _Told:
-    """A clone that was shown a token, and its output."""
+    """A clone that was shown a token, with its output."""
 
     token: int
     hosted: GuestSequence
@@ -42,27 +42,27 @@ class _Told:
 
 
 class Refusing:
-    """Takes the place of variables that a clone cannot use alone."""
+    """Replaces variables that a clone must not use, because other sequences share them."""
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
-        """Refuse."""
+        """Refuse the command."""
         raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
     def version(self, name: str) -> int:
-        """Refuse."""
+        """Refuse the command."""
         raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
 
 class Lookahead:
-    """The clones of one sequence. Used between its callbacks, by the thread that runs them."""
+    """The clones of one sequence. Used between the sequence's callbacks, by the thread that runs these."""
 
     def __init__(self) -> None:
         self.told: list[_Told] = []
         self.spare: list[Instance] = []
 
     def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
-        """Show the tokens to clones. Returns their answers, up to the first that is not a plain sample. `is_alone`
-        says that no other sequence shares the guest's variables."""
+        """Show the tokens to clones. Returns their answers, up to the first that is not a plain sample. `is_alone` says
+        that no other sequence shares the guest's variables."""
         known: list[m.LookaheadAnswer] = []
         if not hosted.instance.program.facts.is_copyable:
             return known
@@ -71,7 +71,8 @@ class Lookahead:
         last, variables = hosted, hosted.instance.variables
         for token in tokens[:MAX_AHEAD]:
             size += last.instance.memory.size
-            if size > hosted.instance.surroundings.limits.max_memory:  # all clones together may have what one may
+            # all clones together may use as much as one instance
+            if size > hosted.instance.surroundings.limits.max_memory:
                 break
             told = self._tell_clone(last, token, _own(variables, is_alone=is_alone))
             if told is None:
@@ -95,7 +96,7 @@ class Lookahead:
         try:
             clone = source.clone(self.spare.pop() if self.spare else None, variables)
             choice = clone.step(0, [token], token, [clone.instance.seq_id], None, BUDGET_MS)
-        except ControllerError:  # whatever it is, it is told when the token was sampled
+        except ControllerError:  # the guest itself reports the error if the token is sampled
             if clone is not None:
                 clone.instance.close()
             return None
@@ -108,7 +109,8 @@ class Lookahead:
         return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
 
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
-        """Return the sequence after `tokens`, which were sampled as predicted, with the tokens that no clone has."""
+        """Return the sequence after `tokens`, which were sampled as predicted. Tokens that no clone has seen are
+        committed to it."""
         told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:
@@ -126,7 +128,7 @@ class Lookahead:
         self.told.clear()
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free the memory of all clones."""
         self.forget()
         for instance in self.spare:
             instance.close()
@@ -134,12 +136,12 @@ class Lookahead:
 
 
 def _own(variables: Variables, *, is_alone: bool) -> Variables:
-    """Return variables for a clone alone: its writes are seen only by its own clones."""
+    """Return variables for a single clone, whose writes are seen only by its own clones."""
     return variables.copy() if is_alone and isinstance(variables, SharedVariables) else Refusing()
 
 
 def _is_plain_draw(choice: GuestDecision) -> bool:
-    """Return whether the guest samples one token, whatever was sampled before."""
+    """Return whether the guest samples one token in any case, without splices."""
     if choice.wait is not None or len(choice.branches) != 1:
         return False
     (branch,) = choice.branches

@@ -1,6 +1,6 @@
 """The main function of the runtime's process: options, vocabulary, fork server, then serving or a single command.
 
-The order matters: the fork server must be forked before there are threads, and after the vocabulary is in memory.
+The order matters: the fork server must be forked before there are threads, but after the vocabulary was loaded.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from bridle.logs import configure_logs_as_told
 
 _log = logging.getLogger(__name__)
 _ADMIN = Auth("local", True)
-#: With one of these flags an engine started this process, and its lines belong into the engine's log.
+#: Flags of a process that was started by an engine; its log lines belong into the engine's log.
 _SERVES = ("--server", "-s", "--nursery")
 
 
 def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line; returns the exit status. A call that serves returns only when the engine, process `parent`
-    (None: the present parent), is gone."""
+    """Run the command line. Returns the exit status. A call that serves returns only when the engine, process `parent`
+    (None: the present parent), has ended."""
     arguments = sys.argv[1:] if arguments is None else arguments
     is_service = any(flag in arguments for flag in _SERVES)
     if is_service:
@@ -89,13 +89,13 @@ def _run(
         return 0
     if options.server:
         for dialect in (1, 2):
-            vocabulary.trie(dialect)  # so that every worker shares them
+            vocabulary.trie(dialect)  # so that all workers share the trie
         prepare_chats(vocabulary.tokenizer)
     surroundings = GuestEnvironment(
         vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000
     )
     gc.collect()
-    gc.freeze()  # keeps these objects out of collections, and their pages shared with forked processes
+    gc.freeze()  # keeps these objects out of collections, so that their pages stay shared with forked processes
     if options.nursery is not None:
         serve(socket.socket(fileno=options.nursery), surroundings, compiled_folder(o.folder_of(options)))
         return 0

@@ -1,7 +1,7 @@
-"""The messages between supervisor and workers: msgpack arrays, over rings (steps) and sockets (all others).
+"""Messages between the supervisor and its workers: msgpack arrays, over rings (steps) and sockets (all other messages).
 
-`key` names an instance for its whole life, whatever sequence numbers the engine uses. The messages are not public: both
-ends are always of the same version.
+`key` identifies an instance for its whole life, whatever sequence numbers the engine uses. The messages are internal:
+both processes always have the same version.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class WorkerMessage(Struct, array_like=True, tag=True):
 
 
 class Step2(WorkerMessage):
-    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
-    `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were sampled as
-    shown to clones of the guest; clones are shown those `ahead`, after its answer. `changes` are passed on to it."""
+    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch. `variables` are set
+    first: names, and values in hexadecimal. The first `foreseen` of the tokens were sampled as shown to clones of the
+    guest. The tokens `ahead` are shown to clones after the guest's answer. `changes` are passed on to the guest."""
 
     key: int
     seq_id: int
@@ -44,7 +44,8 @@ class Step2(WorkerMessage):
 
 
 class PostPre(WorkerMessage):
-    """One sequence in a D1 engine's post_pre_process. With `tokens` None there is no message about the last step."""
+    """One sequence in a D1 engine's post_pre_process. If `tokens` is None, the last step is not reported to the
+    guest."""
 
     key: int
     seq_id: int
@@ -63,8 +64,8 @@ class Mid1(WorkerMessage):
 
 
 class WorkerBatch(WorkerMessage, tag="Batch"):
-    """All work of a worker in a step. `budget_ms` is the CPU time limit of one callback. `patience_ms` is that of
-    all callbacks of an op together, until the guest was late too often."""
+    """All work of a worker in a step. `budget_ms` is the CPU time limit of one callback. `patience_ms` is the CPU time
+    limit of all callbacks of an op together, until the guest was late too often."""
 
     number: int
     ops: list[Step2 | PostPre | Mid1]
@@ -73,15 +74,15 @@ class WorkerBatch(WorkerMessage, tag="Batch"):
 
 
 class ChosenBranches(WorkerMessage, tag="Chosen"):
-    """D2: branches, whose `sample_mask` is a place in the answer's `masks`; `turns` is how often in a row a guest that
-    does nothing was asked."""
+    """D2: branches, whose `sample_mask` is an index into the answer's `masks`. `turns` is how often in a row a guest
+    that does nothing was asked."""
 
     branches: list[BranchReply]
     turns: int = 1
 
 
 class PhaseResults(WorkerMessage, tag="Phases"):
-    """D1: results of post (None: it did not run) and pre. Logs and writes of post are separate from the answer's."""
+    """D1: results of post (None: it did not run) and of pre. Logs and writes of post are separate from the answer's."""
 
     stop: bool | None
     pre: PreResult
@@ -91,7 +92,7 @@ class PhaseResults(WorkerMessage, tag="Phases"):
 
 
 class Sampled(WorkerMessage):
-    """D1: the mask is always there."""
+    """D1: the result of mid. The answer always has a mask."""
 
     splice: MidResult | None
 
@@ -107,8 +108,8 @@ class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
 
 
 class SequenceAnswer(WorkerMessage, tag="Answer"):
-    """The answer of one sequence. `failed_in_post` marks an error of D1's post phase; `ahead` are clones' answers to
-    likely tokens."""
+    """The answer of one sequence. `failed_in_post` marks an error of D1's post phase; `ahead` are the clones' answers
+    to likely tokens."""
 
     key: int
     error: str
@@ -122,23 +123,24 @@ class SequenceAnswer(WorkerMessage, tag="Answer"):
 
     @property
     def num_mask_bytes(self) -> int:
-        """The size of all masks."""
+        """Return the size of all masks."""
         return sum(map(len, self.masks)) + sum(len(mask) for each in self.ahead for mask in each.masks)
 
 
 class Answers(WorkerMessage):
-    """Answers of a batch, or a late one. Sequences of the batch that are missing still run."""
+    """Answers of a batch, or a single late answer. Sequences of the batch that are missing still run."""
 
     number: int
     answers: list[SequenceAnswer]
 
 
-# -- the rest ----------------------------------------------------------------------------------------------
+# -- instances, processes and variables --------------------------------------------------------------------
 
 
 class Create(WorkerMessage):
-    """Make an instance. The module's compiled code is at `path`. `first_pre` runs D1b's first pre callback.
-    `keep_logs` keeps the guest's output for its first report, because D1's reply has no field for it."""
+    """Make an instance. The module's compiled code is at `path`. With `first_pre`, D1b's first pre callback runs. With
+    `keep_logs`, the guest's output is kept for its first answer, because D1's reply to an instantiation has no field
+    for it."""
 
     rid: int
     key: int
@@ -160,20 +162,20 @@ class Created(WorkerMessage):
     micros: int
     prompt: list[int]
     pre: PreResult | None = None
-    is_refused: bool = False  # the module cannot be instantiated at all
-    is_unreadable: bool = False  # the compiled code is not for this machine: compile it again
+    is_refused: bool = False  # the module cannot be instantiated
+    is_unreadable: bool = False  # the compiled code is not for this machine, so it must be compiled again
 
 
 class Drop(WorkerMessage):
-    """Drop instances that will not be asked again, whether they run or not."""
+    """Drop instances that will not be asked again, even if they run."""
 
     keys: list[int]
     reason: str
 
 
 class ForkWorker(WorkerMessage, tag="Split"):
-    """Fork this process. The child is branch `branch` and serves the files of the message: ring memory, doorbell,
-    side socket, storage socket."""
+    """Fork this process. The child is branch `branch` and serves the files that come with the message: ring memory,
+    doorbell, side socket, storage socket."""
 
     rid: int
     key: int
@@ -190,7 +192,7 @@ class SplitDone(WorkerMessage):
 
 
 class Variable(WorkerMessage):
-    """A guest's storage command in a separate process: a read, a write, or (neither) only the version."""
+    """A storage command of a guest in a separate process: a read, a write, or a request for only the version."""
 
     name: str
     write: WriteVar | None = None
@@ -209,5 +211,5 @@ encode_into = _encoder.encode_into
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder for one type or a union of message types."""
+    """Return a decoder for one message type or a union of types."""
     return msgspec.msgpack.Decoder(kind)

@@ -1,6 +1,6 @@
-"""Loading of guests: an engine with all permitted imports, linked to code from the module store.
+"""Loads guests: a Wasm engine with all permitted imports is linked to compiled code from the module store.
 
-This module knows the functions; an `Instance`, which runs, does not.
+This module knows the host functions; an `Instance`, which runs the guest, does not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from bridle.errors import InvalidRequest
 
 
 class Sandbox:
-    """A Wasm engine with everything that guests may import, ready to load compiled code. There is one for
-    each process."""
+    """A Wasm engine with everything that guests may import, ready to load compiled code. Each process has one."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
@@ -44,7 +43,7 @@ class Sandbox:
 
     @cached_property
     def _component_linker(self) -> Any:
-        """The linker for components, made when the first one comes."""
+        """Return the linker for components, which is made when the first component is loaded."""
         return make_linker(self.engine)
 
     def _link(self, old_bias: bool) -> wasmtime.Linker:

@@ -1,8 +1,8 @@
 """The module store: uploaded controllers by the hash of their bytes, tags, owners, and compiled code.
 
-Files hold bytes, SQLite holds everything else. A file is written under a temporary name, flushed and renamed inside the
-write transaction that records it, so that a crash leaves a complete module or none. Leftovers are removed at the next
-start. Several runtimes may share a folder. Nothing here compiles.
+Bytes are in files, everything else is in SQLite. A file is written under a temporary name, flushed and renamed inside
+the write transaction that records it, so that a crash leaves a complete module or none. Leftovers are removed at the
+next start. Several runtimes may share a folder. This module does not compile.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Compiled:
 
 
 def compiled_folder(folder: Path) -> Path:
-    """Return where the store in `folder` keeps compiled code."""
+    """Return the folder in which the store in `folder` keeps compiled code."""
     return folder / "compiled"
 
 
 class ModuleStore:
-    """Thread-safe. Every method that changes something is atomic, also against a crash."""
+    """The module store. Thread-safe. Every change is atomic, also if the process crashes."""
 
     def __init__(self, folder: Path, limits: RuntimeLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
@@ -80,8 +80,8 @@ class ModuleStore:
     # -- modules -------------------------------------------------------------------------------------------
 
     def add(self, wasm: bytes, auth: Auth) -> str:
-        """Store a module; gives its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If a user's
-        or the store's room is used up, the user's oldest untagged modules are removed; if that is not enough,
+        """Store a module. Returns its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If a user's
+        or the store's room is used up, the user's oldest untagged modules are removed. If that is not enough,
         `Overloaded` is raised."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
@@ -103,7 +103,7 @@ class ModuleStore:
 
     @staticmethod
     def identify(wasm: bytes) -> str:
-        """The id that a module of these bytes has, stored or not."""
+        """Return the id that a module with these bytes has, stored or not."""
         return hashlib.sha256(wasm).hexdigest()
 
     def has(self, module: str) -> bool:
@@ -122,7 +122,7 @@ class ModuleStore:
         return int(row[0]) if row else 0
 
     def resolve(self, name: str) -> str:
-        """The module id that an id, a tag or a linked `gh:` reference means. Raises `InvalidRequest`."""
+        """Return the module id that an id, a tag or a linked `gh:` reference means. Raises `InvalidRequest`."""
         if name.startswith("gh:"):
             GhReference.parse(name)
             linked = self.linked(name)
@@ -146,7 +146,7 @@ class ModuleStore:
     # -- tags ----------------------------------------------------------------------------------------------
 
     def set_tags(self, module: str, tags: list[str], auth: Auth) -> list[TagInfo]:
-        """Point tags at a module: all or none."""
+        """Point all of the tags at a module, or none if one of them is not allowed. Returns all tags."""
         _check_user(auth.user)
         for tag in tags:
             check_tag(tag, auth)
@@ -165,7 +165,7 @@ class ModuleStore:
         return [found[tag] for tag in tags if tag in found]
 
     def tags(self) -> list[TagInfo]:
-        """All tags, newest first."""
+        """Return all tags, newest first."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT tag, module, updated_at, updated_by, m.size, "
@@ -182,14 +182,15 @@ class ModuleStore:
             self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?)", (reference, module, time.time()))
 
     def linked(self, reference: str) -> tuple[str, float] | None:
-        """Module and time of a link, if its module is still there."""
+        """Return module and time of a link, if its module is still stored; else None."""
         row = self._row("SELECT module, checked FROM links WHERE reference = ?", reference)
         return (str(row[0]), float(row[1])) if row and self.has(str(row[0])) else None
 
     # -- compiled code -------------------------------------------------------------------------------------
 
     def compiled(self, module: str, settings: str) -> Compiled | None:
-        """Compiled code made with exactly these settings, if its bytes are still those that were stored."""
+        """Return compiled code that was made with exactly these settings, if its file was not changed since; else
+        None."""
         row = self._row("SELECT size, digest, facts FROM compiled WHERE module = ? AND settings = ?", module, settings)
         if row is None:
             return None
@@ -201,7 +202,7 @@ class ModuleStore:
         return found
 
     def add_compiled(self, module: str, settings: str, code: bytes, facts: str) -> Compiled:
-        """Keep compiled code; the least recently used is dropped when the cache is full."""
+        """Store compiled code. If the cache is full, the least recently used code is removed."""
         path = self._compiled_path(module, settings)
         digest = hashlib.sha256(code).hexdigest()
         with self._transaction():
@@ -300,7 +301,7 @@ class ModuleStore:
             self.forget_compiled(str(row[0]), str(row[1]))
 
     def _sweep(self) -> None:
-        """Remove the files of a crash: temporary files of dead processes, files without a row, rows without a file."""
+        """Remove leftovers of a crash: temporary files of ended processes, files without a row, rows without a file."""
         with self._transaction():
             known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
             for path in self._wasm.iterdir():

@@ -1,4 +1,4 @@
-"""Execution of one operation in a worker: sequence, batch and callbacks, whose results become answers."""
+"""Runs single operations in a worker: the callbacks of a sequence, whose results become answers of a batch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SequenceSlot:
         self.is_dropped = False
 
     def take_foreseen(self, op: Op, budget_ms: float) -> None:
-        """Replace the guest by the clone that was shown the op's predicted tokens, and drop the others."""
+        """Replace the guest by the clone that was shown the op's predicted tokens, and drop the other clones."""
         if isinstance(op, m.Step2) and op.foreseen:
             known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
             self.hosted = self.ahead.accept(self.hosted, known, budget_ms)
-            if self.is_dropped:  # its predecessor was told
+            if self.is_dropped:  # only the replaced instance was cancelled
                 self.hosted.instance.cancel(GuestStopped("the sequence was freed"))
         self.ahead.forget()
 
@@ -43,7 +43,7 @@ class SequenceSlot:
 
 
 class OperationBatch:
-    """A batch in work: the answers gathered so far, and whether they were sent already."""
+    """A batch in progress: the answers so far, and whether they were already sent."""
 
     def __init__(self, batch: m.WorkerBatch) -> None:
         self.number = batch.number
@@ -55,13 +55,13 @@ class OperationBatch:
 
 
 def start(hosted: GuestSequence, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
-    """Run the callbacks of instantiation; returns the prompt, and D1b's first pre result."""
+    """Run the callbacks of instantiation. Returns the prompt, and D1b's first pre result."""
     prompt = hosted.start(message.prompt, budget_ms)
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 
 
 def run_op(seat: SequenceSlot, op: Op, budget_ms: float, patience_ms: float) -> m.SequenceAnswer:
-    """Run the callbacks of one op; returns its answer without the time that it took."""
+    """Run the callbacks of one op. Returns its answer without the time that it took."""
     answer = m.SequenceAnswer(op.key, "", "", [], 0, None, [])
     seat.hosted.instance.be_patient(patience_ms)
     try:
@@ -69,7 +69,7 @@ def run_op(seat: SequenceSlot, op: Op, budget_ms: float, patience_ms: float) -> 
         _call(seat.hosted, op, budget_ms, patience_ms, answer)
     except ControllerError as error:
         answer.error = str(error)
-    except Exception as error:  # a bug of bridle: it must not end the neighbours
+    except Exception as error:  # a bug of bridle, which must not end other guests
         answer.error = f"internal error of the runtime: {error!r}"
     instance = seat.hosted.instance
     answer.logs += instance.log.drain()
@@ -110,5 +110,5 @@ def _run_phases(hosted: GuestSequence, op: m.PostPre, budget_ms: float, answer: 
 
 
 def failed(key: int, error: str) -> m.SequenceAnswer:
-    """An answer with nothing but this error."""
+    """Return an answer that has only this error."""
     return m.SequenceAnswer(key, error, "", [], 0, None, [])

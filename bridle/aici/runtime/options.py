@@ -1,4 +1,4 @@
-"""The runtime's command line: the original's options and bridle's own."""
+"""The runtime's command line: options of the original AICI runtime and bridle's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridle.compat.suggestions import closest
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_settings import ChatSettings
 
-#: Short tokenizer names of the original, and what they stand for on the hub.
+#: Short tokenizer names of the original runtime, with their names on the hub.
 TOKENIZERS = {
     "gpt4": "Xenova/gpt-4",
     "llama70": "codellama/CodeLlama-70b-Instruct-hf",
@@ -27,20 +27,20 @@ TOKENIZERS = {
     "phi": "microsoft/phi-1_5",
     "gpt2": "gpt2",
 }
-#: Options that only engines of dialect 2 use: their presence tells the dialect.
+#: Options that only engines of dialect 2 pass. If one is present, the dialect is 2.
 _DIALECT_2 = ("cap_fork", "cap_backtrack", "cap_ff_tokens", "bias_dtype", "logits_size", "restricted")
 _STEP_TIME_1 = 150
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolDialect:
-    """`name` is 1, 1b or 2."""
+    """The dialect of an engine. `name` is 1, 1b or 2."""
 
     name: str
 
     @property
     def defaults(self) -> tuple[int, int]:
-        """Sizes of a message region and of the bias region, in MiB."""
+        """Return the sizes of a message region and of the bias region, in MiB."""
         return (128, 64) if self.name == "2" else (8, 16)
 
 
@@ -62,7 +62,7 @@ class _ServiceParser(_Parser):
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
     """Return a parser with all options. Their help is the reference of `bridle runtime`. `is_service` means that an
-    engine passes them, not a person."""
+    engine passes the options, not a person."""
     parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )
@@ -162,19 +162,19 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def dialect_of(options: argparse.Namespace) -> ProtocolDialect:
-    """The dialect that the engine speaks, if the command line names it."""
+    """Return the dialect that the engine speaks, as far as the command line shows it."""
     if options.dialect != "auto":
         return ProtocolDialect(options.dialect)
     return ProtocolDialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
 
 
 def chat_settings_of(options: argparse.Namespace) -> ChatSettings:
-    """The settings of conversations that scripts write."""
+    """Return the settings of conversations that scripts write."""
     return ChatSettings(parse_special_text=options.parse_special_text, tool_prompt=options.tool_prompt)
 
 
 def limits_of(options: argparse.Namespace) -> RuntimeLimits:
-    """The limits after the command line's changes. Raises `InvalidRequest`."""
+    """Return the limits with the command line's changes. Raises `InvalidRequest`."""
     names = {
         "wasm_max_forks": "max_forks",
         "wasm_max_pre_step_time": "max_pre_step_time",
@@ -213,7 +213,7 @@ def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """The folder where modules are kept: `--store`, or a folder of the user's own."""
+    """Return the folder where modules are kept: `--store`, or a folder of the user's own."""
     if options.store is not None:
         return Path(options.store)
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
@@ -221,7 +221,8 @@ def folder_of(options: argparse.Namespace) -> Path:
 
 
 def tokenizer_of(options: argparse.Namespace) -> str:
-    """The path or hub id of the tokenizer. A name without '/' must be a known one. Raises `InvalidRequest`."""
+    """Return the path or hub id of the tokenizer. A name without '/' must be a known short name. Raises
+    `InvalidRequest`."""
     name = str(options.tokenizer)
     if name in TOKENIZERS:
         return TOKENIZERS[name]

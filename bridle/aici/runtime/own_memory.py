@@ -1,7 +1,7 @@
-"""The kernel's views of this process's memory, which a worker opens before the sandbox puts them out of reach.
+"""The kernel's files about this process's memory, which a worker opens before the sandbox makes them inaccessible.
 
-A worker that was forked from another one must not read through its parent's views, and the sandbox lets it open none of
-its own. It has no views then.
+A worker that was forked from another one must not read its parent's memory through these files, and the sandbox does
+not let it open its own. So it cannot read its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OwnMemory(NamedTuple):
     pid: int
 
     def mappings(self) -> list[str]:
-        """Return the lines of the map."""
+        """Return the lines of the memory map."""
         parts, position = [], 0
         while part := os.pread(self.maps, _CHUNK, position):
             parts.append(part)
@@ -32,7 +32,7 @@ _views: list[OwnMemory] = []
 
 
 def own_memory() -> OwnMemory:
-    """Return the views of this process, opened now if they are not open yet. Raises `OSError` where they cannot be."""
+    """Return the files of this process, and open them if necessary. Raises `OSError` if they cannot be opened."""
     while _views:
         if _views[0].pid == os.getpid():
             return _views[0]

@@ -1,8 +1,8 @@
 """Ends a runtime together with the engine that started it.
 
-A bridle engine holds one end of a pipe, the runtime's standard input, before it creates shared memory; a byte reports
-that everything is created. So one of the two processes can always remove it. Other engines have no pipe; for them the
-runtime watches its parent process, whose number it must read before that process can have ended.
+A bridle engine holds one end of a pipe, the runtime's standard input, before it creates shared memory. A byte reports
+that all objects are created. So one of the two processes can always remove the shared memory. Other engines have no
+such pipe. For these the runtime watches its parent process, whose id it must read before that process can have ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _STDIN = 0
 
 
 class ParentWatch:
-    """Watches the process `parent`, which started this one. With `is_piped` it holds our standard input. With
-    `stays` the runtime outlives its parent."""
+    """Watches the process `parent`, which started this one. With `is_piped` that process holds this process's standard
+    input. With `stays` the runtime outlives its parent."""
 
     def __init__(self, parent: int, *, is_piped: bool = False, stays: bool = False) -> None:
         self._parent = parent
@@ -24,7 +24,7 @@ class ParentWatch:
         self._stays = stays
 
     def await_word(self) -> bool:
-        """Wait until the shared objects exist; returns False if the engine ended before."""
+        """Wait until the shared objects exist. Returns False if the engine ended before that."""
         return not self._is_piped or bool(os.read(_STDIN, 1))
 
     def holds(self) -> bool:
@@ -35,14 +35,14 @@ class ParentWatch:
 
 
 def _has_hung_up() -> bool:
-    poll = select.poll()  # one object for each call, since only a single thread may use it
-    poll.register(_STDIN, 0)  # hanging up is always told
+    poll = select.poll()  # one object per call, because only one thread may use an object
+    poll.register(_STDIN, 0)  # a hang-up is always reported
     return bool(poll.poll(0))
 
 
 def fork_watched() -> tuple[int, int]:
     """Fork a child. Returns its process id and its handle, (0, -1) in the child. The child waits until the handle
-    exists, because it is reaped automatically and a handle of an ended child cannot be created. From any thread."""
+    exists, because it is reaped automatically and no handle of an ended child can be created. From any thread."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
         pid = os.fork()
@@ -52,11 +52,11 @@ def fork_watched() -> tuple[int, int]:
             return 0, -1
         with contextlib.suppress(ProcessLookupError):
             return pid, os.pidfd_open(pid)
-    return pid, _handle_of_an_end()  # it was killed before it began
+    return pid, _handle_of_an_end()  # the child was killed before it began
 
 
 def _handle_of_an_end() -> int:
-    """Return the handle of a child that ends at once; it reports an end like that of a killed process."""
+    """Return the handle of a child that ends at once. It reports an end like the handle of a killed process."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

@@ -1,7 +1,7 @@
 """Workers: few processes, each leased to one tenant at a time.
 
-A tenant's sequences are spread over its workers. An idle worker stays for its tenant until another tenant needs the
-place. Then it is replaced by a new process, so that no process ever serves two tenants. With request isolation (or for
+A tenant's sequences are spread over its workers. An idle worker stays with its tenant until another tenant needs the
+place. It is then replaced by a new process, so that no process ever serves two tenants. With request isolation (or for
 guests that can only be forked with their process) a worker belongs to one request alone.
 """
 
@@ -28,14 +28,14 @@ from bridle.errors import Overloaded, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 _replies = m.decoder(m.Created | m.SplitDone)
-#: When each worker of a tenant has more sequences than this, another one is started, if there is room.
+#: Number of sequences per worker of a tenant above which another worker is started, if there is room.
 _COMFORTABLE = 4
-#: The most time that a signal takes to arrive, in seconds.
+#: Maximum number of seconds that a signal takes to arrive.
 _SIGNAL_TIME = 0.2
 
 
 class WorkerPool:
-    """Leases workers, notices their deaths, and reads their side sockets in a thread of its own."""
+    """Leases workers, notices their deaths, and reads their side sockets in a separate thread."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class WorkerPool:
         on_death: Callable[[WorkerHandle], None],
         on_orphaned: Callable[[str], None],
     ) -> None:
-        """`on_death` is called with a worker that was lost. `on_orphaned` is called, with the reason, when no further
-        workers can be started."""
+        """Make an empty pool. `on_death` is called with a worker that was lost. `on_orphaned` is called, with the
+        reason, when no further workers can be started."""
         self._nursery = nursery
         self._on_orphaned = on_orphaned
         self._limits = limits
@@ -65,7 +65,7 @@ class WorkerPool:
     # -- leasing -------------------------------------------------------------------------------------------
 
     def lease(self, request: RequestState, key: int, *, alone: bool) -> WorkerHandle:
-        """A worker for an instance. Waits for `max_queue_time` when all are busy, then raises `Overloaded`."""
+        """Return a worker for an instance. Waits for `max_queue_time` if all are busy, then raises `Overloaded`."""
         end = time.monotonic() + self._limits.max_queue_time / 1000
         with self._room:
             while True:
@@ -79,17 +79,17 @@ class WorkerPool:
                 self._room.wait(left)
 
     def release(self, worker: WorkerHandle, key: int) -> None:
-        """Record that an instance is gone. A process that belonged to its request alone ends with it."""
+        """Record that an instance is gone. A process that belonged to its request alone ends too."""
         with self._room:
             worker.keys.discard(key)
             if worker.keys:
                 return
-            if worker.owner is not None and worker in self.workers:  # else it died before
+            if worker.owner is not None and worker in self.workers:  # otherwise the worker died before
                 self._remove(worker)
             self._room.notify_all()
 
     def bury(self, worker: WorkerHandle) -> None:
-        """Remove a worker that died, or must die: its instances are lost."""
+        """Remove a worker that died or must be killed. Its instances are lost."""
         with self._room:
             if worker not in self.workers:
                 return
@@ -116,7 +116,7 @@ class WorkerPool:
         return self._start(request, alone)
 
     def _start(self, request: RequestState, alone: bool) -> WorkerHandle | None:
-        """Start a process, in the place of another tenant's warm one if need be."""
+        """Start a process. If necessary, it replaces an idle one of another tenant."""
         if self._full(alone):
             warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
             if not warm:
@@ -125,7 +125,7 @@ class WorkerPool:
         return self._spawn(request, alone)
 
     def _full(self, alone: bool) -> str | None:
-        """The reason why no further process of this kind can be started, or None."""
+        """Return the reason why no further process of this kind can be started, or None."""
         count = sum((worker.owner is not None) == alone for worker in self.workers)
         limit = self._limits.max_processes if alone else self._limits.max_workers
         return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None
@@ -195,18 +195,18 @@ class WorkerPool:
                     self._hear(worker, descriptor)
                 except PeerGone:
                     self.bury(worker)
-                except Exception as error:  # it says what no worker says; the others have to be heard all the same
+                except Exception as error:  # invalid data of one worker must not stop the others
                     _log.error("a worker sent invalid data and is ended: %r", error)
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """Continue with a new fork server after all workers died with the old one. Return False if that is
+        """Continue with a new fork server, because all workers died with the old one. Returns False if that is
         impossible."""
-        time.sleep(_SIGNAL_TIME)  # a signal to the whole group may be ending this process, too
+        time.sleep(_SIGNAL_TIME)  # a signal to the whole process group may be ending this process too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)
         try:
-            self._nursery.revive()  # first of all, since others wait for it
+            self._nursery.revive()  # first, because other threads wait for it
         except Exception as error:
             self._on_orphaned(str(error))
             return False

@@ -1,7 +1,7 @@
-"""Finds out which line a CPython guest was running when it was ended, by reading its memory.
+"""Finds the line that a CPython guest was running when it was ended, by reading the guest's memory.
 
-This costs the interpreter nothing. CPython has a table of its memory layout for debuggers, which begins with a known
-word. The module supports 32-bit CPython 3.14, as in components, and returns nothing for others.
+This costs the interpreter no time. CPython has a table of its memory layout for debuggers, which begins with a known
+word. This module supports 32-bit CPython 3.14, as used in components, and finds nothing in others.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from bridle.aici.runtime.own_memory import own_memory
 #: not shown.
 SCRIPT = "script.py"
 _COOKIE = b"xdebugpy"
-_NUM_ENTRIES = 80  # those that matter
+_NUM_ENTRIES = 80  # number of table entries that are read
 _VERSION = 0x30E
 _MAX_FRAMES = 200
 _MAX_SHOWN = 20
 _MAX_NAME = 200
 _MAX_TABLE = 1 << 20
-#: The kind of frames that the interpreter puts between Python and C.
+#: The owner of frames that the interpreter puts between Python and C; such frames have no code.
 _NO_CODE = 3
-#: Characters by their width, and what lies between the head of a text that is not ASCII and its characters.
+#: Codecs by the width of characters in bytes. Below: bytes between the head of a non-ASCII text and its characters.
 _CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _BEFORE_WIDE = 8
-_POINTER = 0xFFFFFFFC  # the low bits of a reference are its tag
+_POINTER = 0xFFFFFFFC  # the low bits of a reference are a tag
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A running function, and the line where it is."""
+    """A running function, and the line that it runs."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class Frame:
 
 
 class _Layout:
-    """The memory layout, from the interpreter's own table. Raises `Unreadable` if that is of another version."""
+    """The memory layout, from the interpreter's own table. Raises `Unreadable` if the table is of another version."""
 
     def __init__(self, table: bytes) -> None:
         numbers = struct.unpack(f"<{_NUM_ENTRIES}Q", table)
@@ -75,7 +75,7 @@ def whereabouts() -> str:
 
 
 def _shown(frames: list[Frame]) -> list[Frame | str]:
-    """The frames to show: the script's own, if one runs; of many frames only some."""
+    """Return the frames to show: the script's own frames, if one runs. If there are many, some are left out."""
     frames = [frame for frame in frames if frame.file == SCRIPT] or frames
     if len(frames) <= _MAX_SHOWN:
         return [*frames]
@@ -84,7 +84,7 @@ def _shown(frames: list[Frame]) -> list[Frame | str]:
 
 
 def _frames_in(memory: LinearMemory) -> list[Frame]:
-    """The running functions in this memory, the innermost last."""
+    """Return the running functions in this memory, the innermost last."""
     try:
         runtime = memory.find(_COOKIE)
         if runtime is None:
@@ -117,13 +117,14 @@ def _frame(memory: LinearMemory, layout: _Layout, place: int) -> Frame:
 
 
 def line_at(table: bytes, first: int, offset: int) -> int:
-    """The line of the instruction `offset` bytes into the code whose first line is `first`."""
+    """Return the line of the instruction at byte `offset` of the code whose first line is `first`."""
     line, end, place = first, 0, 0
     while place < len(table):
         kind, length = table[place] >> 3 & 15, (table[place] & 7) + 1
         place += 1
         numbers = []
-        while place < len(table) and not table[place] & 0x80:  # an entry goes on to the next byte with the top bit
+        # an entry continues up to the next byte with the top bit set
+        while place < len(table) and not table[place] & 0x80:
             numbers.append(table[place])
             place += 1
         if 10 <= kind <= 12:
@@ -137,7 +138,7 @@ def line_at(table: bytes, first: int, offset: int) -> int:
 
 
 def _signed(numbers: list[int]) -> int:
-    """The first number of an entry: six bits in each byte, the lowest first; the lowest bit is the sign."""
+    """Return the first number of an entry: six bits in each byte, the lowest first; the lowest bit is the sign."""
     value = 0
     for place, number in enumerate(numbers):
         value |= (number & 63) << 6 * place

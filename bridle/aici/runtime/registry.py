@@ -1,4 +1,4 @@
-"""The table of sequences, shared by the supervisor's threads: reservations, expiry, and the consequences of a worker's
+"""The table of sequences, shared by the supervisor's threads: reservations, expiry, and cleanup after a worker's
 death."""
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Registry:
-    """Guards the table. The main thread holds `lock` during a step, side threads for a moment each."""
+    """Protects the table by a lock. The main thread holds `lock` during a step, side threads for a moment each."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
         self.lock = threading.RLock()
         self.table = SequenceTable(limits)
-        self._reserved: dict[str, str] = {}  # requests whose instances are in the making, and their tenants
-        self.doomed: list[RuntimeSequence] = []  # to be released by the main thread
+        self._reserved: dict[str, str] = {}  # requests whose instances are being created, with their tenants
+        self.doomed: list[RuntimeSequence] = []  # sequences that the main thread must release
 
     def facts(self, text: str) -> ModuleMetadata:
         """Return the compiler's metadata of a module."""
@@ -36,7 +36,7 @@ class Registry:
 
     @contextlib.contextmanager
     def reserve(self, state: RequestState) -> Iterator[int]:
-        """Reserve a key for an instance in the making. Raises `InvalidRequest` if the request has one already."""
+        """Reserve a key for an instance in creation. Raises `InvalidRequest` if the request already has one."""
         with self.lock:
             if state.name in self._reserved or state.name in self.table.pending:
                 raise InvalidRequest(f"req_id {state.name[:80]!r} is in use already", "req_id")
@@ -50,13 +50,13 @@ class Registry:
                 self._reserved.pop(state.name, None)
 
     def add(self, key: int, state: RequestState, worker: WorkerHandle, splits: bool) -> None:
-        """Enter an instance that was made and waits for a sequence."""
+        """Add an instance that was created and waits for a sequence."""
         with self.lock:
             sequence = RuntimeSequence(key, state, worker, splits=splits)
             if worker.is_dead:
                 sequence.error = "Worker: the process died"
             self.table.add(sequence)
-            self._reserved.pop(state.name, None)  # it counts as itself now
+            self._reserved.pop(state.name, None)  # from now on the instance itself is counted
 
     def discard(self, name: str) -> None:
         """Drop the instance of a request that will never run."""
@@ -74,8 +74,8 @@ class Registry:
                     self.discard(name)
 
     def worker_died(self, worker: WorkerHandle) -> dict[str, str]:
-        """End the sequences of a dead worker; they stay in the table until the engine frees them. Returns the traces of
-        the requests that lost one, by request, as far as they are known."""
+        """End the sequences of a dead worker. They stay in the table until the engine frees them. Returns, for the
+        requests that lost a sequence, their trace ids by request name, as far as known."""
         lost = {}
         for sequence in list(self.table.by_key.values()):
             if sequence.worker is worker and sequence.error is None:

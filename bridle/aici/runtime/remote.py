@@ -1,7 +1,7 @@
-"""Shared variables of a request whose sequences live in different processes: the worker's end and the server's.
+"""Shared variables of a request whose sequences run in different processes: the worker's side and the supervisor's.
 
-Each such process has a socket of its own to the supervisor, on which it waits for the reply. The supervisor answers all
-of them, so each variable has one order of versions.
+Each such process has its own socket to the supervisor, on which it waits for the reply. The supervisor answers all of
+these processes, so each variable has one order of versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _replies = m.decoder(m.VariableReply)
 
 
 class RemoteVariables:
-    """See `storage.Variables`. One thread at a time."""
+    """Implements `storage.Variables` over a socket. One thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

@@ -1,8 +1,9 @@
 """Communication between two processes of the runtime: a ring in shared memory for steps, and framed messages on a
 socket.
 
-A ring message is written in place. One byte on a socket announces it; the byte also orders the memory accesses and
-makes the peer's death visible as an end of file. The memory is anonymous, so nothing can be left behind.
+A ring message is written directly into the ring. One byte on a socket announces the message. The byte also orders the
+memory accesses, and the peer's death is seen as an end of file. The memory is anonymous, so a crash leaves no object
+behind.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from bridle.errors import ProtocolError
 _HEADER = 64
 _LENGTH = struct.Struct("<I")
 _WRAP = 0xFFFFFFFF
-#: Bytes of each direction. Pages that are never touched cost nothing.
+#: Bytes of each direction. Pages that are never used cost nothing.
 RING_SIZE = 16 << 20
 _MAX_FRAME = 256 << 20
 _FULL_TIMEOUT = 30.0
 
 
 class PeerGone(ProtocolError):
-    """The other process is dead."""
+    """The other process has ended."""
 
 
 def make_memory() -> int:
-    """A file descriptor of anonymous memory for both directions."""
+    """Return a file descriptor of anonymous memory for both directions."""
     descriptor = os.memfd_create("bridle-ring", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, 2 * RING_SIZE)
     return descriptor
 
 
 class Ring:
-    """One direction. Exactly one process writes, exactly one reads."""
+    """One direction of the ring memory. Exactly one process writes, and exactly one reads."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._view = memoryview(memory)[offset + _HEADER : offset + RING_SIZE]
@@ -69,7 +70,7 @@ class Ring:
         self._position += skip + need
 
     def peek(self) -> memoryview:
-        """The next message, in place. It stays valid until `advance`."""
+        """Return the next message without copying it. It stays valid until `advance`."""
         start = self._position % self._capacity
         left = self._capacity - start
         if left < _LENGTH.size or _LENGTH.unpack_from(self._view, start)[0] == _WRAP:
@@ -97,7 +98,7 @@ class Ring:
 
 
 class Port:
-    """Both directions and the doorbell, as seen from one side. `send` may be called by several threads."""
+    """Both directions and the doorbell, as used by one side. `send` may be called by several threads."""
 
     def __init__(self, memory: int, bell: socket.socket, *, is_worker: bool) -> None:
         mapped = mmap.mmap(memory, 2 * RING_SIZE)
@@ -120,8 +121,8 @@ class Port:
                 raise PeerGone(f"the worker has ended: {error}") from None
 
     def receive(self) -> Iterator[memoryview]:
-        """The messages that were announced, each valid until the next is asked for. Call it when `bell` is readable;
-        raises `PeerGone` at the end of file."""
+        """Yield the messages that were announced, each valid until the next is requested. Call this when `bell` is
+        readable. Raises `PeerGone` at the end of file."""
         try:
             rung = self.bell.recv(64)
         except OSError as error:
@@ -137,7 +138,7 @@ class Port:
 
 
 def send_frame(sock: socket.socket, message: bytes, descriptors: list[int] | None = None) -> None:
-    """A whole message over a stream socket, with open files if wanted. Raises `PeerGone`."""
+    """Send a whole message over a stream socket, with open files if given. Raises `PeerGone`."""
     header = _LENGTH.pack(len(message))
     try:
         if descriptors:
@@ -150,7 +151,7 @@ def send_frame(sock: socket.socket, message: bytes, descriptors: list[int] | Non
 
 
 def receive_frame(sock: socket.socket, max_descriptors: int = 0) -> tuple[bytearray, list[int]]:
-    """The next message and the files that came with it. Raises `PeerGone`."""
+    """Return the next message and the files that came with it. Raises `PeerGone`."""
     try:
         header, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, max_descriptors or 1)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Choices among the constraints of guests: whole texts, which an engine may score instead of sampling under a mask.
 
-A guest follows a constraint token by token, whatever its kind. So the host remembers the rest of the texts of a choice,
-and passes it to the engine with the mask.
+A guest follows a constraint token by token, whatever its kind. So the host remembers the remaining texts of a choice,
+and passes them to the engine with the mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def note_choice(guest: Instance, handle: int, kind: str, spec: str) -> None:
 
 
 def add_options(guest: Instance, handle: int, mask: int) -> int:
-    """Record which options may come with a mask of the running callback, and return the mask."""
+    """Record which options may come with a mask of the running callback. Returns the mask."""
     options = spelled(guest.surroundings.vocabulary, guest.choices.get(handle, ()))
     if options:
         guest.mask_options[mask - 1] = options
@@ -36,7 +36,7 @@ def add_options(guest: Instance, handle: int, mask: int) -> int:
 
 
 def advance_choice(guest: Instance, handle: int, tokens: Sequence[int]) -> None:
-    """Record tokens that followed."""
+    """Record tokens that the constraint committed."""
     if handle in guest.choices:
         text = b"".join(guest.surroundings.vocabulary.tokens[token] for token in tokens)
         left = (option for option in guest.choices[handle] if option.startswith(text))
@@ -44,7 +44,7 @@ def advance_choice(guest: Instance, handle: int, tokens: Sequence[int]) -> None:
 
 
 def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
-    """The texts of a choice that the engine may score as a whole; none of another constraint."""
+    """Return the texts of a choice that the engine may score as a whole; empty for other constraints."""
     if kind not in ("choice", "constraint"):
         return ()
     try:
@@ -57,8 +57,9 @@ def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
 
 
 def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[int]]:
-    """Return the tokens of the texts of which one comes next, as the tokenizer writes them. Return nothing if the
-    engine cannot score them: there are too few or too many, one is complete already, or two have the same tokens."""
+    """Return the tokens of the texts one of which comes next, as the tokenizer produces them. Returns an empty list if
+    the engine cannot score them: there are too few or too many, one is already complete, or two have the same
+    tokens."""
     if not 1 < len(texts) <= MAX_SCORED or not all(texts):
         return []
     options = [_written(vocabulary, text) for text in texts]
@@ -69,7 +70,7 @@ def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[
 
 
 def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
-    """The tokens of a text within a document; none if it is not whole characters."""
+    """Return the tokens of a text within a document; empty if the text is not whole characters."""
     try:
         written = text.decode()
     except UnicodeDecodeError:
@@ -79,7 +80,8 @@ def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
 
 
 def parse_spec(kind: str, spec: str) -> Constraint:
-    """A text for most kinds, JSON for the others; kind `constraint` takes any constraint as plain data."""
+    """Return the constraint of a specification: plain text for most kinds, JSON for others. Kind `constraint` takes any
+    constraint as plain data."""
     if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
         return parse({kind: spec})
     if kind == "json_object":

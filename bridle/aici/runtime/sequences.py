@@ -1,4 +1,4 @@
-"""The supervisor's data about requests and sequences: location, lateness and counts."""
+"""The supervisor's data about requests and sequences: their workers, lateness and counts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from bridle.errors import InvalidRequest, Overloaded
 
 @dataclass(slots=True, eq=False)
 class RuntimeSequence:
-    """One sequence (before it is bound: an instance). `error` says why it is over."""
+    """One sequence; before it is bound to a number, an instance. `error` says why it is over."""
 
     key: int
     request: RequestState
     worker: WorkerHandle
     seq_id: int | None = None
-    splits: bool = False  # forks by forking its process
+    splits: bool = False  # forked by forking its process
     error: str | None = None
     is_outstanding: bool = False  # an op was sent and is not answered yet
     last_op: m.Step2 | m.PostPre | m.Mid1 | None = None  # the op that was sent last
     ready: m.SequenceAnswer | None = None  # an answer that came too late for its step
-    misses: int = 0  # step limits since then, by the clock
+    misses: int = 0  # step limits that passed since `last_op`, by the clock
     asked_at: float = 0.0  # when `last_op` was sent
-    allowance: float = 0.0  # seconds of processor time that the answer to it may take
+    allowance: float = 0.0  # seconds of processor time that the answer to `last_op` may take
     untold: list[tuple[str, str]] = field(default_factory=list)  # variables that the next op sets
     created: float = field(default_factory=time.monotonic)
 
 
 class SequenceTable:
-    """All sequences, by the engine's number or, until they have one, by request. Used by the main thread and, for
-    instances that are not bound yet, by side threads. Every method is a single atomic change or runs under its
-    caller's lock."""
+    """All sequences, by the engine's number; before they have one, by request. Used by the main thread and, for
+    instances that are not bound yet, by side threads. Every method is a single atomic change or runs under its caller's
+    lock."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
@@ -62,7 +62,7 @@ class SequenceTable:
             )
 
     def add(self, sequence: RuntimeSequence) -> None:
-        """A new instance that no sequence has claimed, or a fork."""
+        """Add a fork, or a new instance that no sequence has claimed."""
         request = sequence.request
         request.num_alive += 1
         request.num_ever += 1
@@ -74,7 +74,7 @@ class SequenceTable:
             self.by_id[sequence.seq_id] = sequence
 
     def bind(self, req_id: str, seq_id: int) -> RuntimeSequence:
-        """Give a pending instance its number. The request's name cannot be used a second time."""
+        """Assign its sequence number to a pending instance. The request's name cannot be used a second time."""
         if seq_id in self.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         sequence = self.pending.pop(req_id, None)
@@ -97,7 +97,7 @@ class SequenceTable:
         return f"more than {limit} sequences in the life of one request" if request.num_ever + more > limit else None
 
     def remove(self, sequence: RuntimeSequence) -> None:
-        """Forget a sequence. Idempotent."""
+        """Remove a sequence from the table. Idempotent."""
         if self.by_key.pop(sequence.key, None) is None:
             return
         if sequence.seq_id is not None:

@@ -1,4 +1,4 @@
-"""The side channel: uploads, tags, instantiation. Many requests at a time, answered in any order."""
+"""The side channel: uploads, tags, instantiation. Many requests at a time are answered in any order."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import ControllerTimeout, InvalidRequest
 
-#: The time limit of an instantiation, as a multiple of its CPU limit. It is longer where the worker got less processor
-#: time.
+#: Time limit of an instantiation, as a multiple of its CPU limit. It is extended if the worker got less processor time.
 _PATIENCE = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class SideOptions:
-    """Options of the side channel. `isolation`: `tenant` shares workers, `request` gives each request its own
-    processes. `fork`: `copy` or `process`."""
+    """Options of the side channel. `isolation`: with `tenant` requests of a tenant share workers, with `request` each
+    request has its own processes. `fork` is `copy` or `process`."""
 
     isolation: str = "tenant"
     fork: str = "copy"
@@ -42,7 +41,7 @@ class SideOptions:
 
 
 class SideOps:
-    """Thread-safe handlers. They raise `BridleError`; the caller turns that into a reply."""
+    """Thread-safe handlers of requests. They raise `BridleError`; the caller turns the error into a reply."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class SideOps:
     # -- modules -------------------------------------------------------------------------------------------
 
     def mk_module(self, request: MkModule) -> ModuleData:
-        """Compile, then store. Nothing is stored of a module that does not compile."""
+        """Compile a module, then store it. A module that does not compile is not stored."""
         self._check_unrestricted("uploading")
         limit = self._limits.max_module_bytes
         if len(request.binary) > (limit + 2) // 3 * 4 + 4:
@@ -76,7 +75,7 @@ class SideOps:
         return self.install(wasm, auth_of(request))
 
     def install(self, wasm: bytes, auth: Auth) -> ModuleData:
-        """Store and compile a module. The second time is cheap."""
+        """Store and compile a module. A repeated call is cheap."""
         module = self._store.identify(wasm)
         compiled = self._compilers.cached(module) if self._store.has(module) else None
         if compiled is not None:
@@ -106,7 +105,7 @@ class SideOps:
     # -- instances -----------------------------------------------------------------------------------------
 
     def instantiate(self, request: Instantiate, dialect: str) -> Any:
-        """Make an instance; the data of the reply depends on the engine's dialect: 1, 1b or 2."""
+        """Make an instance. The data of the reply depends on the engine's dialect: 1, 1b or 2."""
         auth = auth_of(request)
         argument = request.argument
         if len(argument) > self._limits.max_argument:
@@ -198,7 +197,7 @@ class SideOps:
                 break
             except TimeoutError:
                 before, used = used, worker.process.cpu_seconds() - begin
-                if before < used < patience:  # it is at it, but the machine is busy
+                if before < used < patience:  # the worker computes, but the machine is busy
                     continue
                 worker.calls.pop(message.rid, None)
                 raise ControllerTimeout(f"instantiation took longer than {patience:g} s") from None

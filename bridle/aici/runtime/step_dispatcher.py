@@ -1,8 +1,9 @@
-"""One step of many sequences: ops go out to their workers, answers come back until a deadline, and the others are late.
+"""One step of many sequences: ops are sent to their workers, and answers are collected until a deadline.
+Sequences whose answers are missing then are late.
 
 A sequence that does not answer in time loses only its own step; its answer is kept when it arrives. The deadline only
-limits the wait of the others. A guest that uses too much processor time is ended by its worker. Only the main thread
-runs this code.
+limits the wait for each sequence. A guest that uses too much processor time is ended by its worker. Only the main
+thread runs this code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.aici.runtime.worker_handle import WorkerHandle
 
 _answers = m.decoder(m.Answers)
-#: How long a wait lasts before deaths that another thread noticed are checked, in seconds.
+#: Seconds of waiting after which deaths that another thread noticed are checked.
 _LOOK = 0.05
 
 Op = m.Step2 | m.PostPre | m.Mid1
@@ -30,17 +31,18 @@ Op = m.Step2 | m.PostPre | m.Mid1
 
 @dataclass(slots=True)
 class Job:
-    """A sequence's part in a step. Afterwards it has an `answer`, or `is_late`, or the sequence has an `error`."""
+    """A sequence's part in a step. After the step it has an `answer`, or `is_late` is true, or the sequence has an
+    `error`."""
 
     sequence: RuntimeSequence
     op: Op
     answer: m.SequenceAnswer | None = None
     is_late: bool = False
-    is_counted: bool = False  # late, and counted as late already in this stretch of time
+    is_counted: bool = False  # late, and already counted as late in this period
 
 
 class Steps:
-    """Runs steps."""
+    """Runs the steps of the engine."""
 
     def __init__(self, pool: WorkerPool, table: SequenceTable, limits: RuntimeLimits) -> None:
         self._pool = pool
@@ -49,11 +51,11 @@ class Steps:
         self._number = 0
 
     def run(self, jobs: list[Job], deadline: float, limit: float, reply_by: float | None = None) -> None:
-        """Give every job its answer, as far as answers come before `deadline` (monotonic seconds).
+        """Collect an answer for every job, as far as answers come before `deadline` (monotonic seconds).
 
-        With `reply_by` the wait ends at that time, and does not include sequences that are late already, if there are
-        others. Then a job is late once for each `limit` seconds since it was asked. It ends with an error when its
-        guest has used that much processor time as many times as it may be late.
+        With `reply_by` the wait ends at that time, and late sequences are not waited for if there are others. A job
+        then counts as late once for each `limit` seconds since it was asked. It ends with an error when its guest has
+        used that much processor time as often as it may be late.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit
@@ -83,7 +85,7 @@ class Steps:
             self._judge(waiting, limit)
 
     def catch_up(self, sequences: Iterable[RuntimeSequence], deadline: float) -> None:
-        """Collect the answers of late sequences that are not in this step. There is time until `deadline`."""
+        """Collect the answers of late sequences that are not in this step, until `deadline`."""
         waiting = {each.key: Job(each, each.last_op) for each in sequences if each.is_outstanding and each.last_op}
         self._collect(waiting, deadline)
         for job in waiting.values():
@@ -91,7 +93,7 @@ class Steps:
         self.end_stuck({job.sequence.worker for job in waiting.values() if job.answer is None})
 
     def release(self, sequences: Iterable[RuntimeSequence], reason: str) -> None:
-        """Drop these sequences, running or not."""
+        """Drop these sequences, even if they run."""
         keys: dict[WorkerHandle, list[int]] = {}
         for sequence in sequences:
             self._table.remove(sequence)
@@ -118,13 +120,13 @@ class Steps:
                 self._pool.bury(worker)
 
     def _collect(self, waiting: dict[int, Job], deadline: float, awaited: set[int] | None = None) -> None:
-        """Read answers until all of `waiting` are there (of `awaited`, if that is not empty) or time is up."""
+        """Read answers until those of `waiting` (or of `awaited`, if that is not empty) have arrived or time is up."""
         poll = select.poll()
         ports: dict[int, WorkerHandle] = {}
         for job in waiting.values():
             worker = job.sequence.worker
             descriptor = worker.port.bell.fileno()
-            if descriptor >= 0:  # it died just now; its sequences will be told soon
+            if descriptor >= 0:  # it died just now; its sequences get an error soon
                 ports[descriptor] = worker
         for descriptor in ports:
             poll.register(descriptor, select.POLLIN)
@@ -156,7 +158,7 @@ class Steps:
         sequence = self._table.by_key.get(answer.key)
         if sequence is None:
             return
-        answer.masks = [memoryview(bytes(mask)) for mask in answer.masks]  # the ring will be written again
+        answer.masks = [memoryview(bytes(mask)) for mask in answer.masks]  # the ring will be overwritten
         for each in answer.ahead:
             each.masks = [memoryview(bytes(mask)) for mask in each.masks]
         sequence.is_outstanding = False
@@ -185,7 +187,7 @@ class Steps:
             self.end_stuck(set(late))
 
     def end_stuck(self, workers: set[WorkerHandle] | None = None) -> None:
-        """Kill workers (None: any) that do not end guests whose time is over, or that make no progress."""
+        """Kill workers (None: any of them) that do not end guests whose time is over, or that make no progress."""
         allowances: dict[WorkerHandle, float] = {}
         for sequence in list(self._table.by_key.values()):
             worker = sequence.worker

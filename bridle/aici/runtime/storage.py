@@ -1,7 +1,7 @@
-"""Shared variables of a request: byte strings with versions, seen by all of its sequences.
+"""Shared variables of a request: byte strings with versions, visible to all sequences of the request.
 
-A write may be conditional on the version, which makes it an atomic exchange between forks. Everything a guest can make
-grow here is bounded, and each refusal names its limit. Tool calls are variables with reserved names; those whose
+A write may be conditional on the version, which makes it an atomic exchange between forks. Everything that a guest can
+make grow is limited, and each refusal names its limit. Tool calls are variables with reserved names. Calls whose
 answers were read are removed if room is needed.
 """
 
@@ -19,9 +19,9 @@ from bridle.aici.runtime.wasm import GuestFault
 
 _commands = msgspec.json.Decoder(StorageCommand)
 _MISSING = b'{"VariableMissing":{}}'
-#: The variables of a call are `tool:ID`, and these behind it.
+#: The variables of a tool call are `tool:ID`, and `tool:ID` with one of these suffixes.
 _TOOL, _ANSWER, _ERROR = "tool:", ":answer", ":error"
-#: So many answers that were read last are kept: a guest reads on behind an answer.
+#: Number of answers, the last ones read, that are not removed, because a guest may read an answer in pieces.
 _NUM_KEPT = 4
 
 
@@ -44,10 +44,10 @@ class Variables(Protocol):
     """The interface that executes a guest's storage commands."""
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
-        """The JSON reply. Raises `GuestFault` when a quota is exceeded."""
+        """Execute a command. Returns the JSON reply. Raises `GuestFault` when a limit is exceeded."""
 
     def version(self, name: str) -> int:
-        """Version of a variable, 0 if it is not set."""
+        """Return the version of a variable, 0 if it is not set."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class SharedVariables:
     limits: RuntimeLimits
     _values: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     _size: int = 0
-    _answers_read: dict[str, None] = field(default_factory=dict)  # by call, the oldest first
+    _answers_read: dict[str, None] = field(default_factory=dict)  # calls whose answers were read, the oldest first
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
@@ -103,14 +103,14 @@ class SharedVariables:
         return msgspec.json.encode({"WriteVar": {"version": version}})
 
     def _make_room(self, name: str, size: int, old_size: int | None) -> None:
-        """Drop tool calls whose answers were read, as many as necessary."""
+        """Remove as many tool calls whose answers were read as necessary."""
         calls = list(self._answers_read)[:-_NUM_KEPT] if len(self._answers_read) > _NUM_KEPT else []
         for call in calls:
             is_full = old_size is None and len(self._values) >= self.limits.max_variables
             if not is_full and self._size + size - (old_size or 0) <= self.limits.max_variable_bytes:
                 return
             if name.startswith(call):
-                continue  # it is being used again
+                continue  # the call is in use again
             del self._answers_read[call]
             for each in (call, call + _ANSWER, call + _ERROR):
                 self._size -= len(self._values.pop(each, (0, b""))[1])
@@ -130,13 +130,13 @@ class SharedVariables:
 
 @dataclass(slots=True)
 class RequestState:
-    """One user request: its sequences share variables and limits. `variables` is used by process isolation only."""
+    """One user request. Its sequences share variables and limits. `variables` is used only with process isolation."""
 
     id: int
     name: str
     tenant: str
     module: str
     variables: SharedVariables
-    trace: str | None = None  # W3C's name of the trace that the request belongs to
+    trace: str | None = None  # W3C trace context of the request
     num_alive: int = 0
     num_ever: int = 0

@@ -1,6 +1,6 @@
-"""The supervisor: reads both channels, runs steps, owns everything that outlives a request. Runs no Wasm.
+"""The supervisor reads both channels, runs steps, and owns all state that outlives a request. It runs no Wasm.
 
-The main thread serves the main channel, one request at a time; the side channel has a reader and a few threads. The
+The main thread serves the main channel, one request at a time. The side channel has a reader and a few threads. The
 process ends when the engine's process does, and ends everything that it started.
 """
 
@@ -41,16 +41,16 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest, Overload
 
 _log = logging.getLogger(__name__)
 _SIDE_THREADS = 16
-#: How long to wait for the engine to read a reply before checking that it lives, in seconds.
+#: Seconds to wait for the engine to read a reply before checking that the engine still runs.
 _REPLY_TIMEOUT = 600.0
-#: While no step comes: how often instances that no request needs are dropped, in seconds.
+#: Seconds between two cleanups of instances that no request needs, while no step comes.
 _TIDY_INTERVAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """The settings of a runtime. `dialect` is the engine's protocol, if known: 1, 1b or 2. `prepared` are
-    the shipped controllers to compile at the start."""
+    """The settings of a runtime. `dialect` is the engine's protocol, if known: 1, 1b or 2. `prepared` are the names of
+    bridle's own controllers to compile at the start."""
 
     dialect: str
     dtype: str
@@ -97,7 +97,7 @@ class Supervisor:
         self._reply_lock = threading.Lock()
 
     def run(self) -> None:
-        """Serve until the engine is gone, then return. A `stop` request ends the process."""
+        """Serve until the engine has ended, then return. A `stop` request ends the process."""
         threading.Thread(target=self._listen_side, name="side-reader", daemon=True).start()
         try:
             while True:
@@ -156,7 +156,7 @@ class Supervisor:
         raise ProtocolError("this operation belongs to the main channel")
 
     def _spoke(self, dialect: str) -> None:
-        """Record the engine's dialect, which its first step reveals."""
+        """Record the engine's dialect, which its first step shows."""
         if self._dialect[0] != dialect:
             self._dialect = dialect
 
@@ -218,7 +218,7 @@ class Supervisor:
     def _serve_side(self, data: bytes) -> None:
         try:
             self._reply_side(self._answer(data, self._side_any))
-        except Exception as error:  # the call would stay without a reply
+        except Exception as error:  # otherwise the call would get no reply
             self._goodbye(error)
         finally:
             with self._side_lock:
@@ -236,7 +236,7 @@ class Supervisor:
     # -- both ----------------------------------------------------------------------------------------------
 
     def _answer(self, data: bytes, handle: Callable[[p.Request], Any]) -> bytes:
-        """The reply to a request, whatever happens."""
+        """Return the reply to a request, also after any error."""
         try:
             request = p.decode_request(data)
         except ProtocolError as error:
@@ -245,14 +245,14 @@ class Supervisor:
             return p.encode(r.JsonFailure(f"not JSON: {error}"))
         rid = p.rid_of(request)
         try:
-            p.auth_of(request)  # refused on every operation if it is malformed
+            p.auth_of(request)  # a malformed one is refused for every operation
             return p.encode(r.Ok(handle(request), rid))
         except Overloaded as error:
             return p.encode(r.ErrorReply(str(error), True, rid, error.retry_after or msgspec.UNSET))
         except BridleError as error:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError))
             return p.encode(r.ErrorReply(str(error), is_user_error, rid))
-        except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
+        except Exception as error:  # a bug of bridle: the engine gets an error, and the runtime continues
             trace = p.trace_of(request)
             _log.error("internal error: %r%s", error, f", traceparent {trace}" if trace else "")
             return p.encode(r.ErrorReply(f"internal error: {error!r}", False, rid))
@@ -264,11 +264,11 @@ class Supervisor:
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: Exception) -> None:
-        """End the runtime, because the engine has ended or broke the channel permanently, and can no longer clean
+        """End the runtime, because the engine has ended, or broke the channel permanently and can no longer clean
         up."""
         if self._engine_lives():
             _log.error("%s; ending", error)
-        else:  # nobody is there to be told
+        else:  # no engine is left to be informed
             self._link.unlink()
         self.stop()
 
@@ -277,11 +277,12 @@ class Supervisor:
             _log.warning("the worker of request %s died, traceparent %s", name[:80], trace)
 
     def _orphaned(self, why: str) -> None:
-        """End the runtime, because nothing can start workers without a fork server. The engine starts a new runtime."""
+        """End the runtime, because no worker can be started without a fork server. The engine then starts a new
+        runtime."""
         self._goodbye(ProtocolError(why))
 
     def stop(self) -> None:
-        """End this process and all that it started, now."""
+        """End this process and all processes that it started, now."""
         self._pool.close()
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGUSR1)

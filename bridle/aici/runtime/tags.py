@@ -1,4 +1,4 @@
-"""Names of modules: the syntax of tags, the users that may set them, and the syntax of `gh:` references."""
+"""Names of modules: the syntax of tags, the rule for who may set them, and the syntax of `gh:` references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = re.compile(r"v\d+\.\d+")
 
 
 def is_module_id(text: str) -> bool:
-    """64 lower-case hex digits: safe to be part of a file name."""
+    """Return whether `text` has 64 lower-case hex digits, so that it may be part of a file name."""
     return _MODULE_ID.match(text) is not None
 
 
@@ -29,7 +29,7 @@ def is_tag(text: str) -> bool:
 
 
 def check_tag(tag: str, auth: Auth) -> None:
-    """Raises `InvalidRequest` unless `auth` may set `tag`."""
+    """Raise `InvalidRequest` unless `auth` may set `tag`."""
     if not is_tag(tag):
         raise InvalidRequest(
             f"invalid tag {tag[:80]!r}: use at most {MAX_TAG} letters, digits, '_', '-' or '.', with a letter first. "
@@ -41,7 +41,7 @@ def check_tag(tag: str, auth: Auth) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GhReference:
-    """`gh:owner/repo[/selector][/version]`: a release asset."""
+    """A reference to a release asset: `gh:owner/repo[/selector][/version]`."""
 
     owner: str
     repo: str
@@ -50,7 +50,7 @@ class GhReference:
 
     @classmethod
     def parse(cls, text: str) -> GhReference:
-        """Raises `InvalidRequest` with the allowed names."""
+        """Parse a reference. Raises `InvalidRequest` with the allowed syntax."""
         parts = text[3:].split("/")
         if _GH.match(text) is None or not 2 <= len(parts) <= 4 or not all(parts) or ".." in text:
             raise InvalidRequest(f"invalid reference {text[:120]!r}: gh:owner/repo[/selector][/version]")
@@ -63,6 +63,7 @@ class GhReference:
 
     @property
     def url(self) -> str:
-        """The release's metadata. An explicit `latest` is looked up as a tag, as the original does."""
+        """Return the URL of the release's metadata. An explicit `latest` is looked up as a tag, as in the original
+        runtime."""
         base = f"https://api.github.com/repos/{self.owner}/{self.repo}/releases"
         return f"{base}/tags/{self.version}" if self.version else f"{base}/latest"

@@ -1,4 +1,4 @@
-"""The token trie that guests walk: building, in both layouts, and reading it back.
+"""The token trie that guests walk: building it in both layouts, and reading it.
 
 A vocabulary of 128k tokens is built in a fraction of a second, because every step is one array operation over sorted
 tokens. Sorted order is depth-first pre-order, so a token adds only the nodes after the prefix that it shares with its
@@ -24,15 +24,15 @@ NO_TOKEN = 0xFFFFFF
 LENGTH_BITS = {1: 8, 2: 10}
 #: A node with more children than this gets all 256.
 _DENSE = 250
-#: Longer tokens cannot be reached through the trie, since a node counts the levels to pop in 8 bits.
+#: Longer tokens cannot be reached through the trie, because a node stores the number of levels to pop in 8 bits.
 _MAX_DEPTH = 255
 
 Array = npt.NDArray[Any]
 
 
 def build_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
-    """The blob that `aici_host_token_trie` gives. Special tokens have empty bytes and are not in the trie; of equal
-    tokens the last one wins. Raises `UnsupportedModel` when the vocabulary exceeds the limits of the format."""
+    """Return the blob for `aici_host_token_trie`. Special tokens have empty bytes and are not in the trie; of equal
+    tokens the last one is used. Raises `UnsupportedModel` if the vocabulary exceeds the limits of the format."""
     if not 0 < len(tokens) < NO_TOKEN:
         raise UnsupportedModel(f"vocabulary of {len(tokens)} tokens; the trie holds 1 to {NO_TOKEN - 1}")
     bits = LENGTH_BITS[dialect]
@@ -41,13 +41,13 @@ def build_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
     nodes = _build_nodes(kept)
     offsets, data = _pack(kept, bits)
     size = nodes.nbytes
-    # The original writer stores the size of the nodes a second time where that of the data belongs.
+    # The original writer stores the size of the nodes a second time in the field for the size of the data.
     header = HEADER.pack(MAGIC, HEADER.size, size, offsets.nbytes, size, len(tokens), eos)
     return header + nodes.tobytes() + offsets.tobytes() + data
 
 
 def _pack(tokens: Sequence[bytes], bits: int) -> tuple[Array, bytes]:
-    """Start and length of each token in the concatenated bytes: u32 `[V]`."""
+    """Return start and length of each token in the concatenated bytes: u32 `[V]`."""
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     starts = np.cumsum(lengths) - lengths
     if starts[-1] + lengths[-1] >= 1 << (32 - bits):
@@ -58,7 +58,7 @@ def _pack(tokens: Sequence[bytes], bits: int) -> tuple[Array, bytes]:
 
 
 def _build_nodes(tokens: Sequence[bytes]) -> Array:
-    """Nodes in pre-order, root first: u32 `[N, 2]`."""
+    """Return the nodes in pre-order, root first: u32 `[N, 2]`."""
     words: dict[bytes, int] = {}
     for index, token in enumerate(tokens):
         if 0 < len(token) <= _MAX_DEPTH:
@@ -99,7 +99,7 @@ def _shape(words: dict[bytes, int]) -> _Shape:
 
 
 def _shared_prefixes(data: Array, start: Array, length: Array) -> Array:
-    """The length of the prefix that each sorted word shares with the one before it."""
+    """Return the length of the prefix that each sorted word shares with the word before it."""
     shared = np.zeros(len(start), np.int64)
     active = np.arange(1, len(start))
     depth = 0
@@ -112,7 +112,8 @@ def _shared_prefixes(data: Array, start: Array, length: Array) -> Array:
 
 
 def _parents(depth: Array) -> Array:
-    """Index of each node's parent, -1 for the root: the last node before it that is one level higher."""
+    """Return the index of each node's parent, -1 for the root. The parent is the last node before it that is one level
+    higher."""
     parent = np.full(len(depth), -1, np.int64)
     for level in range(2, int(depth.max(initial=0)) + 1):
         nodes = np.flatnonzero(depth == level)
@@ -122,7 +123,7 @@ def _parents(depth: Array) -> Array:
 
 
 def _dense_words(shape: _Shape) -> list[bytes]:
-    """All one-byte extensions of nodes that have enough children to get every one."""
+    """Return all one-byte extensions of nodes that have enough children to get all 256."""
     parent = _parents(shape.depth)
     children = np.bincount(parent + 1, minlength=1)
     words: list[bytes] = []
@@ -151,7 +152,7 @@ def _encode(shape: _Shape) -> Array:
 
 
 def _ends(depth: Array) -> Array:
-    """Index behind each node's subtree: the next node that is not deeper."""
+    """Return the index after each node's subtree, which is the next node that is not deeper."""
     ends = np.empty(len(depth), np.int64)
     for level in range(int(depth.max()) + 1):
         nodes = np.flatnonzero(depth == level)
@@ -164,7 +165,7 @@ def _ends(depth: Array) -> Array:
 
 
 class TokenTrie:
-    """A blob read back: token bytes, and longest-match tokenization of bytes that are no text."""
+    """A trie read from its blob: token bytes, and longest-match tokenization of bytes that are not text."""
 
     def __init__(self, blob: bytes, dialect: int) -> None:
         magic, size, nodes, offsets, _, self.vocab_size, self.eos = HEADER.unpack_from(blob)
@@ -181,7 +182,7 @@ class TokenTrie:
         return self._data[start : start + (word & ((1 << self._bits) - 1))]
 
     def child(self, node: int, byte: int) -> int | None:
-        """Index of the child of `node` that `byte` leads to."""
+        """Return the index of the child of `node` for `byte`, or None."""
         index = node + 1
         end = node + (int(self._nodes[node, 1]) >> 8)
         while index < end:
@@ -191,7 +192,7 @@ class TokenTrie:
         return None
 
     def tokenize(self, data: bytes) -> list[int]:
-        """Longest token first. A byte that starts no token is left out."""
+        """Return tokens, always the longest that fits. A byte that starts no token is left out."""
         result: list[int] = []
         position = 0
         while position < len(data):

@@ -1,7 +1,7 @@
 """The vocabulary that a runtime serves: bytes of every token, tokenization, and the tries that guests walk.
 
-The tokenizer is `bridle.tokenizer`'s; this module only converts its tokens for controllers: special tokens have no
-bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
+The tokenizer is the one of `bridle.tokenizer`; this module only converts its tokens for controllers. Special tokens
+have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from bridle.malloc import return_free_memory
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.tokenizer_files import TokenizerFiles, check_added, stored_chat_template
 
-#: How many tokens a model may have beyond its tokenizer.
+#: Maximum number of tokens that a model may have beyond its tokenizer's.
 MAX_ADDED = 4096
-#: Tries of smaller vocabularies are built as quickly as they are read; a change of their form changes the edition.
+#: Smaller vocabularies' tries are not stored, because building is as fast as reading. The edition is the stored form's.
 _LEAST_TOKENS, _EDITION = 8_000, 1
 
 
 @dataclass
 class RuntimeVocabulary:
-    """`tokens[i]` are the bytes of token i, empty for special ones; `encode` tokenizes text without adding special
-    tokens, but recognizing their names."""
+    """`tokens[i]` are the bytes of token i, empty for special tokens. `encode` tokenizes text without adding special
+    tokens, but recognizes their names."""
 
     tokens: Sequence[bytes]
     eos: int
@@ -49,12 +49,12 @@ class RuntimeVocabulary:
         return len(self.tokens)
 
     def prepare(self) -> None:
-        """Read the data for tokenizing, if that was not done yet."""
+        """Read the data for tokenizing, if this was not done yet."""
         if self.tokenizer is not None:
             self.tokenizer.prepare()
 
     def trie(self, dialect: int) -> bytes:
-        """The trie blob in the layout of a guest dialect; built once."""
+        """Return the trie blob in the layout of a guest dialect. It is built once."""
         blob = self._tries.get(dialect)
         if blob is None:
             blob = self._tries[dialect] = kept_trie(self.tokens, self.eos, dialect)
@@ -65,8 +65,8 @@ class RuntimeVocabulary:
         return TokenTrie(self.trie(2), 2)
 
     def tokenize(self, data: bytes, dialect: int) -> list[int]:
-        """Tokens of bytes. Bytes that are no text are replaced for D1 guests; for D2 guests, an incomplete tail
-        is tokenized greedily."""
+        """Return the tokens of bytes. For D1 guests, bytes that are not text are replaced. For D2 guests, an incomplete
+        tail is tokenized greedily."""
         if dialect == 1:
             return list(self.encode(data.decode(errors="replace")))
         try:
@@ -76,8 +76,8 @@ class RuntimeVocabulary:
             return list(self.encode(head.decode())) + self._reader.tokenize(data[error.start :])
 
     def padded(self, size: int | None) -> RuntimeVocabulary:
-        """The same up to `size` tokens. Those that the tokenizer does not know have no bytes, so that no constraint
-        can reach them. Raises `InvalidRequest`."""
+        """Return the vocabulary padded to `size` tokens. Added tokens have no bytes, so that no constraint can reach
+        them. Raises `InvalidRequest`."""
         if size is None or size == self.size:
             return self
         extra = size - self.size
@@ -92,7 +92,7 @@ class RuntimeVocabulary:
 
 
 def kept_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
-    """As `build_trie`, but a large one is built once for all processes."""
+    """Return the result of `build_trie`; a large trie is built once for all processes."""
     if len(tokens) < _LEAST_TOKENS:
         return build_trie(tokens, eos, dialect)
     digest = hashlib.blake2b(np.fromiter(map(len, tokens), np.int64, len(tokens)).tobytes())
@@ -108,7 +108,7 @@ def kept_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
 
 
 def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabulary:
-    """The vocabulary of a `tokenizer.json`, a model folder, or a hub id with optional `@revision`."""
+    """Return the vocabulary of a `tokenizer.json`, a model folder, or a hub id with optional `@revision`."""
     path, _, revision = name.partition("@") if not name.startswith(("/", ".")) else (name, "", "")
     tokenizer = _load_tokenizer(path, revision or None)
     special = frozenset(tokenizer.special_token_ids)
@@ -126,7 +126,7 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabul
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     """Load from a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
-    process of the runtime; from other files through transformers."""
+    process of the runtime. Other files are loaded with transformers."""
     from bridle.model.hub_lookup import resolve_model
 
     folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)
@@ -137,7 +137,7 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
 
 
 def _outline(folder: Path) -> TokenizerFiles | None:
-    """Return the facts of a tokenizer that bridle wrote, without reading it; None for one of others."""
+    """Return the facts about a tokenizer that bridle wrote, without reading it; None for other tokenizers."""
     if weights_of(folder) is None:
         return None
     return TokenizerFiles(lambda: _read(folder).backend, _roles(folder), stored_chat_template(folder))
@@ -150,12 +150,13 @@ def _read(folder: Path) -> TokenizerFiles:
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
     check_added(folder, backend)
-    return_free_memory()  # ten times the file's size, of which forked processes would get copies
+    return_free_memory()  # the data takes ten times the file's size, and every forked process would copy it
     return TokenizerFiles(backend, _roles(folder), stored_chat_template(folder))
 
 
 def _without_prefix(text: bytes) -> bytes:
-    """The tokenizer without a step that puts a space in front of every text: controllers tokenize pieces."""
+    """Return the tokenizer without a step that puts a space before every text, because controllers tokenize parts of
+    texts."""
     if b'"Prepend"' not in text:
         return text
     data = json.loads(text)
@@ -167,7 +168,7 @@ def _without_prefix(text: bytes) -> bytes:
 
 
 def _roles(folder: Path) -> dict[str, str]:
-    """Names of the special tokens, such as `eos_token`."""
+    """Return the special tokens by their roles, such as `eos_token`."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         file = folder / name

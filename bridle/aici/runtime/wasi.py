@@ -1,6 +1,6 @@
 """The part of WASI preview 1 that controllers get: printing, and a clock if the operator allows one.
 
-There is no file, no network, no environment and no real randomness; the missing functions answer "bad file descriptor".
+Controllers have no files, network, environment or real randomness; these functions return "bad file descriptor".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STUBS = {
 
 
 def fd_write(guest: Instance, fd: int, vectors: int, count: int, written: int) -> int:
-    """Append the pieces to the log."""
+    """Append the pieces of text to the log."""
     if fd not in (1, 2):
         return _BADF
     if count > _MAX_VECTORS:
@@ -53,7 +53,7 @@ def fd_write(guest: Instance, fd: int, vectors: int, count: int, written: int) -
     for index in range(count):
         start = guest.memory.read_u32(vectors + 8 * index)
         length = guest.memory.read_u32(vectors + 8 * index + 4)
-        if length > keep:  # only the end of it would be kept
+        if length > keep:  # only the end of the text would be kept
             guest.log.write(guest.memory.read(start + length - keep, keep))
         else:
             guest.log.write(guest.memory.read(start, length))
@@ -70,7 +70,7 @@ def fd_fdstat_get(guest: Instance, fd: int, target: int) -> int:
 
 
 def two_zeros(guest: Instance, first: int, second: int) -> int:
-    """No arguments, no environment."""
+    """Return counts of 0: there are no arguments and no environment."""
     guest.memory.write_u32(first, 0)
     guest.memory.write_u32(second, 0)
     return _OK
@@ -89,7 +89,8 @@ def proc_exit(guest: Instance, code: int) -> None:
 
 
 def clock_time_get(guest: Instance, clock: int, _precision: int, target: int) -> int:
-    """D1: no clock. D2: nanoseconds of the monotonic clock since the instance began, as coarse as configured."""
+    """Return the time. D1 has no clock. D2: nanoseconds of the monotonic clock since the instance began, with the
+    configured resolution."""
     if guest.dialect == 1:
         return _BADF
     if clock != 1:

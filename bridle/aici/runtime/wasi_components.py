@@ -2,8 +2,8 @@
 
 wasmtime's WASI 0.2 gives a guest real time, with which it can observe other guests, and real randomness, which prevents
 repeating a run. Here time is a counter: every reading of a clock is a millisecond later. Random numbers are the same in
-every run, and different in every fork. An operator can show real time by setting a resolution. A guest cannot sleep: a
-callback that must wait returns that as its answer.
+every run, and different in every fork. An operator can give guests real time by setting a resolution. A guest cannot
+sleep: a callback that must wait returns a wait as its answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.aici.runtime.wasm import GuestFault
 
 #: The time between two readings of a clock, in nanoseconds.
 TICK_NS = 1_000_000
-#: When the wall clock starts: 2000-01-01, in seconds since 1970.
+#: Start of the wall clock: 2000-01-01, in seconds since 1970.
 EPOCH = 946_684_800
 _SECOND_NS = 1_000_000_000
 _MAX_RANDOM = 64 << 10
@@ -28,7 +28,7 @@ _PATCH = 12
 
 
 class World:
-    """The clock and the random numbers of one instance. With `resolution_ns` above 0 it shows real time, at that
+    """The clock and the random numbers of one instance. With `resolution_ns` above 0 the clock has real time, at that
     resolution."""
 
     def __init__(self, resolution_ns: int) -> None:
@@ -38,7 +38,7 @@ class World:
         self._random = random.Random(0)
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since the instance began."""
+        """Return the nanoseconds since the instance began."""
         if self._resolution_ns:
             now = time.monotonic_ns() - self._born_ns
             return now - now % self._resolution_ns
@@ -47,11 +47,11 @@ class World:
 
     @property
     def resolution_ns(self) -> int:
-        """The resolution of a clock."""
+        """Return the resolution of the clock in nanoseconds."""
         return self._resolution_ns or TICK_NS
 
     def random_bytes(self, count: int) -> bytes:
-        """The next random bytes. Raises `GuestFault` if `count` is too large."""
+        """Return the next random bytes. Raises `GuestFault` if `count` is too large."""
         if count > _MAX_RANDOM:
             raise GuestFault(f"{count} random bytes at once; at most {_MAX_RANDOM}")
         return self._random.randbytes(count)
@@ -65,7 +65,8 @@ class World:
 
 
 def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Define these functions over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
+    """Define substitutes for wasmtime's own functions. `guarded` converts a function of an instance to a function of
+    the linker."""
     linker.allow_shadowing = True
     for name, functions in INTERFACES.items():
         with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{_PATCH}") as instance:

@@ -1,6 +1,6 @@
 """The thin layer over wasmtime: engine settings, host functions, calls into guests, and how they are interrupted.
 
-`wasm_calls` crosses the border between host and guest. This module knows nothing of controllers.
+`wasm_calls` makes the calls between host and guest. This module does not know controllers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wasmtime import _ffi as ffi
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.errors import ControllerError, ControllerTrap
 
-#: Seconds between two ticks of the epoch clock, and ticks between two looks at a running guest.
+#: Seconds between two ticks of the epoch clock, and ticks between two checks of a running guest.
 TICK = 0.002
 LOOK_TICKS = 2
 
@@ -35,8 +35,8 @@ class GuestStopped(ControllerError):
 
 
 class _Running(threading.local):
-    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because exceptions
-    cannot pass through Wasm frames; its `stop_reason()` is checked every few milliseconds."""
+    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because exceptions cannot
+    pass through Wasm frames. Its `stop_reason()` is called every few milliseconds."""
 
     guest: Any = None
 
@@ -46,8 +46,8 @@ running = _Running()
 
 @dataclass(frozen=True, slots=True)
 class HostFunction:
-    """A function that guests may import. `params` has one letter for each parameter (`i`: i32, `I`: i64); the
-    function gets the running guest, then the parameters as unsigned numbers."""
+    """A function that guests may import. `params` has one letter for each parameter (`i`: i32, `I`: i64). The function
+    is called with the running guest, then the parameters as unsigned numbers."""
 
     module: str
     name: str
@@ -57,7 +57,7 @@ class HostFunction:
 
 
 def check_span(start: int, length: int, size: int) -> None:
-    """Raises `GuestFault` unless the bytes lie inside a memory of `size` bytes."""
+    """Raise `GuestFault` unless the bytes lie inside a memory of `size` bytes."""
     if start + length > size:
         raise GuestFault(f"pointer {start:#x} with {length} bytes is outside the memory of {size} bytes")
 
@@ -71,7 +71,7 @@ def with_backtrace(failure: BaseException, text: str) -> BaseException:
 
 
 def backtrace_of(text: str) -> str:
-    """The part of wasmtime's message that tells the guest's position; empty if there is none."""
+    """Return the part of wasmtime's message that has the guest's backtrace; empty if there is none."""
     start = text.find("wasm backtrace")
     if start < 0:
         return ""
@@ -80,8 +80,8 @@ def backtrace_of(text: str) -> str:
 
 
 def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
-    """The Wasm features that guests may use. Like the original, without threads, tail calls, memory64, relaxed SIMD and
-    exceptions."""
+    """Return a configuration with the Wasm features that guests may use. As in the original runtime, threads, tail
+    calls, memory64, relaxed SIMD and exceptions are off."""
     config = wasmtime.Config()
     config.wasm_threads = False
     config.wasm_tail_call = False
@@ -92,7 +92,8 @@ def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool)
     config.wasm_gc = False
     if not reference_types:
         config.wasm_reference_types = False
-        ffi.wasmtime_config_wasm_component_model_async_set(config.ptr(), False)  # it insists on them
+        # components require async unless it is set off
+        ffi.wasmtime_config_wasm_component_model_async_set(config.ptr(), False)
     config.epoch_interruption = True
     config.max_wasm_stack = limits.max_wasm_stack
     config.parallel_compilation = parallel
@@ -100,7 +101,7 @@ def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool)
 
 
 class Ticker:
-    """The epoch clock of an engine. It runs only while guests do, and not across a fork of the process."""
+    """The epoch clock of an engine. It runs only while guests run, and not across a fork of the process."""
 
     def __init__(self, engine: wasmtime.Engine, on_tick: Callable[[], None]) -> None:
         self._engine = engine
@@ -110,14 +111,14 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin (again) in this process."""
+        """Start the clock's thread in this process."""
         self._ended = False
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it: needed before this process forks."""
+        """End the clock's thread and wait for its end, because the process is about to fork."""
         self._ended = True
         self._wanted.set()
         if self._thread is not None:
@@ -137,5 +138,5 @@ class Ticker:
             self._on_tick()
 
     def park(self) -> None:
-        """Called from `on_tick` when nothing has run for a while: sleep until `awake`."""
+        """Sleep until `awake`. Called from `on_tick` when no guest has run for a while."""
         self._wanted.clear()

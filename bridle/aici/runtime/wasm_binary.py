@@ -1,8 +1,8 @@
 """Reads and rewrites Wasm modules as bytes, for operations that the engine's API does not offer.
 
-A fork by copy needs every memory and every mutable global of an instance. Those that a module does not export are added
-to its export section here, under names that do not occur in it. It also detects whether a module can change its tables
-while it runs, which a copy could not reproduce. Input has been validated by the engine before.
+A fork by copy needs access to every memory and every mutable global of an instance. If a module does not export one,
+this module adds it to the export section, under a name that does not occur in the module. It also detects whether a
+module can change its tables while it runs, which a copy could not reproduce. The engine has validated the input before.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bridle.errors import InvalidRequest
 _IMPORT, _MEMORY, _GLOBAL, _EXPORT, _START, _CODE = 2, 5, 6, 7, 8, 10
 _EXTERN_FUNCTION, _EXTERN_MEMORY, _EXTERN_GLOBAL = 0, 2, 3
 _NUMBER_TYPES = b"\x7f\x7e\x7d\x7c"
-#: Order of sections in a module: 12 (data count) stands before 10, 13 (tags) behind 5.
+#: Order of sections in a module: 12 (data count) comes before 10, 13 (tags) after 5.
 _ORDER = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 13: 6, 6: 7, 7: 8, 8: 9, 9: 10, 12: 11, 10: 12, 11: 13}
-#: Instructions of constant expressions: those followed by a LEB128 number, and by so many bytes.
+#: Instructions of constant expressions: those with a LEB128 number, and those with a fixed number of bytes.
 _CONST_LEB = (0x41, 0x42, 0x23, 0xD0, 0xD2)
 _CONST_SIZES = {0x43: 4, 0x44: 8}
-#: table.init, elem.drop, table.copy; padded forms too. The others need reference types.
+#: Matches table.init, elem.drop and table.copy, also in padded form. Other table instructions need reference types.
 _TABLE_INSTRUCTION = re.compile(rb"\xfc(?:[\x0c-\x0e]|[\x8c-\x8e]\x80*\x00)")
 
 MAX_GLOBALS = 10_000
@@ -29,8 +29,8 @@ MAX_GLOBALS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A module with everything exported that a copy needs. `prefix` starts the names of the added exports;
-    `is_copyable` is False if a mutable global is no number, or the tables may change."""
+    """A module that exports all state needed for a copy. `prefix` starts the names of the added exports. `is_copyable`
+    is False if a mutable global is not a number, or if the tables may change."""
 
     wasm: bytes
     prefix: str
@@ -40,13 +40,13 @@ class Rewritten:
 
 
 def is_component(wasm: bytes) -> bool:
-    """Return whether these bytes are a component rather than a core module."""
+    """Return whether these bytes are a component and not a core module."""
     return wasm[:4] == b"\0asm" and wasm[4:8] == b"\x0d\0\x01\0"
 
 
 def expose_state(wasm: bytes) -> Rewritten:
     """Export memory 0 as `<prefix>m` and each mutable global as `<prefix>g<n>`. A start function becomes an export
-    `<prefix>s`, since a copy must not run it again."""
+    `<prefix>s`, because a copy must not run it again."""
     parts = list(sections(wasm))
     bodies = dict(parts)
     imported = _imported_globals(bodies.get(_IMPORT, b"\0"))
@@ -65,16 +65,16 @@ def expose_state(wasm: bytes) -> Rewritten:
 
 
 def may_change_tables(wasm: bytes) -> bool:
-    """Return whether the code may contain an instruction that changes a table. It may return True wrongly, never
-    False, and assumes that the module is valid without reference types."""
+    """Return whether the code may contain an instruction that changes a table. A result of True may be wrong, a result
+    of False never is. The module must be valid without reference types."""
     return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in sections(wasm))
 
 
-# -- pieces ------------------------------------------------------------------------------------------------
+# -- sections and their parts ------------------------------------------------------------------------------
 
 
 def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each section, custom ones included."""
+    """Yield kind and body of each section, custom ones included."""
     position = 8
     while position < len(wasm):
         kind = wasm[position]
@@ -86,7 +86,7 @@ def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
-    """The module again, with `body` as its export section."""
+    """Return the module with `body` as its export section."""
     parts = [b"\0asm\x01\0\0\0"]
     exports = bytes([_EXPORT]) + encode_leb(len(body)) + body
     done = False
@@ -134,7 +134,7 @@ def _skip_limits(body: bytes, position: int) -> int:
 
 
 def _global_types(body: bytes) -> list[tuple[int, bool]]:
-    """Value type and mutability of each global that the module defines."""
+    """Return value type and mutability of each global that the module defines."""
     count, position = _leb(body, 0)
     if count > MAX_GLOBALS:
         raise InvalidRequest(f"module has {count} globals; at most {MAX_GLOBALS} are allowed")
@@ -146,7 +146,7 @@ def _global_types(body: bytes) -> list[tuple[int, bool]]:
 
 
 def _skip_constant(body: bytes, position: int) -> int:
-    """Behind the `end` of a constant expression."""
+    """Return the position after the `end` of a constant expression."""
     while (opcode := body[position]) != 0x0B:
         position += 1
         if opcode == 0xFD:  # v128.const
@@ -163,7 +163,7 @@ def _skip_constant(body: bytes, position: int) -> int:
 
 
 def _unused_prefix(wasm: bytes) -> str:
-    """A name that does not occur anywhere in the module."""
+    """Return a name that does not occur in the module."""
     number = 0
     while f"bridle:{number}:".encode() in wasm:
         number += 1
@@ -176,7 +176,7 @@ def _export(name: str, kind: int, index: int) -> bytes:
 
 
 def _leb(data: bytes, position: int) -> tuple[int, int]:
-    """An unsigned LEB128 number and the position behind it."""
+    """Return an unsigned LEB128 number and the position after it."""
     result = shift = 0
     while True:
         byte = data[position]

@@ -1,5 +1,5 @@
-"""Calls between host and guest through pre-bound functions of wasmtime's C API. They are several times cheaper than its
-Python API, but use private names, so only tested versions work.
+"""Calls between host and guest through pre-bound functions of wasmtime's C API. They are several times cheaper than
+wasmtime's Python API, but use private names, so only tested versions work.
 
 Numbers are passed in arrays of 16-byte cells. An exception of a host function is kept on the guest and becomes a trap.
 An epoch callback checks the running guest every few ticks, so that a guest can be ended at any time or be allowed to
@@ -32,7 +32,7 @@ _U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Any:
-    """A private handle of a C function, so that argument types can be plain addresses."""
+    """Return a private handle of a C function, so that argument types can be plain addresses."""
     return ctypes.CFUNCTYPE(result, *arguments)((name, ffi.dll))
 
 
@@ -56,13 +56,13 @@ _new_trap = _prototype("wasmtime_trap_new", ctypes.c_size_t, ctypes.c_char_p, ct
 
 
 class Crossing:
-    """Crosses between host and guest."""
+    """Makes calls between host and guest."""
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []  # callbacks must outlive every linker that knows them
+        self._kept: list[Any] = []  # callbacks must live longer than every linker that uses them
 
     def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
-        """Let modules that are linked with `linker` import a function."""
+        """Make a function available to modules that are linked with `linker`."""
         callback = _HOST_CALL(_trampoline(function))
         self._kept.append(callback)
         params = [wasmtime.ValType.i64() if p == "I" else wasmtime.ValType.i32() for p in function.params]
@@ -84,7 +84,7 @@ class Crossing:
             raise wasmtime.WasmtimeError._from_ptr(error)
 
     def bind(self, store: wasmtime.Store, function: wasmtime.Func, num_params: int) -> Callable[..., int]:
-        """A callable that runs an export on this thread; `running.guest` must be set. A trap raises
+        """Return a callable that runs an export on this thread; `running.guest` must be set. A trap raises
         `ControllerTrap` with a backtrace, unless the guest has a `failure`, which is raised instead."""
         raw = function._func
         context = ctypes.cast(store._context(), ctypes.c_void_p).value
@@ -112,8 +112,8 @@ class Crossing:
 
 
 class GuestMemory:
-    """Linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`. The view is
-    created again whenever the memory has grown."""
+    """A guest's linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`. The
+    view is created again whenever the memory has grown."""
 
     __slots__ = ("_context", "_memory", "_memory_address", "_size", "_view")
 
@@ -129,7 +129,7 @@ class GuestMemory:
         return int(_data_size(self._context, self._memory_address))
 
     def view(self) -> memoryview:
-        """All of the current memory, writable."""
+        """Return a writable view of all current memory."""
         size = _data_size(self._context, self._memory_address)
         if size != self._size:
             base = _data(self._context, self._memory_address)
@@ -170,7 +170,7 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
             if result is not None:
                 cells[0] = result
             return 0
-        except BaseException as error:  # no exception may pass through Wasm frames: it is kept, and raised behind them
+        except BaseException as error:  # no exception may pass through Wasm frames, so it is kept and raised later
             guest.failure = error
             return int(_new_trap(b"host", 4))
 
@@ -178,7 +178,7 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
 
 
 def _look(_context: int, _data: int, delta: Any, kind: Any) -> int:
-    """Decide whether a guest that has run for a few ticks may continue."""
+    """Decide whether a guest that has run for a few ticks may continue. Called by the epoch clock."""
     guest = running.guest
     try:
         reason = guest.stop_reason()

@@ -35,7 +35,7 @@ from bridle.aici.runtime.wasm import GuestStopped
 from bridle.errors import BridleError, ControllerError, ControllerTrap
 
 _MAX_PROGRAMS = 32
-#: Answers are sent as soon as they hold this many bytes of masks.
+#: Number of bytes of masks after which the answers so far are sent.
 _FLUSH_BYTES = 1 << 20
 
 _batches = m.decoder(m.WorkerBatch)
@@ -44,8 +44,7 @@ _facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Worker:
-    """The worker; see the module. `storage`, if given, is the socket to the variables of the one request
-    hosted here."""
+    """The worker process. `storage`, if given, is the socket to the variables of the only request in this worker."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Worker:
         self._crew = LeaderFollowers(sandbox.engine, self._next_task)
 
     def run(self) -> None:
-        """Serve until the supervisor is gone; does not return."""
+        """Serve until the supervisor has ended. Does not return."""
         try:
             self._crew.run()
         except PeerGone:
@@ -98,7 +97,7 @@ class Worker:
                     self._step = None
                 self._read()
         except PeerGone:
-            os._exit(0)  # nobody is left to read the answers of running guests
+            os._exit(0)  # no process is left to read the answers of running guests
 
     def _read(self) -> None:
         ready = {descriptor for descriptor, _ in self._poll.poll()}
@@ -119,7 +118,7 @@ class Worker:
 
     def _take_batch(self, batch: m.WorkerBatch) -> None:
         step = OperationBatch(batch)
-        if self._step is not None:  # the supervisor gave up on the last step: finish it first
+        if self._step is not None:  # the supervisor no longer waits for the last step; finish it first
             self._tasks.extend(self._leftovers(self._step))
         self._step = step
         for op in list(step.queue):
@@ -133,7 +132,7 @@ class Worker:
         return tasks
 
     def _flush(self, step: OperationBatch) -> None:
-        """Send the answers gathered so far. Later answers of this step go out one by one."""
+        """Send the answers so far. Later answers of this step are sent one by one."""
         with self._mutex:
             answers, step.answers = step.answers, []
             step.is_flushed, step.num_bytes = True, 0
@@ -180,7 +179,7 @@ class Worker:
         return is_dropped
 
     def _is_alone(self, seat: SequenceSlot) -> bool:
-        """Return whether no other sequence shares its variables."""
+        """Return whether no other sequence in this process shares its variables."""
         with self._mutex:
             return self._variables.get(seat.request, (None, 0))[1] == 1
 
@@ -196,7 +195,7 @@ class Worker:
                 answers = [answer]
         self._send(step.number, answers)
 
-    # -- coming and going ----------------------------------------------------------------------------------
+    # -- creating and dropping -----------------------------------------------------------------------------
 
     def _create(self, message: m.Create) -> None:
         """Make an instance and run its first callbacks."""
@@ -230,7 +229,7 @@ class Worker:
             raise
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
-        """Run the first callbacks. The sequence can be dropped while these run, as in any callback."""
+        """Run the first callbacks of an instance. The sequence can be dropped while these run, as in any callback."""
         seat = SequenceSlot(GuestSequence(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
@@ -298,10 +297,11 @@ class Worker:
             if not is_running:
                 seat.close()
 
-    # -- splitting the process -----------------------------------------------------------------------------
+    # -- forking the process -------------------------------------------------------------------------------
 
     def _split(self, message: m.ForkWorker, descriptors: list[int]) -> None:
-        """Fork this process: the child becomes the worker of the new sequence, with the files it was sent."""
+        """Fork this process. The child becomes the worker of the new sequence, with the files that came with the
+        message."""
         seat = self._seats.get(message.key)
         if seat is None or seat.is_running or len(self._seats) != 1:
             for descriptor in descriptors:
@@ -322,7 +322,7 @@ class Worker:
         os.close(handle)
 
     def _adopt(self, message: m.ForkWorker, descriptors: list[int], seat: SequenceSlot) -> None:
-        """In the child: close the parent's connections, and start its own threads."""
+        """Run in the forked child: close the parent's connections, and start the child's own threads."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()
         self._side.close()

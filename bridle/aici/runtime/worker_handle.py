@@ -17,14 +17,14 @@ from bridle.errors import ShardUnavailable
 
 
 class WorkerHandle:
-    """The supervisor's end of a worker. The main thread uses `port`, side threads `call` and `notify`."""
+    """The supervisor's connection to a worker. The main thread uses `port`, side threads use `call` and `notify`."""
 
     def __init__(self, process: Process, port: Port, side: socket.socket, tenant: str) -> None:
         self.process = process
         self.port = port
         self.side = side
         self.tenant = tenant
-        self.owner: RequestState | None = None  # the request that has this process for itself
+        self.owner: RequestState | None = None  # the only request in this process, if it is not shared
         self.storage: socket.socket | None = None
         self.keys: set[int] = set()
         self.is_dead = False
@@ -34,7 +34,7 @@ class WorkerHandle:
         self._lock = threading.Lock()
 
     def call(self, rid: int, message: m.WorkerMessage, descriptors: list[int] | None = None) -> Future[Any]:
-        """Send over the side socket; the future gives (reply, files that came with it)."""
+        """Send a message over the side socket. The future returns the reply and the files that came with it."""
         future: Future[Any] = Future()
         self.calls[rid] = future
         try:
@@ -55,7 +55,7 @@ class WorkerHandle:
             send_frame(self.side, data, descriptors)
 
     def note_asked(self) -> None:
-        """Record that the worker has work from now on."""
+        """Record that the worker has been given work."""
         self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
 
     def note_heard(self) -> None:
@@ -63,8 +63,9 @@ class WorkerHandle:
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:
-        """Return whether the worker has work, but used more than `most` seconds of processor time since its last
-        message, or none for `standstill` seconds. A busy machine does not count against it."""
+        """Return whether the worker has work but seems stuck. It is stuck if it used more than `most` seconds of
+        processor time since its last message, or none for `standstill` seconds. So waiting on a busy machine does not
+        count."""
         used, now = self.process.cpu_seconds(), time.monotonic()
         if used > self._cpu_when_seen:
             self._cpu_when_seen, self._seen = used, now
