@@ -1,6 +1,7 @@
 """LoRA adapters: checks their untrusted files, decides which are in memory, and multiplies many in one batch.
 
-The package knows nothing of requests, plans or models. Importing it loads no torch; only its modules that compute do.
+The package does not know requests, plans or models. Importing it loads no torch; only its modules that compute import
+torch.
 """
 
 from bridle.lora.cache_policy import AdapterState as AdapterState

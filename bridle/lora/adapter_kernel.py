@@ -1,7 +1,8 @@
-"""Chooses how a device multiplies adapters, and tests the fused way before steps rely on it.
+"""Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it.
 
 Fused products are compared with plain torch on random numbers, once for each shape of a site. The trials have few rows,
-many rows, and both at once, with rows without an adapter between them. This takes memory for the weights of one site.
+many rows, and both at once, with rows without an adapter between them. A trial needs memory for the weights of one
+site.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ KERNELS = ("auto", "fused", "torch")
 #: The lowest compute capability whose matrix units Triton supports.
 LEAST_CAPABILITY = (8, 0)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-#: The lengths of the segments in each trial. One row without an adapter stands before each segment.
+#: The lengths of the segments in each trial. One row without an adapter precedes each segment.
 _TRIALS = ((1, 3), (70, 1))
 
 
 def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AdapterKernel:
-    """Make the way of multiplying called `name`. `auto` is `fused` on CUDA if its result equals that of `torch`, and
-    `torch` elsewhere.
+    """Make the adapter kernel called `name`. `auto` is `fused` on CUDA if its result equals that of `torch`, and
+    `torch` otherwise.
 
-    Raises `InvalidRequest` for an unknown name, or for a way that this device cannot run.
+    Raises `InvalidRequest` for an unknown name, or for a kernel that this device cannot run.
     """
     if name not in KERNELS:
         raise InvalidRequest(f"adapter_kernel is {name!r}; must be one of {', '.join(KERNELS)}", "adapter_kernel")
@@ -66,8 +67,8 @@ def missing_for_triton(device: torch.device) -> str | None:
 class TriedKernel:
     """The fused kernel, each kind of whose products is first compared with plain torch.
 
-    After the first kind whose result differs, `fallback` multiplies. Without a fallback, adapters of that kind are
-    refused.
+    After the first wrong result, `fallback` multiplies all adapters. Without a fallback, adapters with that kind of
+    product are refused.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class TriedKernel:
 
     @property
     def fused(self) -> FusedKernel | None:
-        """The fused kernel, as long as it multiplies."""
+        """Return the fused kernel, or None after `fallback` has replaced it."""
         return self._kernel if isinstance(self._kernel, FusedKernel) else None
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
@@ -114,7 +115,7 @@ class TriedKernel:
                             return problem
                     self._tried.add(block)
         except torch.OutOfMemoryError:
-            raise  # that may pass
+            raise  # the error may be temporary
         except Exception as error:  # a compiler, its cache or a driver may fail in many ways
             return f"{type(error).__name__}: {error}"
         return None
@@ -128,7 +129,7 @@ class TriedKernel:
         layout = AdapterLayout({0: block}, block.end)
         segments, stop = [], 0
         for length in lengths:
-            # At this scale the hidden sums and what they add are about as large as the numbers that they are added to.
+            # At this scale, the hidden sums and the addends are about as large as the outputs to which they are added.
             flat = random(layout.num_values) / math.sqrt(math.sqrt(block.num_inputs * block.rank))
             segments.append(Segment(stop + 1, stop + 1 + length, PlacedAdapter(layout, flat)))
             stop += 1 + length
@@ -139,12 +140,12 @@ class TriedKernel:
                 AdapterStep(segments, stop + 1, way).add(0, out, rows)
         error = float((want.float() - have.float()).abs().max())
         limit = TOLERANCES[self._dtype] * max(1.0, float(want.abs().max()))
-        if error <= limit:  # false for what is not a number
+        if error <= limit:  # false for NaN
             return None
         return f"rank {block.rank} over {block.num_inputs} features differs by {error:.3g} (limit {limit:.3g})"
 
 
 def _alone(block: AdapterBlock) -> AdapterBlock:
-    """A layout of one block of the same shape, whose layers have no names."""
+    """Return a layout of only one block of the same shape, whose layers have no names."""
     parts = tuple(LayerPart("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
     return AdapterBlock(0, block.rank, block.num_inputs, parts)

@@ -1,10 +1,10 @@
-"""Decides which adapters are in memory, and which one is evicted if another needs its place. Plain bookkeeping, no
-threads.
+"""Decides which adapters are in memory, and which adapter is evicted for another. This module only keeps records, and
+has no threads.
 
-There are two tiers, each within a number of bytes: the host keeps adapters that were read, the device those that can be
-computed with. In both, the least recently used adapter leaves first. If more adapters are needed at once than fit on
-the device, they take turns. A needed adapter stays for at least `TURN_STEPS` steps in which it could serve, so that
-none starves.
+There are two tiers, each within a number of bytes: the host holds adapters that were read, and the device holds
+adapters that steps can use. In both tiers, the least recently used adapter is evicted first. If more adapters are
+needed at once than fit on the device, they take turns. An adapter that requests need stays for at least `TURN_STEPS`
+steps in which it could be used, so that no adapter starves.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Literal
 from bridle.lora.files import AdapterFiles
 from bridle.lora.negative_cache import CachedFailure
 
-#: How many steps an adapter may serve before it can lose its place to another one that waits.
+#: Number of steps that an adapter may be used before another waiting adapter can replace it.
 TURN_STEPS = 8
 
-#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
-#: computes. `failed`: it could not be read; a further use tries again.
+#: `known`: on disk only. `loading`: being moved into memory. `host`: in the computer's memory. `device`: in the memory
+#: of the model's device. `failed`: the adapter could not be read; the next use tries again.
 AdapterState = Literal["known", "loading", "host", "device", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """The part of an adapter's description that changes. `num_users` counts the requests that use it now, or wait for
-    it."""
+    """The changing part of an adapter's description. `num_users` counts the requests that use the adapter now, or wait
+    for it."""
 
     state: AdapterState = "known"
     error: str | None = None
@@ -37,8 +37,8 @@ class AdapterStatus:
 
 @dataclass(slots=True, eq=False)
 class CachedAdapter:
-    """One adapter. `last_used` orders by use; `num_turns` counts the steps in which it could serve since it was
-    placed."""
+    """One adapter. `last_used` orders adapters by use. `num_turns` counts the steps in which the adapter could be used
+    since it was placed."""
 
     key: str
     files: AdapterFiles
@@ -47,8 +47,8 @@ class CachedAdapter:
     last_used: int = 0
     num_turns: int = 0
     is_moving: bool = False  # a loading thread works on it
-    is_leaving: bool = False  # its place on the device is promised to another adapter
-    failure: CachedFailure | None = field(default=None, repr=False)  # of the last attempt, until there is another
+    is_leaving: bool = False  # its memory on the device is reserved for another adapter
+    failure: CachedFailure | None = field(default=None, repr=False)  # of the last attempt, until the next attempt
 
     @property
     def host_bytes(self) -> int:
@@ -56,7 +56,7 @@ class CachedAdapter:
 
 
 class Residency:
-    """The books of one device. Each group of adapters is a dictionary by key."""
+    """The records of the adapters of one device. Each group of adapters is a dictionary by key."""
 
     def __init__(self, device_memory: int, host_memory: int) -> None:
         self.device_memory = device_memory
@@ -65,13 +65,13 @@ class Residency:
         self.on_host: dict[str, CachedAdapter] = {}
         self.on_device: dict[str, CachedAdapter] = {}
         self.wanted: dict[str, CachedAdapter] = {}  # adapters that steps wait for, the longest waiting first
-        self.fetched: dict[str, CachedAdapter] = {}  # somebody wants them on the host
-        self.removed: dict[str, CachedAdapter] = {}  # nobody may ask for them any more
+        self.fetched: dict[str, CachedAdapter] = {}  # adapters that a caller wants on the host
+        self.removed: dict[str, CachedAdapter] = {}  # adapters that were removed, and may not be requested any more
         self.num_reads = 0
         self.num_placed = 0
-        self.num_left_host = 0  # for others
+        self.num_left_host = 0  # evictions from the host
         self.num_left_device = 0
-        self._busy: frozenset[str] = frozenset()  # what the step under way asked for
+        self._busy: frozenset[str] = frozenset()  # adapters that the current step uses
         self._ticks = count(1)
 
     # -- what steps ask ------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ class Residency:
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys` that the next step can compute with.
 
-        Those stay on the device until the step after. The others are wanted from now on. An adapter that is not in
-        `keys` is no longer wanted.
+        These adapters stay on the device until the step after that. The other adapters of `keys` are wanted from now
+        on. An adapter that is not in `keys` is no longer wanted.
         """
         self._busy = frozenset(keys)
         for key in self.wanted.keys() - self._busy:
@@ -97,7 +97,7 @@ class Residency:
         return available
 
     def _promise_places(self) -> None:
-        """Mark adapters that had their turn as leaving, if another one waits for a place and no other place is free."""
+        """Mark adapters that had their turn as leaving, if another adapter waits and no other memory is free."""
         for held in self.on_device.values():
             held.is_leaving = False
         first = self.next_to_place()
@@ -118,21 +118,22 @@ class Residency:
     # -- what loading threads ask --------------------------------------------------------------------------------
 
     def next_to_read(self) -> CachedAdapter | None:
-        """The adapter to read from disk next; None if there is none."""
+        """Return the adapter to read from disk next; None if there is none."""
         for held in self._awaited():
             if not self.is_in_memory(held.key) and not held.is_moving and held.failure is None:
                 return held
         return None
 
     def next_to_place(self) -> CachedAdapter | None:
-        """The adapter to bring to the device next: the one on the host that has waited longest, whatever its size."""
+        """Return the adapter to place on the device next: the adapter on the host that has waited longest, whatever its
+        size."""
         for key, held in self.wanted.items():
             if key in self.on_host and key not in self.on_device and not held.is_moving and held.failure is None:
                 return held
         return None
 
     def next_to_drop(self) -> CachedAdapter | None:
-        """The next adapter that was removed and has no users; None if there is none."""
+        """Return the next removed adapter that has no users; None if there is none."""
         for held in self.removed.values():
             if held.num_users == 0 and not held.is_moving:
                 return held
@@ -143,7 +144,7 @@ class Residency:
         return key in self.on_host or key in self.on_device
 
     def leavers_of_host(self, num_bytes: int) -> list[CachedAdapter] | None:
-        """The adapters that must leave the host so that `num_bytes` fit; None if no room can be made now."""
+        """Return the adapters to evict from the host so that `num_bytes` fit; None if that is impossible now."""
         free = self.host_memory - sum(held.host_bytes for held in self.on_host.values())
         can_leave = [
             held
@@ -153,8 +154,8 @@ class Residency:
         return _enough(can_leave, num_bytes - free, lambda held: held.host_bytes)
 
     def leavers_of_device(self, num_bytes: int) -> list[CachedAdapter] | None:
-        """The adapters that must leave the device so that `num_bytes` fit; None if no room can be made now. The step
-        under way uses none of them."""
+        """Return the adapters to evict from the device so that `num_bytes` fit; None if that is impossible now. The
+        current step uses none of them."""
         can_leave = [
             held for held in self.on_device.values() if not held.is_moving and (held.is_leaving or self._is_idle(held))
         ]
@@ -177,23 +178,23 @@ class Residency:
         self.wanted.pop(held.key, None)
 
     def note_failed(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """Record that the adapter cannot be read, so that no step waits for it."""
+        """Record that the adapter cannot be read, so that no step waits for the adapter."""
         held.failure = failure
         self.wanted.pop(held.key, None)
         self.fetched.pop(held.key, None)
 
     def lose_everything(self) -> None:
-        """Clear both tiers: the device is a new one, and it and its host hold no adapter."""
+        """Clear both tiers after the device was replaced by a new one, which holds no adapters."""
         self.on_device.clear()
         self.on_host.clear()
 
     def forget(self, held: CachedAdapter) -> None:
-        """Remove the adapter from the books."""
+        """Remove the adapter from all groups."""
         for group in (self.known, self.on_host, self.on_device, self.wanted, self.fetched, self.removed):
             group.pop(held.key, None)
 
     def counts(self) -> dict[str, int]:
-        """The sizes of the groups, and how many adapters came and went."""
+        """Return the sizes of the groups, and how many adapters were loaded and evicted."""
         return {
             "num_adapters": len(self.known) - len(self.removed),
             "num_adapters_on_host": len(self.on_host),
@@ -205,7 +206,7 @@ class Residency:
         }
 
     def status(self, held: CachedAdapter) -> AdapterStatus:
-        """The state of the adapter."""
+        """Return the state of the adapter."""
         if held.failure is not None:
             return AdapterStatus("failed", str(held.failure.error), held.num_users)
         if held.key in self.on_device:
@@ -219,7 +220,8 @@ class Residency:
 def _enough(
     candidates: list[CachedAdapter], missing: int, size: Callable[[CachedAdapter], int]
 ) -> list[CachedAdapter] | None:
-    """The least recently used of `candidates` whose sizes add up to at least `missing`; None if all together do not."""
+    """Return the least recently used of `candidates` whose sizes add up to at least `missing`; None if the sum of all
+    is smaller."""
     chosen = []
     for held in sorted(candidates, key=_last_used):
         if missing <= 0:

@@ -18,7 +18,7 @@ _MAX_SHOWN_CHARS = 120
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A linear layer of the model. `is_transposed`: the family keeps its weights as [in, out]."""
+    """A linear layer of the model. `is_transposed` means that the model family keeps weights as [in, out]."""
 
     in_features: int
     out_features: int
@@ -27,8 +27,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Limits on the adapters of a model. They are its layers by name, the bytes of one value, and the memory of all
-    adapters together on the host and on the device."""
+    """Limits on the adapters of a model. The limits are the model's layers by name, the bytes of one value, and the
+    memory of all adapters together on the host and on the device."""
 
     layers: Mapping[str, LayerShape]
     item_size: int
@@ -36,12 +36,12 @@ class AdapterLimits:
     host_memory: int
 
     def device_bytes(self, files: AdapterFiles) -> int:
-        """The bytes that an adapter takes on the device, where its ranks are padded."""
+        """Return the bytes that an adapter takes on the device, with its padded ranks."""
         sides = [padded(shape.rank) * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
         return self.item_size * sum(sides)
 
     def check(self, files: AdapterFiles) -> None:
-        """Raise `AdapterRefused` if the files are not for this model, or need more memory than there is."""
+        """Raise `AdapterRefused` if the files are not for this model, or exceed the memory for adapters."""
         check_fits(files, self.layers)
         for what, size, limit in (
             ("the device", self.device_bytes(files), self.device_memory),
@@ -52,7 +52,8 @@ class AdapterLimits:
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
-    """Raise `AdapterRefused`, naming the layer, if the model lacks a layer of the adapter or has it in another size."""
+    """Raise `AdapterRefused`, naming the layer, if the model lacks a layer of the adapter or has the layer in another
+    size."""
     for name, shape in files.shapes.items():
         layer = layers.get(name)
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
@@ -76,17 +77,17 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
 
 
 class AdapterDevice(Protocol):
-    """Interface of an executor's `adapters`. The methods may be called from any thread; calls about one adapter
-    come one after the other. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be
+    """Interface of an executor's `adapters`. The methods may be called from any thread, but calls about the same
+    adapter never overlap. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be
     reached."""
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
-        """The layers that take adapters, by name; empty if none does."""
+        """Return the layers that support adapters, by name; empty if no layer does."""
 
     @property
     def epoch(self) -> int:
-        """A number that changes whenever the device loses everything that was read or placed."""
+        """Return a number that changes whenever the device loses all adapters that were read or placed."""
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""
@@ -95,23 +96,24 @@ class AdapterDevice(Protocol):
         """Copy an adapter from the host to the device where the model computes."""
 
     def displace(self, key: str) -> None:
-        """Free the adapter's memory on the device. An adapter that is not there is ignored."""
+        """Free the adapter's memory on the device. An adapter that is not on the device is ignored."""
 
     def drop(self, key: str) -> None:
-        """Free the adapter's memory on the host. An adapter that is not there is ignored."""
+        """Free the adapter's memory on the host. An adapter that is not on the host is ignored."""
 
     def clear(self) -> None:
         """Free all adapters, on the device and on the host."""
 
 
 def find_device(executor: object) -> AdapterDevice | None:
-    """The adapters of `executor`; None if it does not apply adapters."""
+    """Return the adapter device of `executor`; None if the executor does not support adapters."""
     device: AdapterDevice | None = getattr(executor, "adapters", None)
     return device if device is not None and device.layers else None
 
 
 def require_device(executor: object) -> AdapterDevice:
-    """The adapters of `executor`. Raises `UnsupportedFeature` if it does not apply adapters."""
+    """Return the adapter device of `executor`. Raises `UnsupportedFeature` if the executor does not support
+    adapters."""
     device = find_device(executor)
     if device is None:
         raise UnsupportedFeature("this backend applies no adapters", "adapter")

@@ -1,7 +1,7 @@
 """Inspects an adapter's two files before they are used: adapter_config.json and adapter_model.safetensors.
 
-Both are read within limits, and no other file of the folder is ever opened. A digest of both files identifies the
-weights from then on, so that files which change while the adapter is known are noticed.
+Both files are read within limits, and no other file of the folder is ever opened. A digest of both files identifies the
+weights from then on. So bridle notices files that change after the adapter was added.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter that passed inspection. `shapes` has what it adds to each linear layer, by the layer's name in the
-    model; `digest` is that of all bytes of both files."""
+    """An adapter that passed inspection. `shapes` has the shape of its addition to each linear layer, by the layer's
+    name in the model. `digest` covers all bytes of both files."""
 
     folder: Path
-    root: Path  # both files must really lie under it
+    root: Path  # both files must be under it after links are resolved
     digest: str
     config: PeftConfig
     shapes: Mapping[str, LoraShape]
@@ -43,18 +43,18 @@ class AdapterFiles:
 
     @property
     def rank(self) -> int:
-        """The largest rank at any layer."""
+        """Return the largest rank of any layer."""
         return max(shape.rank for shape in self.shapes.values())
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The kinds of layers that the adapter changes, such as `q_proj`."""
+        """Return the kinds of layers that the adapter changes, such as `q_proj`."""
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.shapes))
 
 
 def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
-    """Return the adapter in folder or hub repository `source`, which is downloaded if need be. Raises `AdapterRefused`
-    with the reason."""
+    """Return the adapter in folder or hub repository `source`, which is downloaded if necessary. Raises
+    `AdapterRefused` with the reason."""
     folder = Path(source).expanduser()
     if source and folder.is_dir():
         return open_adapter(folder)
@@ -64,7 +64,7 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
     folder = fetch_adapter(source, revision, limits)
     try:
         return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files next to the snapshots
-    except AdapterRefused as error:  # where the cache is helps nobody
+    except AdapterRefused as error:  # the path of the cache does not help the user
         raise AdapterRefused(str(error).replace(str(folder.resolve()), source), error.param) from None
 
 
@@ -87,7 +87,7 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
 
 
 def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
-    """Do as `open_adapter`, and return the weights' file as well: exactly the bytes that were inspected."""
+    """Inspect an adapter as `open_adapter` does, and return the weights' file as well: exactly the inspected bytes."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
@@ -114,15 +114,15 @@ def _judge(folder: Path, root: Path, config: PeftConfig, weights: bytes, size: i
 
 
 def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
-    """Read a whole file of at most `limit` bytes. A file that grows meanwhile is cut off, and then found damaged."""
+    """Read a whole file of at most `limit` bytes. If the file grows meanwhile, only its first bytes are read."""
     with _opened(folder, name, root, limit) as (file, size):
         return file.read(size)
 
 
 @contextmanager
 def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a plain file that lies under `root`; gives it with its size. Follows no link out of `root`, and never waits
-    on a pipe."""
+    """Open a plain file that is under `root`; yield the file and its size. Follows no link out of `root`, and never
+    waits on a pipe."""
     try:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError):
@@ -141,7 +141,7 @@ def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[B
             raise AdapterRefused(f"{folder / name} has {status.st_size} bytes; at most {limit} are read", "source")
         with open(descriptor, "rb", closefd=False) as file:
             yield file, status.st_size
-    except OSError as error:  # a disk that fails under it
+    except OSError as error:  # a disk error while reading
         raise AdapterRefused(f"{folder / name} cannot be read: {error.strerror}", "source") from None
     finally:
         os.close(descriptor)

@@ -1,19 +1,19 @@
-"""Computes many adapters with two Triton kernels per site. It is used on CUDA.
+"""Computes many adapters with two Triton kernels per site. This kernel is used on CUDA.
 
-The first kernel multiplies rows by A, down to the ranks of their adapter. The second one multiplies the result by B and
-adds it to the output columns. Rows are cut into *tiles*, each of one adapter, and a program of a kernel computes a part
-of one tile. A tile has the address of its adapter's flat tensor, and the address of a *table* with the offsets of each
-site's matrices in it. So adapters of any ranks and layers share one launch without being copied together. Rows without
-an adapter belong to no tile.
+The first kernel multiplies rows by A, which gives values for the ranks of their adapter. The second one multiplies the
+result by B and adds it to the output columns. Rows are cut into *tiles*, each of one adapter, and a program of a kernel
+computes a part of one tile. A tile has the address of its adapter's flat tensor, and the address of a *table* with the
+offsets of each site's matrices in this tensor. So adapters of any ranks and layers share one launch without being
+copied together. Rows without an adapter belong to no tile.
 
-Both kernels add in float32, and their intermediate result is float32 in memory. The second kernel rounds it to the
-weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the same bits each
-time.
+Both kernels add in float32, and their intermediate result is float32 in memory. The second kernel rounds this result to
+the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the same bits
+each time.
 
-Block sizes follow from a step's longest segment, from ranks, and from the type. They are not tuned at run time, because
-each size is a kernel that has to be compiled. With few sizes, all kernels that an adapter needs can be compiled before
-it is used. If a step has few tiles, the first kernel divides the inputs into parts, to have enough parallel work. It
-keeps the sums of the parts separate, and the second kernel adds them up.
+Block sizes follow from a step's longest segment, from ranks, and from the type. Block sizes are not tuned at run time,
+because each size is a kernel that has to be compiled. With few sizes, all kernels for an adapter can be compiled before
+it is used. If a step has few tiles, the first kernel divides the inputs into parts, to have enough parallel work. The
+first kernel keeps the sums of the parts separate, and the second kernel adds them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from bridle.lora.ops import Product, Segment
 from bridle.lora.tables import Extent, Table
 from bridle.lora.weights import PlacedAdapter
 
-#: Rows of a tile where every segment is short, as when decoding, and else. 16 is the least that tensor cores multiply.
+#: Rows of a tile if every segment is short, as in decoding, and otherwise. 16 is the minimum that tensor cores
+#: multiply.
 SHORT_TILE, LONG_TILE = 16, 64
-#: Bytes of a row of inputs that a program loads at once: few enough for the shared memory of any GPU.
+#: Bytes of a row of inputs that a program loads at once, small enough for the shared memory of any GPU.
 INPUT_BYTES = {SHORT_TILE: 256, LONG_TILE: 128}
-#: Ranks that one program multiplies at once; more are a matter of further programs, or rounds of a loop.
+#: Minimum and maximum ranks that one program multiplies at once; further ranks need further programs, or iterations of
+#: a loop.
 MIN_RANKS, MAX_RANKS = 16, 64
-#: Columns that one program of the second kernel adds to, and bytes of ranks that it takes in one round: as many as fit
-#: into registers.
+#: Columns that one program of the second kernel computes. Together with the ranks of one iteration they fit into
+#: registers.
 COLUMNS = {SHORT_TILE: 128, LONG_TILE: 64}
 RANK_BYTES = 64
-#: The inputs are divided as long as each part has so many, into so many at most.
+#: Inputs of a part at least, and maximum number of parts, when the inputs are divided.
 MIN_SHARE, MAX_SHARES = 256, 16
-#: Programs per multiprocessor that are enough.
+#: Number of programs per multiprocessor that keeps a GPU busy.
 _ENOUGH = 2
-#: Tables that are kept, about 10 KB each.
+#: Maximum number of tables in the cache, about 10 KB each.
 _MAX_TABLES = 256
 
 
@@ -59,7 +61,7 @@ def is_interpreted() -> bool:
 
 class Tile(NamedTuple):
     """Rows `start` to before `stop`; addresses of their adapter's weights and of its layout's table. The kernels read
-    it in this order."""
+    the fields in this order."""
 
     start: int
     stop: int
@@ -76,7 +78,8 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
 
 
 class Machine:
-    """Device that runs kernels, of a compute `capability` where it is a GPU. `enough` programs keep it busy."""
+    """A device that runs kernels, with its compute `capability` if it is a GPU. `enough` programs keep the device
+    busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -89,26 +92,28 @@ class Machine:
 
     @cached_property
     def kernels(self) -> Any:
-        """Takes a moment, and Triton; not before an adapter is there."""
+        """Return the module of Triton kernels. The import takes a moment and needs Triton, so it waits until an adapter
+        is used."""
         from bridle.lora import fused_kernels
 
         return fused_kernels
 
     def chosen(self) -> AbstractContextManager[Any]:
-        """Triton launches on the thread's current device."""
+        """Make the device the thread's current one inside the block, because Triton launches kernels on the current
+        device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 class FusedKernel:
-    """All segments of a step as one product."""
+    """Computes all segments of a step as one product."""
 
     def __init__(self, device: torch.device) -> None:
         self.machine = Machine(device)
         self._tables: dict[int, Table] = {}
-        self._lock = Lock()  # adapters are prepared by other threads than steps are computed by
+        self._lock = Lock()  # adapters are prepared in other threads than the steps' thread
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Write its table."""
+        """Write the table of an adapter's layout to the device."""
         self._table(adapter.layout)
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
@@ -155,7 +160,8 @@ class TiledProduct:
             self._expand(site, extent, hidden, out)
 
     def shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
-        """[T, in] -> [shares, T, ranks], float32; only rows of tiles, and ranks that their adapters have."""
+        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. Only the rows of tiles, and the ranks of their
+        adapters, are computed."""
         num_inputs = rows.shape[1]
         block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
         block_ranks = _block(extent.rank)
@@ -181,12 +187,12 @@ class TiledProduct:
         return hidden
 
     def _share(self, num_inputs: int, num_programs: int, block_inputs: int) -> int:
-        """Inputs that one program multiplies."""
+        """Return the number of inputs that one program multiplies."""
         num_shares = min(_divide(self._machine.enough, num_programs), num_inputs // MIN_SHARE, MAX_SHARES)
         return _divide(_divide(num_inputs, max(num_shares, 1)), block_inputs) * block_inputs
 
     def _expand(self, site: int, extent: Extent, hidden: Tensor, out: Tensor) -> None:
-        """[shares, T, ranks] -> [T, columns], added."""
+        """Multiply by B and add to the outputs: [shares, T, ranks] -> [T, columns]."""
         block_columns = COLUMNS[self._tile_size]
         num_column_blocks = _divide(extent.num_columns, block_columns)
         self._machine.kernels.expand[(self._num_tiles, num_column_blocks, extent.num_parts)](
@@ -207,7 +213,7 @@ class TiledProduct:
 
 
 class FusedProduct(TiledProduct):
-    """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
+    """Product of segments of any layouts. It keeps the adapters and tables alive whose addresses are in its tiles."""
 
     def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
         self.held = segments, tables
@@ -220,7 +226,7 @@ class FusedProduct(TiledProduct):
 
 
 def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
-    """The extents of all tables' sites."""
+    """Return the extents of all tables' sites."""
     distinct = list({id(table): table for table in tables}.values())
     if len(distinct) == 1:
         return distinct[0].extents
@@ -233,10 +239,10 @@ def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
 
 
 def _block(rank: int) -> int:
-    """A power of two that holds a rank, or part of it."""
+    """Return a power of two that holds a rank, or a part of it."""
     return min(max(MIN_RANKS, 1 << (rank - 1).bit_length()), MAX_RANKS)
 
 
 def _divide(number: int, by: int) -> int:
-    """Rounded up."""
+    """Return the quotient rounded up."""
     return -(-number // by)

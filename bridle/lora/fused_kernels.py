@@ -1,9 +1,9 @@
-"""The two kernels of `fused`, which says how they divide the work. Importing this needs Triton.
+"""The two kernels of `fused`, which describes how they divide the work. Importing this module needs Triton.
 
 Pointers: `rows` [T, in], `hidden` [shares, T, ranks] float32, `out` [T, columns], `tiles` [tiles, 4]. An adapter's A is
-stored as [rank, in] and each part's B as [columns, ranks]. Ranks are multiples of 8, and so are the offsets of both.
-The kernels tell the compiler so, which then loads 16 bytes at a time. `is_wide` multiplies in float32 whatever the type
-is. Triton's interpreter needs that, because it keeps bfloat16 as integers.
+stored as [rank, in] and each part's B as [columns, ranks]. Ranks and the offsets of A and B are multiples of 8. The
+kernels tell this to the compiler, which then loads 16 bytes at a time. With `is_wide`, products are in float32 for any
+type. Triton's interpreter needs this, because it keeps bfloat16 as integers.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def shrink(
     block_inputs: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """hidden[share, tile's rows, ranks] = rows @ A.T over one share of the inputs. Programs: tiles, blocks of ranks,
-    shares."""
+    """hidden[share, tile's rows, ranks] = rows @ A.T over one share of the inputs. Program axes: tiles, blocks of
+    ranks, shares."""
     tile = tiles + tl.program_id(0) * TILE
     table = tl.load(tile + 3).to(tl.pointer_type(tl.int64))
     if site >= tl.load(table):
-        return  # the adapter's last site comes before
+        return  # this site comes after the adapter's last one
     entry = table + 1 + site * SITE
     num_ranks = tl.load(entry + 1)
     first_rank = tl.program_id(1) * block_ranks
     if first_rank >= num_ranks:
-        return  # another adapter of the step has a larger rank, or this one has nothing here
+        return  # another adapter of the step has a larger rank, or this adapter does not change this site
 
     row = tl.load(tile) + tl.arange(0, block_rows)
     is_row = row < tl.load(tile + 1)
@@ -83,7 +83,7 @@ def expand(
     column_step: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """out[tile's rows, part's columns] += sum of hidden over shares @ B.T. Programs: tiles, blocks of columns,
+    """out[tile's rows, part's columns] += sum of hidden over shares @ B.T. Program axes: tiles, blocks of columns,
     parts."""
     tile = tiles + tl.program_id(0) * TILE
     table = tl.load(tile + 3).to(tl.pointer_type(tl.int64))
@@ -96,7 +96,7 @@ def expand(
     num_columns = tl.multiple_of(tl.load(part + 2), column_step)
     first_column = tl.program_id(1) * block_columns
     if first_column >= num_columns:
-        return  # the part is narrower than others
+        return  # the part has fewer columns than the widest one
 
     row = tl.load(tile) + tl.arange(0, block_rows)
     is_row = row < tl.load(tile + 1)

@@ -1,5 +1,5 @@
-"""Downloads an adapter's two files from the hub. It checks their sizes first, and fetches only these files, at one
-revision."""
+"""Downloads an adapter's two files from the hub. The download checks their sizes first, and fetches only these files,
+at one revision."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) -> Path:
-    """The folder in the hub's cache that holds the files in `limits`, none larger than its limit. Honours
-    `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
+    """Return the folder in the hub's cache with the files named in `limits`, each of at most its limit in bytes.
+    Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
     from huggingface_hub import constants, snapshot_download
 
     token = os.environ.get("HF_TOKEN") or None
@@ -36,7 +36,8 @@ def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) ->
 
 
 def _check_sizes(name: str, revision: str | None, limits: Mapping[str, int], token: str | None) -> str:
-    """Refuse files that are too large before they are downloaded; returns the commit whose sizes were checked."""
+    """Raise `AdapterRefused` for files that are too large, before they are downloaded. Return the commit whose sizes
+    were checked."""
     from huggingface_hub import HfApi
 
     info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=10.0)

@@ -1,10 +1,10 @@
 """Memory layout of an adapter: one flat tensor, with a block for each site in the model that it changes.
 
-A *site* is a linear layer that the model computes. A layer that an adapter names is usually a site of its own. If the
-model computes several layers as one product (queries, keys and values, for example), each is a part of one site. The A
-matrices of all parts are then concatenated, so that one product computes them, and each B adds to the columns of its
-part. Ranks are padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be
-multiplied together.
+A *site* is a linear layer that the model computes. A layer that an adapter names is usually a separate site. If the
+model computes several layers as one product (queries, keys and values, for example), each layer is a part of one site.
+The A matrices of all parts are then concatenated, so that one product computes them, and each B adds to the columns of
+its part. Ranks are padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can
+be multiplied together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_LAYOUTS = 256
 
 
 def padded(rank: int) -> int:
-    """The rank that is stored in memory: `rank` rounded up to a multiple of `RANK_STEP`."""
+    """Return the rank that is stored in memory: `rank` rounded up to a multiple of `RANK_STEP`."""
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
@@ -38,7 +38,7 @@ class IndexRange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AdapterPlacement:
     """Position of an adapted layer: its outputs are the `columns` of a site. A process that has only a part of the
-    layer computes from the range `inputs` of its inputs and gives the range `outputs` of its outputs."""
+    layer reads the range `inputs` of the layer's inputs and computes the range `outputs` of its outputs."""
 
     site: int
     columns: IndexRange
@@ -48,7 +48,8 @@ class AdapterPlacement:
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One layer's share of a site: B is [columns, ranks] at offset `begin`, fed by the hidden `ranks`."""
+    """One layer's share of a site: B is [columns, ranks] at offset `begin`, multiplied by the hidden values of
+    `ranks`."""
 
     layer: str
     columns: IndexRange
@@ -67,7 +68,7 @@ class AdapterBlock:
 
     @property
     def end(self) -> int:
-        """Offset of the next block."""
+        """Return the offset of the next block."""
         last = self.parts[-1]
         return last.begin + last.columns.size * last.ranks.size
 
@@ -109,14 +110,14 @@ def _make_block(
 
 
 class LayoutCache:
-    """Makes each layout once, since adapters with the same layout object can be multiplied together."""
+    """Makes each layout once, because only adapters with the same layout object can be multiplied together."""
 
     def __init__(self, places: Mapping[str, AdapterPlacement]) -> None:
         self._places = places
         self._known: dict[tuple[tuple[str, int], ...], AdapterLayout] = {}
 
     def of(self, shapes: Mapping[str, LoraShape]) -> AdapterLayout:
-        """The layout of an adapter; the same object for the same layers and padded ranks."""
+        """Return the layout of an adapter; the same object for the same layers and padded ranks."""
         key = tuple((name, padded(shape.rank)) for name, shape in sorted(shapes.items()))
         layout = self._known.get(key)
         if layout is None:

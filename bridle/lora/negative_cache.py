@@ -1,8 +1,8 @@
-"""Remembers adapters that recently could not be used, with the reason, so that many requests for one read its files
-once.
+"""Remembers adapters that recently could not be used, with the reason, so that many requests for such an adapter read
+its files only once.
 
-A failure counts until the adapter's files change (their times or sizes) or some seconds have passed. So a mended
-adapter is found at once, and a failure whose cause is not in the files is tried again soon.
+A failure is remembered until the adapter's files change (their times or sizes) or some seconds have passed. So a
+repaired adapter works at once, and after other failures the adapter is tried again soon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from bridle.errors import BridleError
 from bridle.lora.files import CONFIG_NAME, WEIGHTS_NAME
 
-#: How long a failure is remembered while its files stay as they are, in seconds.
+#: Seconds for which a failure is remembered while the adapter's files do not change.
 FAILURE_SECONDS = 30.0
 MAX_FAILURES = 1_000
 
@@ -27,7 +27,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CachedFailure:
-    """Why files with this `stamp` could not be used. It is remembered until a point of the owner's clock."""
+    """The reason why files with this `stamp` could not be used. It is remembered until the time `until` on the owner's
+    clock."""
 
     error: BridleError
     folder: Path | None
@@ -43,12 +44,13 @@ class CachedFailure:
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:
-        """A copy of the error, for one more client."""
+        """Return a copy of the error, for one more client."""
         return copy.copy(self.error)
 
 
 def stamp_of(folder: Path | None) -> Stamp:
-    """The state of the files in `folder` now. It is taken before the files are read, so that a later change shows."""
+    """Return the current state of the files in `folder`. It is taken before the files are read, so that a later change
+    is noticed."""
     return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
 
 
@@ -61,8 +63,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Failures:
-    """The failures of adapters that are not registered, by any key. If there are very many, only the newest are
-    kept."""
+    """The failures of adapters that are not registered, by any key. Only the newest ones are kept, up to a limit."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[Hashable, CachedFailure] = OrderedDict()
@@ -77,7 +78,7 @@ class Failures:
             self._by_key.popitem(last=False)
 
     def find(self, key: Hashable, now: float) -> CachedFailure | None:
-        """The failure that is remembered about `key`, if it still counts."""
+        """Return the failure that is remembered for `key`, if it is still valid."""
         failure = self._by_key.get(key)
         if failure is None or failure.holds(now):
             return failure

@@ -28,7 +28,7 @@ class Segment:
 
 
 class Product(Protocol):
-    """Product of some segments of a step, at the sites that their adapters change."""
+    """Product of some segments of a step, at the sites that the segments' adapters change."""
 
     @property
     def sites(self) -> Iterable[int]: ...
@@ -42,12 +42,12 @@ class Multiplier(Protocol):
     """Factory of the products of a step."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
-        """The products that compute these segments."""
+        """Return the products that compute these segments."""
         ...
 
 
 class AdapterKernel(Multiplier, Protocol):
-    """A way of multiplying."""
+    """A kernel that multiplies adapters."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Do work that is slow only the first time, such as compiling kernels. Called before steps use the adapter, by
@@ -55,12 +55,12 @@ class AdapterKernel(Multiplier, Protocol):
         ...
 
     def clear(self) -> None:
-        """Free memory that was kept for further steps."""
+        """Free memory that is cached for further steps."""
         ...
 
 
 class AdapterStep:
-    """All that the adapters of one step add. `num_tokens` is the number of its rows."""
+    """The adapters of one step, and the addition of their results. `num_tokens` is the number of the step's rows."""
 
     def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: Multiplier) -> None:
         self.num_tokens = num_tokens

@@ -1,7 +1,7 @@
-"""Reads an adapter_config.json. A setting that bridle cannot honour is refused by name.
+"""Reads an adapter_config.json. A setting that bridle does not support is refused by name.
 
 PEFT gains fields with every version. An unknown field is ignored only if it is empty (null, false, an empty list).
-Otherwise the adapter would be applied in another way than it was trained, and its wrong answers would go unnoticed.
+Otherwise the adapter might be applied in another way than it was trained, and its wrong answers would not be noticed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bridle.errors import AdapterRefused
 from bridle.safe_repr import short_repr
 
 MAX_RANK = 512
-#: Patterns of ranks and alphas that one adapter may have.
+#: Maximum number of patterns of ranks and alphas in one adapter.
 MAX_PATTERNS = 10_000
 _MAX_PATTERN_CHARS = 256
 _MAX_REPEATS = 4
 
-#: Fields that no longer matter once the adapter is trained, or that repeat what the names of its weights say.
+#: Fields that no longer matter after training, or that repeat information in the names of the weights.
 _SILENT = frozenset(
     {
         "auto_mapping",
@@ -48,7 +48,7 @@ _SILENT = frozenset(
         "task_type",
     }
 )
-#: Fields that must be empty, each with what it would mean otherwise.
+#: Fields that must be empty, each with its meaning otherwise.
 _REFUSED = {
     "use_dora": "DoRA scales the base weights too",
     "modules_to_save": "it replaces whole layers of the model",
@@ -61,7 +61,7 @@ _REFUSED = {
     "arrow_config": "Arrow routes between adapters",
     "use_bdlora": "block-diagonal LoRA shapes its weights differently",
 }
-#: Ways to initialize training after which the base weights are still the model's own.
+#: Values of `init_lora_weights` for which the base weights are still the model's own.
 _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
@@ -91,7 +91,7 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """An adapter's configuration that can be honoured."""
+    """The supported configuration of an adapter."""
 
     rank: int
     alpha: float
@@ -101,7 +101,7 @@ class PeftConfig:
     alpha_pattern: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        """The rank at a layer."""
+        """Return the rank at a layer."""
         return int(_first_match(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
@@ -112,7 +112,7 @@ class PeftConfig:
 
 
 def read_config(data: bytes) -> PeftConfig:
-    """The configuration in an adapter_config.json. Raises `AdapterRefused`, naming field and value."""
+    """Return the configuration in an adapter_config.json. Raises `AdapterRefused`, naming field and value."""
     try:
         raw = msgspec.json.decode(data)
         if not isinstance(raw, dict):
@@ -163,7 +163,8 @@ def _check_meaning(raw: dict[str, Any], fields: _Fields) -> None:
 
 # -- patterns ----------------------------------------------------------------------------------------------------
 
-#: The pieces that a pattern may consist of. It is a regular expression from a stranger, so no piece may run for long.
+#: The pieces that a pattern may consist of. A pattern is a regular expression from an untrusted source, so no piece may
+#: run for long.
 _PIECE = re.compile(r"[\w\-.|()^$]|\\\.|\\d\+?", re.ASCII)
 
 
@@ -190,7 +191,7 @@ def _compiles(pattern: str) -> bool:
 
 
 def _first_match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that matches the module's name, or its end after a dot, as PEFT looks it up."""
+    """Return the value of the first pattern that matches the module's name, or its end after a dot, as in PEFT."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,8 +1,8 @@
-"""The adapters of one engine: they are brought into memory in the background while the batch continues.
+"""The adapters of one engine, which are loaded into memory in the background while the batch continues.
 
-At each step the engine asks which adapters it can compute with, and never waits for the answer. Missing adapters are
-brought in meanwhile, and the sequences that need them sit out the steps until then. The device (`AdapterDevice`) holds
-the weights, `Residency` decides which adapters stay and which leave, and `Mover` carries this out.
+At each step the engine asks which adapters are ready, and never waits for the answer. Missing adapters are loaded
+meanwhile, and the sequences that need them are not scheduled until then. The device (`AdapterDevice`) holds the
+weights. `Residency` decides which adapters are kept and which are evicted, and `Mover` moves them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class AdapterPool:
     """Keeps the adapters of one model on one device.
 
     The first group of methods is for managers of adapters, from any thread; the second is for the engine's thread.
-    `on_change` is called, from any thread, when an adapter came into memory. `item_size` is the size of one of the
-    model's numbers; both memories are in bytes. An adapter that could not be read is not tried again for a while,
-    unless its files change; `clock` measures that while.
+    `on_change` is called, from any thread, when an adapter was loaded into memory. `item_size` is the size of one value
+    of the model; both memories are in bytes. An adapter that could not be read is not tried again for some time, unless
+    its files change; `clock` measures this time.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class AdapterPool:
         self._clock = clock
         self._mover = Mover(device, self._books, self._lock, self._end, lambda: self.on_change(), clock)
         self._fetches: dict[str, list[Future[None]]] = {}
-        self._failures: dict[str, BridleError] = {}  # that the engine has yet to hear of
+        self._failures: dict[str, BridleError] = {}  # not yet reported to the engine
 
     # -- whoever manages adapters --------------------------------------------------------------------------------
 
     def check(self, files: AdapterFiles) -> None:
-        """Raise `AdapterRefused` if the files are not for this model, or need more memory than there is."""
+        """Raise `AdapterRefused` if the files are not for this model, or exceed the memory for adapters."""
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
@@ -62,7 +62,7 @@ class AdapterPool:
             self._books.removed.pop(key, None)
 
     def remove(self, key: str) -> None:
-        """Forget the adapter, and free its memory once its last user is done. Unknown keys are ignored."""
+        """Forget the adapter, and free its memory after its last user has ended. Unknown keys are ignored."""
         with self._lock:
             held = self._books.known.get(key)
             if held is not None:
@@ -75,8 +75,8 @@ class AdapterPool:
             return AdapterStatus() if held is None else self._books.status(held)
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to read the adapter. The future is done when it is on the host or the device, and fails if it cannot be
-        read. Raises `UnknownAdapter`."""
+        """Begin to read the adapter. The future completes when the adapter is on the host or the device, and fails if
+        it cannot be read. Raises `UnknownAdapter`."""
         future: Future[None] = Future()
         with self._lock:
             if self._mover.is_closed:
@@ -99,7 +99,7 @@ class AdapterPool:
         return self._books.num_placed
 
     def counts(self) -> dict[str, int]:
-        """Counts about adapters for the engine's statistics."""
+        """Return counts about adapters for the engine's statistics."""
         with self._lock:
             return self._books.counts()
 
@@ -114,15 +114,15 @@ class AdapterPool:
     # -- the engine's thread -------------------------------------------------------------------------------------
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use the adapter, and the reason if it could not be read just now.
-        Safe from any thread."""
+        """Raise `UnknownAdapter` unless requests may use the adapter. If it recently could not be read, raise the
+        reason. Safe from any thread."""
         with self._lock:
             failure = self._failure_of(self._find(key))
             if failure is not None:
                 raise failure
 
     def open(self, key: str) -> None:
-        """Record that a request uses the adapter from now on, and read it if it is not in memory. Raises
+        """Record that a request uses the adapter from now on, and read the adapter if it is not in memory. Raises
         `UnknownAdapter`."""
         with self._lock:
             held = self._find(key)
@@ -143,8 +143,8 @@ class AdapterPool:
                 self._mover.wake()
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The others are
-        brought in."""
+        """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The missing
+        adapters are loaded."""
         with self._lock:
             self._mover.note_loss()
             available = self._books.begin_step(keys)
@@ -153,7 +153,7 @@ class AdapterPool:
             return available
 
     def take_failures(self) -> dict[str, BridleError]:
-        """The adapters in use that could not be read since the last call, and why."""
+        """Return the adapters in use that could not be read since the last call, with the errors."""
         if not self._failures:
             return {}
         with self._lock:
@@ -169,15 +169,15 @@ class AdapterPool:
         return held
 
     def _failure_of(self, held: CachedAdapter) -> BridleError | None:
-        """Why the adapter cannot be read, if another attempt would fail again. A failure that no longer counts is
-        forgotten."""
+        """Return the reason why the adapter cannot be read, if another attempt would fail again. A failure that is no
+        longer valid is forgotten."""
         if held.failure is not None and held.failure.holds(self._clock()):
             return held.failure.again()
         held.failure = None
         return None
 
     def _end(self, held: CachedAdapter, error: BridleError | None) -> None:
-        """Record that the adapter is on the host, or why it cannot be read."""
+        """Record that the adapter is on the host, or the reason why it cannot be read."""
         if error is not None and held.num_users:
             self._failures[held.key] = error
         self._books.fetched.pop(held.key, None)

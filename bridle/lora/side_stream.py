@@ -1,7 +1,8 @@
 """GPU work in parallel to steps: copies and trials that no step waits for.
 
-Memory that such work fills comes from its stream's own pool. Steps read it on their stream. They must report that
-(`used_by_steps`), or the pool would give the memory to the next copy while a step still reads it.
+Memory that such work fills comes from its stream's own pool. Steps read this memory on another stream. They must report
+the use (`used_by_steps`), because otherwise the pool would give the memory to the next copy while a step still reads
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class SideStream:
 
 
 def used_by_steps(tensor: Tensor) -> Tensor:
-    """`tensor`, whose memory is not reused before the steps that were started are done."""
+    """Return `tensor`, and keep its memory from being reused until the steps that were started are done."""
     if tensor.device.type == "cuda":
         tensor.record_stream(torch.cuda.default_stream(tensor.device))
     return tensor

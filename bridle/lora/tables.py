@@ -1,4 +1,4 @@
-"""Layouts of adapters as the fused kernels read them, and how large adapters are at each site."""
+"""Layouts of adapters in the form that the fused kernels read, and the sizes of adapters at each site."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from bridle.lora.layout import AdapterBlock, AdapterLayout
 from bridle.lora.side_stream import used_by_steps
 
-#: Alignment of columns that is worth knowing.
+#: Largest alignment of columns that speeds up the kernels.
 _MAX_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Size of a site with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
-    of the largest part. `step` divides the bounds of columns."""
+    """Maximum sizes of adapters at a site: ranks of all parts, ranks of the largest part, number of parts, columns of
+    the largest part. `step` divides the bounds of columns."""
 
     rank: int
     part_rank: int
@@ -25,7 +25,7 @@ class Extent:
     step: int
 
     def over(self, other: Extent) -> Extent:
-        """One that holds both."""
+        """Return an extent that is at least as large as both."""
         return Extent(
             max(self.rank, other.rank),
             max(self.part_rank, other.part_rank),
@@ -36,7 +36,8 @@ class Extent:
 
 
 class Table:
-    """A layout as the kernels read it: the number of sites, then a row for each of them, then one for each part."""
+    """A layout in the form that the kernels read: the number of sites, then a row for each site, then a row for each
+    part."""
 
     def __init__(self, layout: AdapterLayout, device: torch.device) -> None:
         self.layout = layout
@@ -46,8 +47,8 @@ class Table:
 
 
 def table_values(layout: AdapterLayout) -> list[int]:
-    """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
-    columns, first rank, ranks."""
+    """Return the table of a layout. A site's row has the offset of A, its rank, the first row of its parts, and their
+    number. A part's row has the offset of B, first column, columns, first rank, and ranks."""
     num_sites = max(layout.blocks) + 1
     sites: list[int] = []
     parts: list[int] = []

@@ -1,7 +1,7 @@
 """Reads the header of an adapter's safetensors file: its tensors, their places, and their meaning. No torch.
 
-Every tensor must be one half of a pair at a layer, with the rank that the configuration says. Any other tensor would be
-trained weights that bridle does not apply, so it is refused.
+Every tensor must be one half of a pair at a layer, with the rank in the configuration. Any other tensor is refused,
+because bridle would not apply its trained weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from bridle.errors import AdapterRefused
 from bridle.lora.peft_config import LoraShape, PeftConfig
 
-#: Bytes per number of the types that an adapter may have.
+#: Bytes per value of the types that an adapter may have.
 ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 100_000
@@ -25,7 +25,7 @@ _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _MAX_SHOWN_CHARS = 120
 
-#: What a tensor that is not plain LoRA means, by a part of its name.
+#: The meaning of a tensor that is not plain LoRA, by a part of its name.
 _REASONS = (
     ("lora_magnitude_vector", "DoRA scales the base weights too"),
     ("lora_embedding_", "LoRA on embeddings is not supported"),
@@ -39,7 +39,7 @@ _REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
-    """One tensor: its type, its sides, and its bytes within the payload."""
+    """One tensor: its type, its shape, and its bytes within the payload."""
 
     dtype: str
     shape: tuple[int, int]
@@ -62,8 +62,8 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_header(data: bytes, num_bytes: int) -> Header:
-    """The tensors of a safetensors file of `num_bytes` bytes. `data` is its beginning: the whole file, or as much as a
-    header may have. Raises `AdapterRefused` if the file is damaged."""
+    """Return the tensors of a safetensors file of `num_bytes` bytes. `data` is its beginning: the whole file, or the
+    largest possible header. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise AdapterRefused(f"the weights are not a safetensors file, or are cut off ({num_bytes} bytes)", "source")
@@ -100,7 +100,7 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> SafetensorsEntry:
 
 
 def _check_overlap(header: Header, size: int) -> None:
-    """Refuse a header in which a byte belongs to no tensor or to two, as the format demands."""
+    """Raise `AdapterRefused` for a header in which a byte belongs to no tensor or to two. The format forbids both."""
     position = 0
     for entry in sorted(header.values(), key=lambda entry: entry.begin):
         if entry.begin != position:
@@ -140,12 +140,13 @@ def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
 
 
 def names_of(module: str) -> tuple[str, str]:
-    """The names of a layer's two tensors."""
+    """Return the names of a layer's two tensors."""
     return f"{_PREFIX}{module}{_A}", f"{_PREFIX}{module}{_B}"
 
 
 def module_of(name: str) -> str:
-    """The layer that a tensor belongs to. Raises `AdapterRefused` if the tensor is not a LoRA matrix of a layer."""
+    """Return the layer that a tensor belongs to. Raises `AdapterRefused` if the tensor is not a LoRA matrix of a
+    layer."""
     for suffix in (_A, _B):
         if name.startswith(_PREFIX) and name.endswith(suffix):
             return name[len(_PREFIX) : -len(suffix)]

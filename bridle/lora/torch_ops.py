@@ -1,9 +1,9 @@
 """Computes adapters in plain torch: used on CPUs, and the reference for `fused`.
 
-A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights lie in a
-stack, and their rows are padded to one length. The stack is kept between steps and is changed only where a step has
-other adapters than the last. The length up to which segments are stacked minimizes the cost. Without it, a short prompt
-among decodes would make each of them as long as itself. Both ways give the same sums up to rounding.
+A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights are
+stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
+did not have are copied. Segments are stacked up to the length that minimizes the cost. Without this limit, one short
+prompt would pad every decode to its own length. Stacked and single products give the same sums up to rounding.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from bridle.lora.weights import PlacedAdapter, SiteWeights
 #: Segments longer than this are multiplied alone.
 MAX_SHORT = 16
 #: On a CPU, a segment that is multiplied alone takes as long as this many more rows in a stack. Measured with 24
-#: layers: 1 ms, where a stack of 32 adapters takes 14 ms with one row each and 25 ms with 16.
+#: layers: 1 ms, while a stack of 32 adapters takes 14 ms with one row each and 25 ms with 16.
 SINGLE_ROWS = 40
 #: Fewer short segments of one layout than this are multiplied alone, too.
 MIN_STACKED = 3
-#: Bytes that one stack may take. Beyond this, segments are multiplied one by one.
+#: Maximum bytes of a stack. Beyond this, segments are multiplied one by one.
 MAX_STACK_BYTES = 1 << 29
-#: Stacks that are kept, each of another layout; the least recently used one is dropped.
+#: Maximum number of stacks, one per layout; the least recently used one is dropped.
 MAX_STACKS = 2
 
 
 class SingleProduct:
-    """Segments of one layout, one after the other."""
+    """Product of segments of one layout, one after the other."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
@@ -49,15 +49,15 @@ class SingleProduct:
 
 
 def _uploaded(values: Sequence[int], device: torch.device) -> Tensor:
-    """Indices on the device; the host does not wait for the copy."""
+    """Copy indices to the device; the host does not wait for the copy."""
     if device.type == "cpu":
         return torch.tensor(values)
     return torch.tensor(values).pin_memory().to(device, non_blocking=True)
 
 
 class StackedProduct:
-    """Short segments of one layout, multiplied all at once. `slots[i]` is the place in the stack of segment i's
-    weights."""
+    """Product of short segments of one layout, multiplied all at once. `slots[i]` is the row in the stack of segment
+    i's weights."""
 
     def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: Mapping[int, SiteWeights]) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
@@ -69,13 +69,13 @@ class StackedProduct:
         device = segments[0].adapter.flat.device
         taken, given, targets = _indices(segments, slots, self._length)
         is_plain = taken == targets and num_rows == self._end - self._begin
-        # Where each padded row is taken from; which padded rows count (None: all); and which rows of the step they are.
+        # The source of each padded row; the padded rows that count (None: all); and their rows of the step.
         self._taken = None if is_plain else _uploaded(taken, device)
         self._given = _uploaded(given, device) if is_padded else None
         self._targets = None if is_plain else _uploaded(targets if is_padded else taken, device)
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """As `SingleProduct.add`."""
+        """Add the adapters' results for `rows` [T, in] to `out` [T, columns], in place."""
         weights = self._weights[site]
         num, length = self._num, self._length
         if self._taken is None:
@@ -109,8 +109,7 @@ def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> 
 
 
 class WeightStack:
-    """The weights of adapters of one layout side by side, kept between steps. The first rows are those of the last
-    step."""
+    """The stacked weights of adapters of one layout, kept between steps. The first rows are those of the last step."""
 
     def __init__(self, layout: AdapterLayout, like: Tensor) -> None:
         self._layout = layout
@@ -119,7 +118,7 @@ class WeightStack:
         self.sites: dict[int, SiteWeights] = {}
 
     def load_rows(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
-        """Bring these adapters into the first rows of the stack; returns the row of each."""
+        """Copy these adapters into the first rows of the stack; return the row of each."""
         num = len(adapters)
         if num > len(self._owners):
             self._grow(num)
@@ -127,7 +126,7 @@ class WeightStack:
         rows: dict[int, int] = {}
         free = []
         for row, owner in enumerate(self._owners[:num]):
-            if owner in wanted and owner not in rows:  # an old copy may lie further back
+            if owner in wanted and owner not in rows:  # an old copy may be in a later row
                 rows[owner] = row
             else:
                 free.append(row)
@@ -147,13 +146,13 @@ class WeightStack:
 
 
 class TorchKernel:
-    """Multiplies segments by layout, short ones together."""
+    """Multiplies segments grouped by layout; short segments are stacked."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[AdapterLayout, WeightStack]] = {}  # by the layout's identity
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Does nothing: plain torch needs no preparation."""
+        """Do nothing: plain torch needs no preparation."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         groups: dict[int, list[Segment]] = {}
@@ -165,7 +164,7 @@ class TorchKernel:
         self._stacks.clear()
 
     def _products_of(self, segments: Sequence[Segment]) -> list[Product]:
-        """The products that compute the segments of one layout."""
+        """Return the products that compute the segments of one layout."""
         flat = segments[0].adapter.flat
         longest = MAX_SHORT if flat.is_cuda else _longest_stacked([segment.length for segment in segments])
         short = [segment for segment in segments if segment.length <= longest]
@@ -189,7 +188,7 @@ class TorchKernel:
 
 
 def _longest_stacked(lengths: Sequence[int]) -> int:
-    """The length up to which segments are stacked so that the total cost is least; 0 if none should be."""
+    """Return the length up to which segments are stacked, with the least total cost; 0 if no segment is stacked."""
     short = sorted(length for length in lengths if length <= MAX_SHORT)
     costs = {length: num * length + SINGLE_ROWS * (len(short) - num) for num, length in enumerate(short, 1)}
     return min(costs, key=costs.__getitem__, default=0)

@@ -1,7 +1,7 @@
-"""Two threads bring adapters into memory and take them out again, while the batch continues.
+"""Two threads load adapters into memory and evict them, while the batch continues.
 
-`Residency`, which belongs to the pool, decides what to transfer next. The books are read and changed only with the
-pool's lock held. Calls to the device, which may be slow, are made without it.
+`Residency`, which belongs to the pool, decides what to transfer next. The records of `Residency` are read and changed
+only with the pool's lock held. Calls to the device, which may be slow, are made without the lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ OnEnd = Callable[[CachedAdapter, BridleError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One adapter comes into a tier and others leave it. `epoch` is the device's epoch at the beginning of the move."""
+    """One adapter is loaded into a tier and others are evicted from the tier. `epoch` is the device's epoch at the
+    beginning of the move."""
 
     held: CachedAdapter
     leavers: Sequence[CachedAdapter]
@@ -37,8 +38,9 @@ class _Move:
 
 @dataclass(eq=False, repr=False)
 class Mover:
-    """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, which is
-    notified of every change. `on_change` is called without the lock when an adapter came in or went."""
+    """Moves adapters between disk, host and device as the records `books` decide. `changed` is the condition with the
+    lock of `books`, and is notified of every change. `on_change` is called without the lock when an adapter was loaded
+    or evicted."""
 
     _device: AdapterDevice
     _books: Residency
@@ -72,7 +74,7 @@ class Mover:
             self._books.lose_everything()
 
     def stop(self) -> None:
-        """Make the threads end after their present work. Idempotent."""
+        """Make the threads end after their current work. Idempotent."""
         self.is_closed = True
         self.wake()
 
@@ -103,7 +105,7 @@ class Mover:
                 self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
 
     def _read_next(self) -> bool:
-        """Read one adapter that is awaited from disk. Returns whether there was one."""
+        """Read one awaited adapter from disk. Return whether there was one."""
         books = self._books
         with self._changed:
             held = books.next_to_read()
@@ -127,7 +129,7 @@ class Mover:
 
     def _place_next(self) -> bool:
         """Drop one adapter that was removed, or load one that requests wait for onto the device. Returns whether there
-        was anything to do."""
+        was such an adapter."""
         return self._drop_next() or self._place_awaited()
 
     def _place_awaited(self) -> bool:
@@ -154,8 +156,8 @@ class Mover:
     def _begin(
         self, held: CachedAdapter | None, leavers: list[CachedAdapter] | None, tier: dict[str, CachedAdapter]
     ) -> _Move | None:
-        """Take the leavers out of a tier's books. Returns None if no adapter is to come, or if there is no room for it.
-        With the lock held."""
+        """Remove the leaving adapters from a tier. Returns None if no adapter is to be loaded, or there is no memory
+        for it. Called with the lock held."""
         if held is None or leavers is None:
             return None
         for other in leavers:
@@ -164,7 +166,7 @@ class Mover:
         return _Move(held, leavers, self._epoch)
 
     def _carry_out(self, move: _Move, work: Callable[[_Move], None], note: Callable[[CachedAdapter], None]) -> None:
-        """Carry out a move on the device, and enter its outcome in the books."""
+        """Do a move on the device, and record its outcome."""
         failure = self._try(move.held, lambda: work(move))
         with self._changed:
             _set_moving((move.held, *move.leavers), False)
@@ -174,7 +176,7 @@ class Mover:
                 note(move.held)
 
     def _drop_next(self) -> bool:
-        """Drop one adapter that was removed and has no users. Returns whether there was one."""
+        """Drop one removed adapter that has no users. Return whether there was one."""
         with self._changed:
             gone = self._books.next_to_drop()
             if gone is None:
@@ -200,14 +202,14 @@ class Mover:
     # -- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _try(self, held: CachedAdapter, work: Callable[[], None]) -> CachedFailure | None:
-        """Call `work`; returns why it failed, or None."""
+        """Call `work`; return the reason of its failure, or None."""
         folder, name = held.files.folder, held.key.partition("#")[0]
         stamp = stamp_of(folder)
         error: BridleError
         try:
             work()
             return None
-        except AdapterRefused as refusal:  # clients read this message, and need not know paths of this machine
+        except AdapterRefused as refusal:  # clients read this message, which must not show paths of this machine
             error = AdapterRefused(str(refusal).replace(str(folder), name), refusal.param)
         except BridleError as other:
             error = other
@@ -218,8 +220,8 @@ class Mover:
         return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
 
     def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """End the wait for an adapter with an error. An absent device is not the adapter's fault: then the adapter
-        stays wanted and is tried again. With the lock held."""
+        """End the wait for an adapter with an error. If the device is unreachable, the adapter stays wanted and is
+        tried again. Called with the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)

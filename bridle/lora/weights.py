@@ -19,20 +19,20 @@ _serials = count(1)
 
 
 class HostAdapter:
-    """An adapter as it was read: A [rank, in] and B [out, rank] of each layer, in the file's own number type."""
+    """An adapter that was read: A [rank, in] and B [out, rank] of each layer, in the file's own type."""
 
     def __init__(self, files: AdapterFiles, tensors: dict[str, Tensor]) -> None:
         self.files = files
         self._tensors = tensors
 
     def pair(self, layer: str) -> tuple[Tensor, Tensor]:
-        """A and B of a layer."""
+        """Return A and B of a layer."""
         first, second = names_of(layer)
         return self._tensors[first], self._tensors[second]
 
 
 def read_weights(files: AdapterFiles) -> HostAdapter:
-    """Read the weights. Raises `AdapterRefused` if the bytes are not those that were inspected, or if a value is not
+    """Read the weights. Raises `AdapterRefused` if the bytes differ from the inspected ones, or if a value is not
     finite."""
     now, data = read_adapter(files.folder, files.root)
     if now.digest != files.digest:
@@ -50,7 +50,7 @@ def read_weights(files: AdapterFiles) -> HostAdapter:
 
 
 class PlacedAdapter:
-    """An adapter where the model computes: one flat tensor, and views into it by site."""
+    """An adapter on the model's device: one flat tensor, and views into it by site."""
 
     def __init__(self, layout: AdapterLayout, flat: Tensor) -> None:
         self.serial = next(_serials)
@@ -61,7 +61,7 @@ class PlacedAdapter:
 
 class SiteWeights:
     """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
-    [ranks, columns]. They have a leading dimension of adapters if `flat` has one."""
+    [ranks, columns]. The matrices have a leading dimension of adapters if `flat` has one."""
 
     def __init__(self, block: AdapterBlock, flat: Tensor) -> None:
         self.block = block
@@ -83,7 +83,7 @@ def place(
     device: torch.device,
 ) -> PlacedAdapter:
     """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if a value overflows the
-    model's number type."""
+    model's type."""
     packed = torch.zeros(layout.num_values, dtype=dtype, pin_memory=device.type == "cuda")
     for block in layout.blocks.values():
         weights = SiteWeights(block, packed)

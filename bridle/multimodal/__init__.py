@@ -1,5 +1,6 @@
 """Images, sounds and videos in prompts: bytes, limits, decoding, the checkpoint's processors, and placeholders. The
-results are the engine's inputs. Imports no torch, and each module when one of its names is first used."""
+results are the engine's inputs. The package imports no torch. Each module is imported when one of its names is first
+used."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
 """Decodes untrusted sound files. Only listed formats are tried, length and rate are checked in the header before
 anything is decoded, and no library's message is passed on.
 
-A sound is one channel, the mean of all, at the rate that the model reads. It is decoded and resampled piece by piece,
-so the memory does not grow with the file's length.
+The decoded sound has one channel, the mean of all channels, at the model's sampling rate. A file is decoded and
+resampled piece by piece, so that memory for decoding does not grow with the file's length.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from bridle.errors import MediaRefused, UnsupportedFeature
 from bridle.multimodal.limits import LEAST_RATE, MOST_CHANNELS, MOST_RATE, MediaLimits, UnpackTimer
 
 Samples = NDArray[np.float32]
-#: Samples that are unpacked at a time.
+#: Samples that are decoded at a time.
 _PIECE = 1 << 18
-#: Samples of common files lie between -1 and 1. Powers of these still have a logarithm.
+#: Maximum of a sample. Samples of common files are between -1 and 1. Powers of larger ones up to this number are still
+#: finite.
 _LOUDEST = 65_536
 _NEEDS = f"needs `{install_hint('audio')}`"
 
 
 def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:
-    """The sound in a file, at `rate` samples a second. Raises `MediaRefused` with bridle's own message."""
+    """Decode the sound in a file, at `rate` samples per second. Raises `MediaRefused` with bridle's own message."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
     try:
@@ -42,13 +43,13 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
             return _at_rate(_pieces(file, UnpackTimer(limits, where)), file.samplerate, rate, limits, where)
     except (MediaRefused, UnsupportedFeature):
         raise
-    except Exception:  # whatever a decoder raises: its words are not for clients
+    except Exception:  # any error of a decoder; its message is not for clients
         raise MediaRefused(f"{where} cannot be read: it is damaged, or not WAV, MP3, FLAC or Ogg", where) from None
 
 
 def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:
-    """Return a sound from a program's own samples: an array, by channels if it has two dimensions, perhaps with its
-    rate. The default is the model's `rate`."""
+    """Return a sound from a program's own samples: an array, by channels if it has two dimensions, or a pair of array
+    and sampling rate. The default rate is the model's `rate`."""
     own, array = rate, value
     if isinstance(value, tuple) and len(value) == 2:
         array, own = value
@@ -87,7 +88,8 @@ def _pieces(file: Any, clock: UnpackTimer) -> Iterator[Samples]:
 
 
 def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits, where: str) -> Samples:
-    """All pieces together at `rate`. Their length is counted, because a header may state less than the file has."""
+    """Return all pieces as one array at `rate`. Samples are counted while they are decoded, because a header may state
+    less than the file has."""
     convert = _converter(own, rate, where)
     found: list[Samples] = []
     num_samples = 0
@@ -99,7 +101,7 @@ def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits
     samples = np.concatenate(found)
     if not num_samples or not len(samples):
         raise MediaRefused(f"{where} is empty", where)
-    if not np.abs(samples).max() <= _LOUDEST:  # nor if there is none
+    if not np.abs(samples).max() <= _LOUDEST:  # also true for NaN
         raise MediaRefused(f"{where} has samples beyond {_LOUDEST}, or that are no numbers", where)
     return samples
 

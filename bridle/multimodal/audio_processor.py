@@ -1,4 +1,4 @@
-"""Reads sounds: spectra on the mel scale, in pieces of the length that a model's tower takes."""
+"""Converts sounds to mel spectra, in pieces of the length that a model's audio tower takes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _FILES = (("preprocessor_config.json", ""), ("processor_config.json", "feature_extractor"))
-#: Spectra that are computed at a time.
+#: Spectra that are computed at once.
 _BLOCK = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """Settings of a family's audio input: `piece` returns how many spectra its tower takes at a time, `lay_out` the
-    placeholder in a prompt for that many pieces."""
+    """Settings of a family's audio input: `piece` returns the number of spectra that the tower takes at a time.
+    `lay_out` returns the placeholder in a prompt for a number of pieces."""
 
     piece: Callable[[Config], int]
     lay_out: Callable[[Config, int], PlaceholderLayout]
@@ -73,7 +73,8 @@ class AudioProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Mel:
-    """Whisper's spectra: the power of `size` samples every `hop`, by bands of the mel scale, as a logarithm."""
+    """Whisper's spectra: the logarithm of the power of `size` samples every `hop` samples, by bands of the mel
+    scale."""
 
     rate: int
     hop: int
@@ -82,7 +83,7 @@ class Mel:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Mel:
-        """Settings of a checkpoint; missing ones are Whisper's."""
+        """Return the settings of a checkpoint; missing ones are Whisper's."""
         from transformers.audio_utils import mel_filter_bank
 
         rate, size = int(settings.get("sampling_rate", 16_000)), int(settings.get("n_fft", 400))
@@ -98,7 +99,7 @@ class Mel:
         return cls(rate, int(settings.get("hop_length", 160)), size, np.asarray(filters, np.float32))
 
     def spectra(self, samples: Samples, count: int) -> NDArray[np.float32]:
-        """[bands, count] of samples with silence behind them; the loudest of all decides which parts count as
+        """Return spectra [bands, count] of samples, padded with silence. The loudest value decides which parts count as
         silence."""
         padded = np.pad(samples, (0, count * self.hop - len(samples)))
         padded = np.pad(padded, self.size // 2, mode="reflect")

@@ -1,6 +1,6 @@
 """Placeholders of images in a prompt, family by family: how many rows, in which runs, between which marker tokens.
 
-The model's own processors have the same rules, but need torch, torchvision or texts of their own. Tests compare every
+The processors of transformers have the same rules, but need torch, torchvision or their own texts. Tests compare every
 rule with transformers. The number of rows is compared with the tower's output for each image.
 """
 
@@ -20,10 +20,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
-    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` has the rows
-    in time, height and width, for models with such positions. Marker tokens that templates write `around` the
-    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie `pace`
-    positions apart. With `tokens` these are at the rows: marker tokens among them are rows as well."""
+    """Expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. `grid` has
+    the rows of each run by time, height and width, for models with such positions; consecutive times are `pace`
+    positions apart. `around` are marker tokens that templates write before and after the placeholder. They are removed,
+    because `parts` have their own. `tokens` are the tokens at the rows: marker tokens among them are rows as well."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -41,8 +41,8 @@ class MultiModalFamily:
     """A family of multimodal models. `arrays` are the results of the image processor that the tower reads, and
     `options` go to the processor. The configuration's field `placeholder` is the token of an image in a prompt. With
     `mutual` the rows of an image attend to each other in both directions, always or if the text's configuration has
-    that value. With `whole` all tokens of a prompt with images do. Templates may write `written` for an image, which is
-    not a token."""
+    that value. With `whole` all tokens of a prompt with images attend to each other. Templates may write the text
+    `written` for an image; this text is not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)
@@ -64,13 +64,13 @@ def _llava(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 def _num_patches(config: Config, rows: int, columns: int) -> int:
     """Return the number of rows of a tower's output that are used: CLIP puts one row for the whole image before the
-    patches, and `default` drops the first."""
+    patches, and the strategy `default` drops the first row."""
     has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
     return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
 
 
 def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """The whole image, then its tiles as one, without their padding, each row with an end."""
+    """Lay out the whole image, then its tiles as one grid without padding, where each row has an end token."""
     whole = _num_patches(config, _side(config), _side(config))
     if arrays["pixel_values"].shape[1] == 1:
         return PlaceholderLayout((whole + 1,))
@@ -79,7 +79,7 @@ def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _llava_onevision(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """As above, but tiles of many patches are scaled down together."""
+    """Lay out an image as `_llava_next`, but tiles with many patches are scaled down together."""
     side = _side(config)
     if arrays["pixel_values"].shape[1] == 1:
         return PlaceholderLayout((side * side + 1,))
@@ -92,13 +92,13 @@ def _llava_onevision(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _side(config: Config) -> int:
-    """Patches along a side of a tile."""
+    """Return the number of patches along a side of a tile."""
     vision = config["vision_config"]
     return int(vision["image_size"]) // int(vision["patch_size"])
 
 
 def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
-    """Rows and columns of patches of all tiles together, without those that are padding."""
+    """Return the rows and columns of patches of all tiles together, without padding."""
     side, size = _side(config), int(config["vision_config"]["image_size"])
     height, width = map(int, arrays["image_sizes"][0])
     best = _best_resolution(height, width, config["image_grid_pinpoints"])
@@ -111,14 +111,14 @@ def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
 
 
 def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple[int, int]:
-    """The one of `choices` in which most of the image is seen, and among these the one with the least waste."""
+    """Return the choice that shows most of the image; among equal choices, the one with the least padding."""
 
     def merit(choice: list[int]) -> tuple[int, int]:
         scale = min(choice[1] / width, choice[0] / height)
         used = min(int(width * scale) * int(height * scale), width * height)
         return used, used - choice[0] * choice[1]
 
-    chosen = max(choices, key=merit)  # of equals the first
+    chosen = max(choices, key=merit)  # the first of equal choices
     return int(chosen[0]), int(chosen[1])
 
 
@@ -126,7 +126,7 @@ def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple
 
 
 def internvl_rows(config: Config) -> int:
-    """The number of rows of a tile."""
+    """Return the number of rows of a tile."""
     vision = config["vision_config"]
     (size, _), (patch, _) = pair(vision["image_size"]), pair(vision["patch_size"])
     return int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
@@ -137,7 +137,7 @@ def _internvl(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _aya(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles with their numbers, then the whole; a small image is a whole alone."""
+    """Lay out numbered tiles, then the whole image; a small image has no tiles."""
     rows = (_side(config) // int(config.get("downsample_factor", 2))) ** 2
     parts: list[int | str] = ["<|START_OF_IMG|>"]
     for number in range(1, arrays["pixel_values"].shape[0]):
@@ -151,13 +151,13 @@ def pair(value: Any) -> tuple[int, int]:
 
 
 def idefics_rows(config: Config) -> int:
-    """The number of rows of a tile."""
+    """Return the number of rows of a tile."""
     vision = config["vision_config"]
     return int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
 
 
 def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles row by row, then the whole, each between marker tokens; a small image is a whole alone."""
+    """Lay out tiles row by row, then the whole image, each between marker tokens; a small image has no tiles."""
     rows = idefics_rows(config)
     tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
     num_rows, num_columns = tiles
@@ -172,7 +172,7 @@ def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _joined(parts: list[int | str]) -> list[int | str]:
-    """Neighbouring texts as one, since they may make tokens together."""
+    """Join neighbouring texts, because a token may span two of them."""
     joined: list[int | str] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -183,7 +183,7 @@ def _joined(parts: list[int | str]) -> list[int | str]:
 
 
 def _pixtral(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """One run for each row of patches, with a token between two rows and one at the end."""
+    """Lay out one run for each row of patches, with a token between two rows and one at the end."""
     size = int(config["vision_config"]["patch_size"]) * int(config.get("spatial_merge_size", 1))
     height, width = map(int, arrays["image_sizes"][0])
     rows, columns = height // size, width // size
@@ -206,7 +206,7 @@ def _qwen(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """The image, and parts of it where the processor cuts some out, each between marker tokens."""
+    """Lay out the image and the crops of it that the processor makes, each between marker tokens."""
     whole: list[int | str] = ["\n\n<start_of_image>", int(config["mm_tokens_per_image"]), "<end_of_image>\n\n"]
     num_crops = arrays["pixel_values"].shape[0] - 1
     if not num_crops:
@@ -218,24 +218,26 @@ def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """One row a patch. That the library counts positions from 1 makes no difference: rotary ones are relative."""
+    """Lay out one row per patch. transformers counts positions from 1, which makes no difference, because rotary
+    positions are relative."""
     return PlaceholderLayout((_side(config) ** 2,))
 
 
 def _ungridded(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """As Qwen's, but positions are those of text."""
+    """Lay out an image as for Qwen, but with positions of text."""
     vision = config["vision_config"]
     merge = math.prod(pair(vision.get("merge_kernel_size") or vision["spatial_merge_size"]))
     return PlaceholderLayout((int(np.prod(arrays["image_grid_thw"][0])) // merge,))
 
 
 def _lighton(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """As Pixtral's, but no tokens between rows."""
+    """Lay out an image as for Pixtral, but without tokens between rows."""
     return PlaceholderLayout((_pixtral(config, arrays).num_rows,))
 
 
 def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """The whole image, then its tiles row by row. The tower has features of its own for the tokens between them."""
+    """Lay out the whole image, then its tiles row by row. The tower has its own features for the tokens between
+    tiles."""
     start, grid, column, row, end = config["visual_indicator_token_ids"]
     height, width = map(int, arrays["grids"][0])
     vision = config["vision_config"]
@@ -247,7 +249,7 @@ def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _deepseek_ocr(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles, then the whole image, then one row that ends it."""
+    """Lay out tiles, then the whole image, then one row that ends the image."""
     patch = int(config["vision_config"]["sam_config"]["patch_size"]) * _OCR_SCALE
     rows = [math.ceil(arrays["pixel_values"].shape[-1] / patch) ** 2 + 1]
     if (num_tiles := int(arrays["num_local_patches"][0])) > 0:
@@ -256,14 +258,14 @@ def _deepseek_ocr(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _cohere2(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles, then the whole image, each with an end."""
+    """Lay out tiles, then the whole image, each with an end token."""
     rows = (_side(config) // int(config["downsample_factor"])) ** 2
     tiles = (rows, "<|IMG_LINE_BREAK|>") * arrays["pixel_values"].shape[0]
     return PlaceholderLayout(("<|START_OF_IMG|>", *tiles[:-1], "<|IMG_LINE_BREAK|><|END_OF_IMG|>"))
 
 
 def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles with their numbers, then the whole; a small image is a whole alone."""
+    """Lay out numbered tiles, then the whole image; a small image has no tiles."""
     factor = int(config["downsample_factor"])
     rows = [math.ceil(height / factor) * math.ceil(width / factor) for height, width in arrays["spatial_shapes"]]
     num_rows, num_columns = (int(np.ravel(arrays[name])[0]) for name in ("image_rows", "image_cols"))
@@ -277,7 +279,7 @@ def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
     return PlaceholderLayout(tuple(_joined([*parts, "<|image_end|>"])))
 
 
-#: Side of the square of patches that DeepSeek-OCR 2 turns into one row.
+#: Side of the square of patches that DeepSeek-OCR 2 converts to one row.
 _OCR_SCALE = 4
 
 
@@ -290,7 +292,7 @@ _UNGRIDDED = MultiModalFamily(_ungridded, ("pixel_values", "image_grid_thw"))
 _GRIDDED = MultiModalFamily(_qwen, ("pixel_values", "image_grid_thw"))
 _TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
 
-#: Families whose pictures are read.
+#: Supported families of image models.
 FAMILIES: Mapping[str, MultiModalFamily] = {
     "aya_vision": MultiModalFamily(_aya, written="<image>"),
     "cohere2_vision": MultiModalFamily(_cohere2),

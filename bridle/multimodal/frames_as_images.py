@@ -1,4 +1,4 @@
-"""Families that are shown the frames of a video like images, each in a run of its own, with text between them."""
+"""Families that read the frames of a video like images, each in a separate run, with text between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ONES = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-#: Frames that InternVL's makers show of a video, where a checkpoint does not say how many.
+#: Frames of a video that InternVL uses by default, if the checkpoint does not state a number.
 _INTERNVL_FRAMES = 8
-#: The longest side that SmolVLM's processor makes.
+#: Maximum of a frame's longest side in SmolVLM's processor.
 _LONGEST_SIDE = 4_096
 
 
@@ -29,7 +29,7 @@ _LONGEST_SIDE = 4_096
 
 
 def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Original checkpoints say how videos are sampled in a part of its own."""
+    """Return the settings with the sampling of videos, which original checkpoints have in `video_sampling`."""
     sampling = settings.get("video_sampling") or {}
     return {
         **settings,
@@ -40,7 +40,7 @@ def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_ends(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """From end to end; of a long video a second is left out at both."""
+    """Return frames from begin to end; of a long video, one second is left out at both ends."""
     seconds = clip.count / clip.rate
     num = max(min(round(frames.rate * seconds), frames.many, many), 1)
     first, last = 0, clip.count - 1
@@ -52,7 +52,7 @@ def _without_ends(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def _with_longest_side(clip: Clip, frames: Frames) -> tuple[int, int]:
-    """Height and width on the way to a square."""
+    """Return the height and width of the intermediate size before a frame is resized to a square."""
     longest, ratio = min(_LONGEST_SIDE, frames.most), clip.width / clip.height
     if clip.width >= clip.height:
         height = int(longest / ratio)
@@ -85,7 +85,7 @@ def _introduced(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def in_words(number: int) -> str:
-    """A number below 1,000 in English."""
+    """Return a number below 1,000 as English words."""
     if number >= 100:
         rest = f" and {in_words(number % 100)}" if number % 100 else ""
         return f"{_ONES[number // 100]} hundred{rest}"
@@ -106,7 +106,7 @@ def _from_the_middle(clip: Clip, frames: Frames, many: int) -> list[int]:
     by_rate = int(clip.count / clip.rate * frames.rate) if frames.rate else _INTERNVL_FRAMES
     num = max(min(frames.many or by_rate, many, clip.count), 1)
     step = clip.count / num
-    return [int(np.float32(step / 2 + step * number)) for number in range(num)]  # rounded as the library's numbers
+    return [int(np.float32(step / 2 + step * number)) for number in range(num)]  # rounded to float32 as in transformers
 
 
 def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
@@ -114,12 +114,12 @@ def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> 
 
 
 def _tiles(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
-    """[frames, 3, height, width]"""
+    """Return the frames as tiles [frames, 3, height, width]."""
     return {"pixel_values": normalized(np.stack(shown), frames).transpose(0, 3, 1, 2)}, (len(shown), 1, 1)
 
 
 def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """A line for each frame."""
+    """Lay out one line for each frame."""
     parts: list[int | str] = []
     for number in range(1, len(seen.indices) + 1):
         end = "</img>\n" if parts else ""
@@ -131,8 +131,8 @@ def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """A fixed rate of frames per second, or of a long video as many frames as of the longest one at that rate. If the
-    number is odd, the code that cuts patches repeats the last one."""
+    """Return frames at a fixed rate per second. A long video has as many frames as the longest video at that rate. If
+    the number is odd, the code that makes patches repeats the last frame."""
     last, seconds = clip.count - 1, clip.count / clip.rate
     most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
     num = max(math.floor(seconds * frames.rate), 1)
@@ -146,7 +146,7 @@ def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def behind_frames(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """A run for each two frames, with the second of the first in figures behind it."""
+    """Lay out a run for each two frames, followed by the time of the first frame in seconds."""
     _, height, width = seen.grid
     parts: list[int | str] = []
     text = ""
@@ -178,7 +178,7 @@ AS_PICTURES: Mapping[str, FrameSampling] = {
         _introduced,
         _SMOLVLM,
         rows_in="image_token_id",
-        places=("<video>", "<global-img>"),  # the second stands in no prompt that a template has written
+        places=("<video>", "<global-img>"),  # the second one is in no prompt that a template writes
         written="<video>",
         settings=_smolvlm_settings,
         rows=idefics_rows,

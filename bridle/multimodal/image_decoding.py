@@ -1,7 +1,7 @@
 """Decodes untrusted image files. Sizes are checked in the header before anything is decoded, and only listed formats
 are tried. Messages of libraries are not passed on, because they may contain memory addresses of this process.
 
-The result is the first frame, rotated as its camera says, on white where it is transparent, in RGB.
+The result is the first frame in RGB, rotated by the camera's orientation tag, with white behind transparent parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.multimodal.limits import FORMATS, LEAST_SIDE, MOST_RATIO, MOST_SIDE,
 
 
 def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """The image in a file. Raises `MediaRefused` in words of our own."""
+    """Decode the image in a file. Raises `MediaRefused` with bridle's own message."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
     try:
@@ -27,19 +27,18 @@ def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Imag
             with Image.open(io.BytesIO(data), formats=tuple(FORMATS.values())) as file:
                 _check_size(*file.size, limits, where)
                 file.seek(0)
-                if file.format == "JPEG":  # decoded at a fraction of its size, where that is enough
+                if file.format == "JPEG":  # decoded at a fraction of its size, if that is large enough
                     file.draft("RGB", _shown_size(*file.size, limits))
                 file.load()
                 return normalized(file, limits)
     except MediaRefused:
         raise
-    except Exception:  # whatever a decoder raises: its words may hold addresses, and are not for clients
+    except Exception:  # any error of a decoder; its message may contain addresses, and is not for clients
         raise MediaRefused(f"{where} cannot be read: it is damaged, or not a PNG, JPEG, WebP or GIF", where) from None
 
 
 def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """An image that a program has opened itself, an image of Pillow's or an array, in the form that models are
-    given."""
+    """Convert an image of Pillow or an array, which a program has opened itself, to the form that models read."""
     picture = value if isinstance(value, Image.Image) else _from_array(value, where)
     _check_size(*picture.size, limits, where)
     try:
@@ -59,8 +58,8 @@ def _from_array(value: Any, where: str) -> Image.Image:
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
-    """Return the image upright, opaque, in RGB, and not larger than models may see. It is reduced early, because
-    later steps need memory in proportion to its size."""
+    """Return the image upright, opaque, in RGB, and within the limit of shown pixels. The image is reduced early,
+    because later steps need memory in proportion to the image's size."""
     is_clear = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
     if picture.mode not in ("RGB", "RGBA", "L", "LA", "CMYK") or (is_clear and picture.mode in ("RGB", "L")):
         picture = _converted(picture, "RGBA" if is_clear else "RGB")
@@ -78,7 +77,7 @@ def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
 
 
 def _converted(picture: Image.Image, mode: str) -> Image.Image:
-    """In another mode, and still held as its camera says."""
+    """Convert an image to another mode, and keep its orientation tag."""
     exif = picture.getexif()
     converted = picture.convert(mode)
     converted.getexif().update(exif)
@@ -86,7 +85,7 @@ def _converted(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]:
-    """The size at which an image is shown to models: its own, or as much smaller as it must be."""
+    """Return the size at which models read an image: its own, or a smaller one within the limit."""
     if width * height <= limits.max_shown_pixels:
         return width, height
     scale = math.sqrt(limits.max_shown_pixels / (width * height))

@@ -1,4 +1,4 @@
-"""Reads images: the checkpoint's own image processor makes arrays, and the family's rule gives the placeholders."""
+"""Reads images: the checkpoint's own image processor makes arrays, and the family's rule makes the placeholders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ImageProcessor:
     def __init__(self, folder: Path, settings: PreTrainedConfig, family: MultiModalFamily) -> None:
         self._folder, self._config, self._family = folder, settings.to_dict(), family
         self._processor: Any = None
-        self._lock = threading.Lock()  # processors are not made for several threads
+        self._lock = threading.Lock()  # processors are not thread-safe
         self.placeholder = token_of(settings, family.placeholder, IMAGE)
         self.row_token = token_of(settings, "image_token_id", IMAGE)
         self.written, self.is_whole = family.written, family.is_whole
@@ -37,7 +37,7 @@ class ImageProcessor:
         self.is_mutual = family.is_mutual is True or (bool(family.is_mutual) and family.is_mutual == sees)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Return the arrays and the layout of an image in a file, of Pillow's, or of an array."""
+        """Return the arrays and the layout of an image, given as a file, an image of Pillow or an array."""
         is_file = isinstance(file, bytes)
         return self._prepare(
             open_picture(file, limits, where) if is_file else check_picture(file, limits, where), where
@@ -50,7 +50,7 @@ class ImageProcessor:
             layout = self._family.lay_out(self._config, results)
         except UnsupportedFeature:
             raise
-        except Exception:  # of the library, in words that may quote the picture
+        except Exception:  # an error of transformers, whose message may quote the image
             raise MediaRefused(f"{where} has a size that this model's image processor does not take", where) from None
         arrays = {name: np.asarray(results[name]) for name in self._family.arrays if results.get(name) is not None}
         if layout.tokens:
@@ -58,10 +58,11 @@ class ImageProcessor:
         return arrays, layout
 
     def processor(self) -> Any:
-        """The checkpoint's image processor, in the form that needs Pillow and numpy alone."""
+        """Return the checkpoint's image processor, in the form that needs only Pillow and numpy."""
         if self._processor is None:
             with quiet():
-                # Older releases say at the package's top that this takes torchvision, which Pillow's form does not.
+                # At the package's top, older releases claim to need torchvision for this class. The Pillow form does
+                # not need it.
                 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
                 try:

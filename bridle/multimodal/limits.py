@@ -7,36 +7,36 @@ from dataclasses import dataclass
 
 from bridle.errors import MediaRefused
 
-#: The files that are read, by the names that they are declared with, and what Pillow calls them.
+#: Supported image types by their media types, with Pillow's names.
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
-#: The same for sounds, by what soundfile calls them. MP3 is also called by the format's own name.
+#: Supported sound types by their media types, with soundfile's names. MP3 also has the format's own name.
 SOUND_FORMATS = {
     **dict.fromkeys(("audio/wav", "audio/wave", "audio/x-wav", "audio/vnd.wave"), "WAV"),
     **dict.fromkeys(("audio/mpeg", "audio/mp3"), "MP3"),
     **dict.fromkeys(("audio/flac", "audio/x-flac"), "FLAC"),
     **dict.fromkeys(("audio/ogg", "audio/opus"), "OGG"),
 }
-#: The same for videos, by what they are; `frames` are pictures, in base64 with commas between them.
+#: Supported video types by their media types. `frames` are images in base64, separated by commas.
 VIDEO_FORMATS = {
     **dict.fromkeys(("video/mp4", "video/quicktime", "video/webm", "video/x-matroska"), "film"),
     **dict.fromkeys(("image/gif", "image/webp"), "drawn"),
     "video/jpeg": "frames",
 }
-#: Pixels of a frame of a file, and frames in a second.
+#: Maximum pixels of a frame, and frames per second.
 MOST_FRAME_PIXELS, MOST_FRAMES_A_SECOND = 10_000_000, 1_000
-#: Rates of a sound in samples a second, and how many channels are mixed.
+#: Minimum and maximum sampling rates of a sound, and the maximum number of channels.
 LEAST_RATE, MOST_RATE, MOST_CHANNELS = 1_000, 384_000, 16
-#: Sides of a picture in pixels, and how much longer one may be than the other.
+#: Minimum and maximum side of an image in pixels, and the maximum ratio of its sides.
 LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request: images, sounds and videos, bytes of each file and of all, pixels of each image, seconds
-    of each sound and video. A model sees at most `max_shown_pixels` of an image; larger images are reduced. It sees
-    at most `max_frames` of a video, with at most `max_video_pixels` and `max_video_rows` together. Decoding a sound
-    or a video may take `decode_seconds`. The arrays of all have at most `max_array_bytes`. All files of other
-    servers together may take `fetch_seconds`."""
+    """Limits of one request: numbers of images, sounds and videos, bytes of each file and of all files, pixels of each
+    image, seconds of each sound and video. A model reads at most `max_shown_pixels` of an image; larger images are
+    reduced. A model reads at most `max_frames` of a video, with at most `max_video_pixels` and `max_video_rows`
+    together. Decoding a sound or a video may take `decode_seconds`. All arrays together have at most `max_array_bytes`.
+    Fetching all files from other servers may take `fetch_seconds`."""
 
     max_images: int = 16
     max_sounds: int = 16
@@ -56,7 +56,7 @@ class MediaLimits:
 
 
 class UnpackTimer:
-    """The time that a file has to be unpacked, from now on."""
+    """A timer for the decoding of one file, which starts when it is created."""
 
     def __init__(self, limits: MediaLimits, where: str) -> None:
         self._seconds, self._where = limits.decode_seconds, where

@@ -1,6 +1,6 @@
-"""Images and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
+"""Fetches images and other files from other servers, and only from hosts that the operator lists.
 
-The type and size that such a server states are not trusted. The target of a redirect is checked like the first address.
+The type and size that these servers state are not trusted. The target of a redirect is checked like the first address.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MOST_REDIRECTS = 3
 
 
 def is_remote(url: object) -> bool:
-    """Return whether a file has to be fetched."""
+    """Return whether a URL refers to a file on another server."""
     return isinstance(url, str) and url[:8].lower().startswith(_SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedHost:
-    """An origin, and which of its addresses may be others than public ones."""
+    """An origin, and the network of its addresses that need not be public."""
 
     scheme: str
     host: str
@@ -39,8 +39,8 @@ class ListedHost:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read `HOST`, `HOST:PORT` or `http://HOST`, with `=NETWORK` behind it where its addresses are not public. An
-        address that is listed itself may be private. Raises `InvalidRequest`."""
+        """Read `HOST`, `HOST:PORT` or `http://HOST`, followed by `=NETWORK` if its addresses are not public. A host
+        that is listed as an IP address may be private. Raises `InvalidRequest`."""
         place, _, network = text.partition("=")
         try:
             target = HttpTarget.of(place if place.startswith(_SCHEMES) else f"https://{place}")
@@ -60,21 +60,21 @@ def _itself(host: str) -> Networks:
     try:
         return (ip_network(host),)
     except ValueError:
-        return ()  # a name
+        return ()  # a host name, not an address
 
 
 class ImageHosts:
-    """The hosts that files are fetched from."""
+    """The hosts from which files may be fetched."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Hosts as an operator lists them; raises `InvalidRequest`."""
+        """Read the hosts in the form that an operator lists them; raises `InvalidRequest`."""
         self._hosts = tuple(map(ListedHost.of, [texts] if isinstance(texts, str) else texts))
 
     def __bool__(self) -> bool:
         return bool(self._hosts)
 
     def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
-        """The file at a URL, an image or one of another `modality`; waits for it until `deadline`, of the monotonic
+        """Fetch the file at a URL, an image or a file of another `modality`. Waits until `deadline` on the monotonic
         clock. Raises `UnsupportedFeature` for a host that is not listed, and `MediaRefused`."""
         for _ in range(_MOST_REDIRECTS + 1):
             try:
@@ -103,8 +103,8 @@ class ImageHosts:
 
 
 def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
-    """Return the answer within its time, however slowly a server sends: a socket's own limit restarts with each
-    byte."""
+    """Fetch the answer within its time limit, even if a server sends slowly. A socket's own timeout is not enough,
+    because it restarts with each byte."""
     exchange = HttpExchange(bounds, target)
     watch = threading.Timer(bounds.timeout, exchange.abort)
     watch.daemon = True
@@ -116,5 +116,5 @@ def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
 
 
 def _left(deadline: float) -> float:
-    """Seconds, rounded so that they can be told."""
+    """Return the seconds until the deadline, rounded for messages."""
     return max(round(deadline - time.monotonic(), 1), 0.1)

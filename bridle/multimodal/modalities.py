@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 IMAGE, AUDIO, VIDEO = "image", "audio", "video"
-#: What files of a kind are called in sentences: one, and several.
+#: The words for files of a kind in messages, singular and plural.
 WORDS = {IMAGE: ("picture", "pictures"), AUDIO: ("sound", "sounds"), VIDEO: ("video", "videos")}
 #: The types of content parts of each kind.
 PARTS = {
@@ -22,7 +22,7 @@ def word(modality: str) -> str:
 
 
 def counted(number: int, modality: str) -> str:
-    """As in `3 pictures`."""
+    """Return a number of files as text, such as `3 pictures`."""
     return f"{number} {WORDS[modality][1]}"
 
 

@@ -1,4 +1,4 @@
-"""Placeholders of images and sounds in a prompt: each is expanded to rows, with marker tokens around them."""
+"""Placeholders of images and sounds in a prompt. Each is expanded to rows, with marker tokens around the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridle.multimodal.processor import ModalityProcessor, PlacingTokenizer, key
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image, or one of another `modality`, as a model reads it."""
+    """One image, or one file of another `modality`, in the form that a model reads."""
 
     medium: MultiModalItem
     layout: PlaceholderLayout
@@ -24,7 +24,7 @@ class Picture:
 
 
 class PlaceholderExpander:
-    """The tokens of a prompt in construction, and their placeholder ranges."""
+    """The tokens of a prompt that is being expanded, and their placeholder ranges."""
 
     def __init__(self, senses: Mapping[str, ModalityProcessor], tokenizer: PlacingTokenizer) -> None:
         self._senses, self._tokenizer = senses, tokenizer
@@ -34,7 +34,7 @@ class PlaceholderExpander:
 
     def place(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> tuple[tuple[int, ...], MultiModalInputs]:
         """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
-        Raises `InvalidRequest` unless there is a placeholder for each."""
+        Raises `InvalidRequest` unless there is a placeholder for each image."""
         whole = next((sense for sense in map(self._sense_of, pictures) if sense.is_whole), None)
         if whole is not None:
             prompt = completed(prompt, whole.placeholder, len(pictures), self._tokenizer)
@@ -58,7 +58,7 @@ class PlaceholderExpander:
         return self._senses[picture.modality]
 
     def _as_one(self, pictures: Sequence[Picture]) -> MultiModalInputs:
-        """The whole prompt as one medium in one run."""
+        """Return the whole prompt as one medium in one run."""
         arrays = whole_arrays(self._tokens, [picture.medium for picture in pictures])
         keys = tuple(picture.medium.key for picture in pictures for _ in picture.medium.arrays)
         medium = MultiModalItem(key_of(arrays), arrays, len(self._tokens), keys)
@@ -79,7 +79,8 @@ class PlaceholderExpander:
             )
 
     def _grow(self, picture: Picture) -> None:
-        """Append the tokens of the image; space before it is tokenized together with it, as in one text."""
+        """Append the tokens of the image. Whitespace before the image is tokenized together with its text, as in one
+        text."""
         layout, sense, offset = picture.layout, self._senses[picture.modality], 0
         self._drop_around(*layout.around)
         for number, part in enumerate(layout.parts):
@@ -95,7 +96,7 @@ class PlaceholderExpander:
                 offset += part
 
     def _drop_around(self, before: str, behind: str) -> None:
-        """Leave out marker tokens that a template writes around the placeholder, where the layout has its own."""
+        """Remove marker tokens that a template writes around the placeholder, if the layout has its own."""
         text = self._tokenizer.token_text
         has_before = not before or (bool(self._tokens) and text(self._tokens[-1]) == before)
         has_behind = not behind or (bool(self._left) and text(self._left[0]) == behind)
@@ -116,7 +117,7 @@ class PlaceholderExpander:
         return space
 
     def _ended(self, part: str) -> list[int]:
-        """Tokens of a text that ends in line ends: which these are may depend on the text behind."""
+        """Return the tokens of a text that ends in line ends. They may depend on the text that follows."""
         part += self._lines_behind()
         if self._left and (text := self._tokenizer.token_text(self._left[0])):
             *tokens, last = self._encode(part + text)

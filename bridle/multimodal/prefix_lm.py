@@ -1,4 +1,4 @@
-"""Prompts with bidirectional attention of all tokens, text included, like PaliGemma's with images.
+"""Prompts in which all tokens, including text, attend in both directions, like PaliGemma's prompts with images.
 
 The result at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in one
 run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. Sampled
@@ -16,9 +16,9 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
-    """Return a prompt like transformers' processor writes it: after the last image comes the token that begins a
-    text, and at the end a newline. Images come first if the prompt has no placeholders. A prompt that begins with it
-    already is unchanged."""
+    """Return a prompt like transformers' processor writes it: after the last image comes the token that begins a text,
+    and at the end a newline. Images come first if the prompt has no placeholders. A prompt that already has this form
+    is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:
         tokens = [placeholder] * num_pictures + (tokens[1:] if tokens[:1] == [bos] else tokens)

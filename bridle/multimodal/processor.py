@@ -1,4 +1,4 @@
-"""Processor of one modality: it makes the tower's input, and the placeholders in a prompt."""
+"""Interface of the processor of one modality: it makes the tower's input, and the placeholders in a prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PlacingTokenizer(Protocol):
-    """The part of a tokenizer that places images."""
+    """The functions of a tokenizer that the placing of images needs."""
 
     @property
     def bos_token_id(self) -> int | None: ...
@@ -30,9 +30,10 @@ class PlacingTokenizer(Protocol):
 
 
 class ModalityProcessor(Protocol):
-    """One kind of files, which a checkpoint reads. `placeholder` is the token of a file in a prompt, `row_token` the
-    token at each of its rows. Templates may write `written`, which is no token. Where rows are `mutual`, they see each
-    other in both directions; where a prompt with files is `whole`, all of its tokens do."""
+    """Processor of one kind of files that a checkpoint reads. `placeholder` is the token of a file in a prompt, and
+    `row_token` the token at each of the file's rows. Templates may write the text `written`, which is not a token. With
+    `is_mutual`, the rows of a file attend to each other in both directions. With `is_whole`, all tokens of a prompt
+    with files attend to each other."""
 
     modality: str
     placeholder: int
@@ -42,12 +43,13 @@ class ModalityProcessor(Protocol):
     is_whole: bool
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Return the tower's input for a file, given as bytes or as a program has opened it. Raises `MediaRefused`; for
-        missing libraries, `UnsupportedFeature`."""
+        """Return the tower's input for a file, given as bytes or as an object that a program has opened. Raises
+        `MediaRefused`; for missing libraries, `UnsupportedFeature`."""
 
 
 def key_of(arrays: Sequence[MediaArray]) -> bytes:
-    """A digest of names, types, shapes and numbers: bytes without their shape would say too little."""
+    """Return a digest of names, types, shapes and values. Shapes are included, because arrays of different shapes may
+    have equal bytes."""
     digest = blake2b(digest_size=16)
     for array in arrays:
         head = f"{array.name} {array.dtype} {array.shape} ".encode()
@@ -57,7 +59,7 @@ def key_of(arrays: Sequence[MediaArray]) -> bytes:
 
 
 def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
-    """The token that a field of a configuration names."""
+    """Return the token that a field of a configuration names."""
     found = getattr(settings, field, None)
     if not isinstance(found, int):
         what = WORDS[modality][0]
@@ -91,7 +93,7 @@ def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: st
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the library's advice about other packages."""
+    """Silence the advice of transformers about other packages."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

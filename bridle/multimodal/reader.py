@@ -1,8 +1,8 @@
 """Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`.
 
-The reader belongs to a model. For each kind of file that the model reads it has a part that makes arrays of a file and
-the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because a chat sends the
-same ones in each turn. Imports no torch.
+The reader belongs to a model. For each kind of file that the model reads, it has a processor that makes the arrays of a
+file and the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because a chat
+sends the same files in each turn. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from bridle.multimodal.video_processor import WATCHING, VideoProcessor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Bytes of arrays that a reader keeps for files that come again.
+#: Maximum bytes of arrays that a reader caches.
 KEPT_BYTES = 256 << 20
-#: What is shown of a picture that is to be seen in low detail.
+#: Maximum pixels of an image that is requested in low detail.
 LOW_PIXELS = 512 * 512
 
 
 class MediaReader:
-    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Those that are named by an address
-    are fetched from `hosts`. `senses` are the kinds of files that its model reads."""
+    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Files that are named by a URL are
+    fetched from `hosts`. `senses` are the processors of the kinds of files that the model reads."""
 
     def __init__(
         self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS
@@ -56,7 +56,7 @@ class MediaReader:
 
     @property
     def placeholder(self) -> int:
-        """The token of an image in a prompt."""
+        """Return the token of an image in a prompt."""
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
@@ -67,7 +67,7 @@ class MediaReader:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_all(self, sources: Sequence[Source]) -> list[Picture]:
-        """The files of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
+        """Read the files of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
         limits = self.limits
         most = {IMAGE: limits.max_images, AUDIO: limits.max_sounds, VIDEO: limits.max_videos}
         for modality, count in Counter(source.modality for source in sources).items():
@@ -88,7 +88,7 @@ class MediaReader:
         return pictures
 
     def _open_all(self, sources: Sequence[Source]) -> list[Any]:
-        """Open the files of a request, or those of a program."""
+        """Return the bytes of all files of a request, or the objects that a program has opened."""
         limits, deadline = self.limits, time.monotonic() + self.limits.fetch_seconds
         files: list[Any] = []
         num_bytes = 0
@@ -106,8 +106,8 @@ class MediaReader:
     def read(
         self, file: Any, where: str = "image", max_shown_pixels: int | None = None, modality: str = IMAGE
     ) -> Picture:
-        """Return an image or another medium from a file or a program's own object. Raises `MediaRefused`, and
-        `UnsupportedFeature` if the model does not read this kind."""
+        """Read an image or another medium from a file or a program's own object. Raises `MediaRefused`, and
+        `UnsupportedFeature` if the model does not read this modality."""
         limits, sense = self.limits, self.senses.get(modality)
         if sense is None:
             raise UnsupportedFeature(f"{where} is a {WORDS[modality][0]}, which this model does not read", where)
@@ -146,12 +146,12 @@ class MediaReader:
         self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: PlacingTokenizer
     ) -> tuple[tuple[int, ...], MultiModalInputs]:
         """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
-        Raises `InvalidRequest` unless there is a placeholder for each."""
+        Raises `InvalidRequest` unless there is a placeholder for each image."""
         return PlaceholderExpander(self.senses, tokenizer).place(prompt, pictures)
 
 
 def _parts(file: Any) -> Sequence[Any]:
-    """The files of frames, or the one file."""
+    """Return the files of a list of frames, or a list of the one file."""
     return file if isinstance(file, list) else [file]
 
 
@@ -169,12 +169,11 @@ def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, ModalityPr
 
 
 def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS) -> MediaReader | None:
-    """A reader for the checkpoint in `folder`; None if its model reads text alone, or files in a way that is not
-    known."""
+    """Return a reader for the checkpoint in `folder`; None if its model reads only text, or files in an unknown way."""
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
-        return None  # a file of another kind; the model's loader tells what is wrong with a folder
+        return None  # a file of another kind; the model's loader reports the problem of a folder
     if kind not in FAMILIES and kind not in HEARING:
         return None
     with quiet():
@@ -182,5 +181,5 @@ def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHos
 
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if kind in FAMILIES and settings.vision_config is None:
-        return None  # the text part of such a model
+        return None  # the text part of a model that reads images
     return MediaReader(folder, settings, limits, hosts)

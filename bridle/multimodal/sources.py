@@ -1,5 +1,5 @@
-"""Images, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs, `data:`
-URLs and base64. Only files that a program names as a `Path` are opened; `hosts` fetches the others.
+"""Images, sounds and videos in the forms of requests: content parts of several APIs, `data:` URLs and base64. Only
+files that a program names as a `Path` are opened; `hosts` fetches files from other servers.
 
 Every refusal has its own message, which contains nothing of the file's content.
 """
@@ -21,16 +21,15 @@ from bridle.multimodal.modalities import AUDIO, IMAGE, OF_PARTS, VIDEO, WORDS
 from bridle.safe_repr import short_repr
 
 _PREFIX = "data:"
-#: The types that files of a kind are declared with, and what such a type begins with.
+#: The media types of files of each kind.
 _TYPES: Mapping[str, Mapping[str, str]] = {IMAGE: FORMATS, AUDIO: SOUND_FORMATS, VIDEO: VIDEO_FORMATS}
 NO_HOSTS = ImageHosts()
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that has not been read: its bytes, a `data:` URL, base64 with its `kind`, a path, or an object of a
-    library's, such as Pillow's or numpy's. `modality` is the kind of its contents. `is_low` if little detail of an
-    image will do."""
+    """A file that has not been read: its bytes, a `data:` URL, base64 with its `kind`, a path, or an object such as an
+    image of Pillow or an array. `modality` is the kind of its contents. `is_low` requests little detail of an image."""
 
     value: Any
     where: str
@@ -40,11 +39,12 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether it has to be fetched."""
+        """Return whether the file has to be fetched from another server."""
         return self.kind is None and is_remote(self.value)
 
     def open(self, limits: MediaLimits, hosts: ImageHosts = NO_HOSTS, deadline: float = inf) -> Any:
-        """The file's bytes, or the data that a program has opened; a file at `hosts` is waited for until `deadline`."""
+        """Return the file's bytes, or the object that a program has opened. A file on another server is fetched from
+        `hosts` until `deadline`."""
         value, where = self.value, self.where
         if self.is_remote and hosts:
             return hosts.fetch(value, limits.max_image_bytes, deadline, where, self.modality)
@@ -60,9 +60,9 @@ class Source:
 
 
 def source_of(part: Mapping[str, Any], where: str) -> Source | None:
-    """The file of a content part: OpenAI's `image_url` and `input_audio`, its `input_image` of responses, Anthropic's
-    `image` with a `source`, vLLM's `audio_url` and `video_url`, or `image`, `audio` and `video` with the thing itself.
-    None if the part is none of these."""
+    """Return the file of a content part: OpenAI's `image_url` and `input_audio`, its `input_image` of responses,
+    Anthropic's `image` with a `source`, vLLM's `audio_url` and `video_url`, or `image`, `audio` and `video` with the
+    object itself. Returns None for any other part."""
     modality = OF_PARTS.get(str(part.get("type")))
     if modality is None:
         return None
@@ -94,7 +94,7 @@ def _of_source(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
-    """OpenAI's `{"data": base64, "format": "wav"}`."""
+    """Return the file in OpenAI's form `{"data": base64, "format": "wav"}`."""
     data, form = given.get("data"), given.get("format")
     if not isinstance(data, str) or not isinstance(form, str):
         raise MediaRefused(f"{where}.input_{modality} must have data in base64, and its format", where)
@@ -117,7 +117,7 @@ def _is_remote_part(part: Any) -> bool:
 
 
 def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
-    """A file that a program has named; clients of servers cannot."""
+    """Read a file that a program has named; a server's clients cannot name files."""
     try:
         with path.open("rb") as file:
             return file.read(limits.max_image_bytes + 1)
@@ -126,7 +126,7 @@ def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
 
 
 def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: str = IMAGE) -> Any:
-    """The bytes of a `data:` URL, or of each frame in it."""
+    """Return the bytes of a `data:` URL, or the bytes of each frame in it."""
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
@@ -142,7 +142,8 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
 
 
 def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, modality: str) -> Any:
-    """The bytes behind base64, or of each frame where these are images with commas between them."""
+    """Return the bytes of base64 text, or the bytes of each frame if the text has several frames separated by
+    commas."""
     if modality != VIDEO or kind is None or VIDEO_FORMATS.get(kind.strip().lower()) != "frames":
         return read_base64(text, kind, limits, where, modality)
     if (count := text.count(",") + 1) > limits.max_frames:
@@ -151,7 +152,7 @@ def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, mod
 
 
 def read_base64(text: str, kind: str | None, limits: MediaLimits, where: str = "image", modality: str = IMAGE) -> bytes:
-    """The bytes behind base64 that is said to hold a file of `kind`, such as image/png."""
+    """Return the bytes of base64 text that is declared as a file of `kind`, such as image/png."""
     types = _TYPES[modality]
     if kind is not None and kind.strip().lower() not in types:
         raise MediaRefused(f"{where} is of type {short_repr(kind)}; must be one of {', '.join(types)}", where)

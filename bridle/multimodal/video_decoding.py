@@ -1,7 +1,7 @@
 """Decodes untrusted video files to frames. Only listed formats are tried, sizes and lengths are checked in the header
 before anything is decoded, decoding has a time limit, and no library's message is passed on.
 
-A clip gives the frames that are asked for, one after the other, so that none is kept that a model is not shown.
+A clip yields only the requested frames, one after the other, so that it keeps no other frames in memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bridle.multimodal.limits import (
 )
 from bridle.multimodal.sources import read_url
 
-#: Frames a second of those that a client has chosen itself, unless it says otherwise.
+#: Frames per second of frames that a client has selected itself, unless the client states another rate.
 CHOSEN_RATE = 2.0
-#: What FFmpeg calls the codecs that are read.
+#: FFmpeg's names of the supported codecs.
 _CODECS = frozenset({"av1", "h264", "hevc", "libdav1d", "mpeg4", "vp8", "vp9", "libvpx", "libvpx-vp9"})
-#: What a decoder may not go beyond, whatever a film says of its size within.
+#: Limits of a decoder, for any frame size in the video data.
 _BOUNDS = {"max_pixels": str(MOST_FRAME_PIXELS)}
-#: The tables of an MP4 that say how many samples there are, and how many there may be.
+#: The tables of an MP4 that have the number of samples, and the maximum of this number.
 _TABLES, _MOST_SAMPLES = re.compile(b"stsz|stz2|trun"), 2_000_000
 
 Unpack = Callable[[Sequence[int]], Iterator[Image.Image]]
@@ -45,8 +45,8 @@ Unpack = Callable[[Sequence[int]], Iterator[Image.Image]]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """`count` frames at `rate` frames a second; `is_chosen` if all of them are to be seen. `unpack` gives those at
-    indices, which rise, in RGB."""
+    """`count` frames at `rate` frames per second. With `is_chosen` the model reads all of them. `unpack` yields the
+    frames at increasing indices, in RGB."""
 
     count: int
     rate: float
@@ -56,7 +56,7 @@ class Clip:
     is_chosen: bool = False
 
     def checked(self, limits: MediaLimits, where: str) -> Clip:
-        """The same, if it keeps to the limits."""
+        """Return this clip if it is within the limits; raise `MediaRefused` otherwise."""
         size = f"{where} has frames of {self.width} x {self.height} pixels"
         if min(self.width, self.height) < LEAST_SIDE or max(self.width, self.height) > MOST_SIDE:
             raise MediaRefused(f"{size}; sides must have {LEAST_SIDE} to {MOST_SIDE}", where)
@@ -73,7 +73,7 @@ class Clip:
 
 
 def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
-    """The video in a file. Raises `MediaRefused` in words of our own."""
+    """Open the video in a file. Raises `MediaRefused` with bridle's own message."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
     clock = UnpackTimer(limits, where)
@@ -85,7 +85,7 @@ def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
         clip = _animation(data, limits, where, clock) if is_drawn else _film(data, where, clock)
     except InvalidRequest:
         raise
-    except Exception:  # whatever a decoder raises: its words are not for clients
+    except Exception:  # any error of a decoder; its message is not for clients
         raise unreadable(where) from None
     clip = clip.checked(limits, where)
     return replace(clip, unpack=_guarded(clip.unpack, where))
@@ -96,7 +96,7 @@ def unreadable(where: str) -> MediaRefused:
 
 
 def _guarded(unpack: Unpack, where: str) -> Unpack:
-    """The same in our own words."""
+    """Return the same function with errors replaced by bridle's own messages."""
 
     def guarded(indices: Sequence[int]) -> Iterator[Image.Image]:
         frames = unpack(indices)
@@ -116,7 +116,8 @@ def _guarded(unpack: Unpack, where: str) -> Unpack:
 
 
 def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer) -> Clip:
-    """A GIF or a WebP. Its frames may take different times: they are seen as if each took as long as the first."""
+    """Open a GIF or a WebP. Its frames may have different durations, but all are treated as if they had the first
+    frame's duration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = Image.open(io.BytesIO(data), formats=("GIF", "WEBP"))
@@ -125,15 +126,15 @@ def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer)
     def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
         next_one = 0
         for index in indices:
-            for number in range(next_one, index + 1):  # each is drawn on the one before
+            for number in range(next_one, index + 1):  # each frame is drawn on the previous one
                 clock.check()
                 file.seek(number)
             next_one = index + 1
             yield check_picture(file, limits)
 
     sized = Clip(1, 1.0, *file.size, unpack).checked(limits, where)
-    file.load()  # a WebP says how long a frame takes then
-    milliseconds = max(float(file.info.get("duration") or 0), 20.0)  # browsers show no frame for less
+    file.load()  # only then a WebP has the duration of a frame
+    milliseconds = max(float(file.info.get("duration") or 0), 20.0)  # browsers show every frame at least this long
     return replace(sized, count=count, rate=1_000 / milliseconds)
 
 
@@ -141,7 +142,7 @@ def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer)
 
 
 def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
-    """An MP4 or a WebM. Its packets are counted, because a header may lack the number of frames."""
+    """Open an MP4 or a WebM. Its packets are counted, because a header may lack the number of frames."""
     try:
         import av
     except ImportError:
@@ -176,14 +177,14 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
                 if index in wanted:
                     last = frame.to_image()
                     yield last
-        yield from itertools.repeat(last)  # decoders may keep some frames back
+        yield from itertools.repeat(last)  # decoders may not return the last frames
 
     return Clip(count, rate, width, height, unpack)
 
 
 def _check_samples(data: bytes) -> None:
-    """Refuse an MP4 that claims more samples than any film has: a few bytes can say so, and its reader would believe
-    them. These tables are outside of the video data; compressed tables are refused too."""
+    """Raise an error for an MP4 that claims more samples than any film has. A few bytes can make this claim, and the
+    decoder would trust it. These tables are outside of the video data; compressed tables are refused too."""
     start = 0
     while start + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, start)
@@ -201,8 +202,8 @@ def _check_samples(data: bytes) -> None:
 
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
-    """Frames that somebody has chosen: a list of images, or an array of them (frames, height, width, 3). Images with
-    their rate are a video, of which some frames are used."""
+    """Open frames that the caller has selected: a list of images, or an array (frames, height, width, 3). Images with a
+    rate are a video, of which some frames are used."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
         frames, rate = value

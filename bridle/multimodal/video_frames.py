@@ -1,4 +1,4 @@
-"""Common parts of families that read videos: a checkpoint's frame settings, the selection of frames, and their
+"""Common code for families that read videos: a checkpoint's frame settings, the selection of frames, and their
 conversion to the tower's input."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Grid = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class Frames:
     """Frame settings of a checkpoint. A patch has `patch` x `patch` pixels over `temporal` frames, and `merge` x
-    `merge` patches are a row. A frame has between `least` and `most` pixels. Frames are sampled at `rate` per second,
+    `merge` patches form a row. A frame has between `least` and `most` pixels. Frames are sampled at `rate` per second,
     `fewest` to `many` in all. Square frames have `edge` pixels along a side; clips over `longest` seconds use fewer
     frames."""
 
@@ -40,7 +40,7 @@ class Frames:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], base: Frames) -> Frames:
-        """Settings of a checkpoint; missing ones are those of `base`."""
+        """Return the settings of a checkpoint; missing ones are those of `base`."""
         size, square = settings.get("size") or {}, settings.get("max_image_size") or {}
         return cls(
             int(settings.get("patch_size", base.patch)),
@@ -59,7 +59,7 @@ class Frames:
 
     @property
     def side(self) -> int:
-        """Pixels along a side of a row."""
+        """Return the number of pixels along a side of a row."""
         return self.patch * self.merge
 
 
@@ -75,22 +75,22 @@ class SelectedFrames:
 
     @property
     def seconds(self) -> float:
-        """Between two times of the grid."""
+        """Return the seconds between two times of the grid."""
         return self.temporal / (len(self.indices) / self.count * self.rate)
 
     @property
     def duration(self) -> float:
-        """Duration of the whole clip, in seconds."""
+        """Return the duration of the whole clip, in seconds."""
         return self.count / self.rate
 
     @property
     def starts(self) -> list[float]:
-        """First frame of each time of the grid, in seconds."""
+        """Return the time of the first frame of each time of the grid, in seconds."""
         return [index / self.rate for index in self.indices[:: self.temporal]]
 
     @property
     def times(self) -> list[float]:
-        """Middle of each time of the grid, in seconds."""
+        """Return the middle of each time of the grid, in seconds."""
         padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % self.temporal)]
         ends = zip(padded[:: self.temporal], padded[self.temporal - 1 :: self.temporal], strict=True)
         return [(first / self.rate + last / self.rate) / 2 for first, last in ends]
@@ -98,12 +98,13 @@ class SelectedFrames:
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """Settings of a family's video input. `sample` chooses frames, `size` returns their size (height, width),
-    `make` the tower's input, with its grid by time, height and width, and `lay_out` the placeholder. `base` has the
+    """Settings of a family's video input. `sample` chooses frames, `size` returns their size (height, width), `make`
+    the tower's input, with its grid by time, height and width, and `lay_out` the placeholder. `base` has the
     processor's defaults. The configuration's field `rows_in` is the token at each row. The token of a video is in
-    `video_token_id`, or the first of `places` that the tokenizer knows. Templates may write `written`, which is no
-    token. A checkpoint's `settings` are converted to the fields of `Frames`. Frames of one size take `rows` each,
-    and are resized with the filter `resample`, by way of the size `via` if there is one."""
+    `video_token_id`, or the first of `places` that the tokenizer knows. Templates may write the text `written`, which
+    is not a token. `settings` converts a checkpoint's settings to the fields of `Frames`. Frames of a fixed size have
+    `rows` rows each. Frames are resized with the filter `resample`, first to the intermediate size `via` if there is
+    one."""
 
     sample: Callable[[Clip, Frames, int], Sequence[int]]
     size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
@@ -119,7 +120,7 @@ class FrameSampling:
     resample: Image.Resampling = Image.Resampling.BICUBIC
 
     def draw(self, frame: Image.Image, clip: Clip, frames: Frames, height: int, width: int) -> NDArray[np.uint8]:
-        """A frame [height, width, 3] for display."""
+        """Return a frame [height, width, 3] at the size that the model reads."""
         frame = frame.convert("RGB")
         if self.via is not None:
             tall, wide = self.via(clip, frames)
@@ -128,15 +129,15 @@ class FrameSampling:
 
 
 def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]:
-    """Colours [..., 3] as a tower has learned them."""
+    """Return colours [..., 3] normalized with the tower's mean and deviation."""
     mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
     found: NDArray[np.float32] = (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
     return found
 
 
 def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
-    """Frames [height, width, 3] -> patches [N, 3 x temporal x patch x patch], those of a row together, and how many
-    there are by time, height and width. The last frame replaces missing ones."""
+    """Convert frames [height, width, 3] to patches [N, 3 x temporal x patch x patch], with the patches of a row
+    adjacent. Also return their numbers by time, height and width. Copies of the last frame replace missing frames."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
     times = len(padded) // frames.temporal

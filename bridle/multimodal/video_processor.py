@@ -1,7 +1,7 @@
 """Reads videos. Each family has its rules for the choice of frames, their size, and the tokens in the prompt.
 
-The library's own video processors do the same, but need torchvision. Every rule here is compared with theirs in the
-tests. Values without a limit there have one here: all frames together have no more pixels than `MediaLimits` says.
+The video processors of transformers do the same, but need torchvision. The tests compare every rule of this module with
+transformers. This module also limits the pixels of all frames together to those in `MediaLimits`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILES = (
     ("processor_config.json", "video_processor"),
     ("preprocessor_config.json", ""),
 )
-#: Rows of a frame that Qwen's own tools show at most.
+#: Maximum rows of a frame in Qwen's own tools.
 _FRAME_ROWS = 768
 
 
@@ -38,7 +38,7 @@ _FRAME_ROWS = 768
 
 
 def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Frames a like distance apart, in whole patches of time."""
+    """Return frames at equal distances, in a multiple of the temporal patch size."""
     most = min(frames.many, many, clip.count) // frames.temporal * frames.temporal
     wanted = min(max(clip.count / clip.rate * frames.rate, frames.fewest), most, clip.count)
     num = max(int(wanted // frames.temporal) * frames.temporal, 1)
@@ -46,20 +46,20 @@ def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def _from_end_to_end(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """The first frame, the last, and some between them."""
+    """Return the first frame, the last, and some between them."""
     wanted = int(clip.count / clip.rate * frames.rate)
     num = min(max(wanted, frames.fewest), frames.many, many, clip.count)
     return [int(index) for index in np.linspace(0, clip.count - 1, num).round()]
 
 
 def _size_of_each(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Each frame between the least and the most, and all together within the budget."""
+    """Return a size between the minimum and maximum of a frame, such that all frames together are within the budget."""
     most = min(frames.most, _FRAME_ROWS * frames.side**2, budget // num)
     return fitted(clip.height, clip.width, frames.side, min(frames.least, most), most)
 
 
 def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """All frames together between the least and the most."""
+    """Return a size such that all frames together are between the minimum and the maximum."""
     height, width, side = clip.height, clip.width, frames.side
     if min(height, width) < side:
         scale = max(side / height, side / width)
@@ -72,8 +72,8 @@ def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: i
 def fitted(
     height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
 ) -> tuple[int, int]:
-    """Multiples of `side` near a height and a width, so that `num` frames, or `rounded` of them once they have that
-    size, have between `least` and `most` pixels."""
+    """Return multiples of `side` near a height and a width. `num` frames of the original size, and `rounded` frames of
+    the new size, must have between `least` and `most` pixels."""
     tall, wide = round(height / side) * side, round(width / side) * side
     if rounded * tall * wide > most:
         ratio = math.sqrt(num * height * width / most)
@@ -86,14 +86,14 @@ def fitted(
 
 
 def _in_one_run(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """All frames in one run; how far apart their times lie, the configuration says, or they are counted."""
+    """Lay out all frames in one run. The distance of their times follows from the configuration, or is 1."""
     tokens = config["vision_config"].get("tokens_per_second") if config["model_type"] == "qwen2_5_vl" else None
     pace = 1.0 if tokens is None else tokens * seen.seconds
     return PlaceholderLayout((math.prod(seen.grid),), seen.grid, pace=pace)
 
 
 def _with_times(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """A run for each time, with the time in words before it."""
+    """Lay out a run for each time, with the time as text before it."""
     _, height, width = seen.grid
     parts: list[int | str] = []
     for time in seen.times:
@@ -123,7 +123,8 @@ _QWEN3 = FrameSampling(
 
 
 def _size_of_pairs(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """As above; of an odd number of frames that were not chosen by a client the last counts twice."""
+    """Return the size as `_size_of_all`. If the number of frames is odd and the client did not select them, the last
+    frame counts twice."""
     return _size_of_all(config, clip, num if clip.is_chosen else num + -num % frames.temporal, frames, budget)
 
 
@@ -140,7 +141,7 @@ _GLM = FrameSampling(
 
 
 def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """The tower's own size."""
+    """Return the tower's own size."""
     side = int(config["vision_config"]["image_size"])
     return side, side
 
@@ -151,7 +152,7 @@ def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Each frame with half as many rows and columns as it has patches, and one row at the end."""
+    """Lay out each frame with half as many rows and columns as it has patches, and one row at the end."""
     vision = config["vision_config"]
     side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
     return PlaceholderLayout((seen.grid[0] * side * side + 1,))
@@ -159,7 +160,7 @@ def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 _ONEVISION = FrameSampling(_from_end_to_end, _tile, _pixels, _pooled, Frames(temporal=1, fewest=32, many=32))
 
-#: Families whose videos are read.
+#: Supported families of video models.
 WATCHING: Mapping[str, FrameSampling] = {
     **AS_PICTURES,
     "glm4v": _GLM,
@@ -208,7 +209,8 @@ class VideoProcessor:
         )
 
     def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
-        """Return the maximum number of frames: frames of a fixed size cannot be made smaller."""
+        """Return the maximum number of frames within the limits, for frames of a fixed size, which cannot be
+        reduced."""
         if self._family.rows is None:
             return limits.max_frames
         height, width = self._family.size(self._config, clip, 1, frames, limits.max_video_pixels)
