@@ -1,6 +1,6 @@
-"""The peers that are compared: bridle's engine, and transformers' two ways to generate for many prompts.
+"""The peers of a comparison: bridle's engine, and two ways of transformers to generate for many prompts.
 
-Each peer holds the same weights and takes the same prompts; all decode greedily and never stop early. Loading and
+Each peer has the same weights and gets the same prompts. All peers decode greedily and never stop early. Loading and
 starting threads is not measured.
 """
 
@@ -22,7 +22,7 @@ from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
-#: What a weight takes that is quantized while loading.
+#: Bits of a weight that is quantized while loading.
 _BITS = {"q4_0": 4, "int8": 8, "q8_0": 8, "fp8": 8}
 
 
@@ -36,7 +36,7 @@ class BaselineRun:
 
 
 class Stopwatch:
-    """Clock and processor time since it was made. A GPU has nothing to do when it starts, and is done when it stops."""
+    """Clock and processor time since its creation. It waits for the GPU when it starts and when it stops."""
 
     def __init__(self) -> None:
         wait_for_device()
@@ -48,16 +48,16 @@ class Stopwatch:
 
 
 class Peer(Protocol):
-    """Something that generates. `bits` is the number of bits of a weight in a linear layer."""
+    """A program that generates. `bits` is the number of bits of a weight in a linear layer."""
 
     name: str
     bits: int
 
     def generate(self, prompts: Prompts, num_new: int) -> BaselineRun:
-        """`num_new` tokens for each of `prompts`, all at once; outputs in their order."""
+        """Generate `num_new` tokens for each of `prompts`, all at once; return outputs in the order of the prompts."""
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the peer's memory."""
 
 
 class EnginePeer:
@@ -69,7 +69,7 @@ class EnginePeer:
         from bridle.engine import Engine
 
         self.name, self.bits = name, bits
-        # Prompts come back in later rounds: a prefix cache would win unfairly.
+        # Prompts are repeated in later rounds, so a prefix cache would give bridle an unfair advantage.
         settings = EngineConfig(enable_prefix_caching=False, max_num_seqs=max_num_seqs)
         self._step_tokens = executor.info.max_num_batched_tokens
         self.engine = Engine(executor, settings)
@@ -84,9 +84,9 @@ class EnginePeer:
         return watch.stop(list(outputs.values()))
 
     def start(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> None:
-        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to sample:
-        greedily, or with `top_p`."""
-        # The first sequences draw while the last one's prompt is still read.
+        """Compute `prompts` and stop at the first step after which each prompt has a token. Each has `num_new` more
+        tokens to sample, greedily or with `top_p`."""
+        # The first sequences sample tokens while the last prompt is still computed.
         reading = sum(map(len, prompts)) // self._step_tokens + len(prompts)
         outputs = self._add(prompts, reading + num_new, top_p)
         while not all(outputs.values()):
@@ -103,7 +103,7 @@ class EnginePeer:
         return runs
 
     def advance_at_once(self, num_steps: int) -> BaselineRun:
-        """As `advance`, as one run: nobody waits for a GPU between its steps."""
+        """Run further steps as `advance` does, measured as one run without waiting for a GPU between steps."""
         watch = Stopwatch()
         done = 0
         while done < num_steps:
@@ -111,14 +111,14 @@ class EnginePeer:
         return watch.stop([])
 
     def finish(self) -> None:
-        """Stop the sequences that `start` began."""
+        """Cancel the requests that `start` began."""
         for request_id in self._outputs:
             self.engine.cancel(request_id)
         while self.engine.has_work:
             self.engine.step()
 
     def _add(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> dict[str, list[int]]:
-        """A request for each prompt; its output so far, by its id."""
+        """Add a request for each prompt; return the output so far by request id."""
         sampling = SamplingParams(
             max_tokens=num_new,
             temperature=0.0 if top_p is None else 1.0,
@@ -134,7 +134,7 @@ class EnginePeer:
         return outputs
 
     def _step(self, outputs: dict[str, list[int]]) -> int:
-        """One step of the engine; returns how many tokens it drew."""
+        """Run one step of the engine; return the number of sampled tokens."""
         drawn = 0
         for event in self.engine.step():
             if isinstance(event, TokenEvent):
@@ -149,7 +149,7 @@ class EnginePeer:
 
 
 class BridlePeer(EnginePeer):
-    """A checkpoint in bridle's engine. `file` is read in the checkpoint's place, by `backend`."""
+    """A checkpoint in bridle's engine. With `file`, `backend` reads this file instead of the checkpoint."""
 
     def __init__(
         self,
@@ -178,8 +178,7 @@ class BridlePeer(EnginePeer):
 
 
 class GeneratePeer:
-    """`model.generate` on the whole batch at once, prompts padded on the left, as its documentation
-    advises."""
+    """`model.generate` on the whole batch at once, with prompts padded on the left as its documentation recommends."""
 
     name = "generate"
 
@@ -207,7 +206,7 @@ class GeneratePeer:
 
 
 class ContinuousPeer:
-    """transformers' continuous batching, with its manager started before the clock."""
+    """transformers' continuous batching, whose manager is started before the measurement."""
 
     name = "continuous"
 
@@ -244,8 +243,8 @@ class ContinuousPeer:
 
 
 def load_transformers(checkpoint: BenchCheckpoint) -> Any:
-    """The model as transformers loads it, with the numbers that bridle takes where models compute: float32 on a CPU,
-    bfloat16 on a GPU."""
+    """Return the model as transformers loads it, with the type that bridle uses: float32 on a CPU, bfloat16 on a
+    GPU."""
     import torch
     from transformers import AutoModelForCausalLM
 

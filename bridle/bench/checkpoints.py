@@ -1,4 +1,4 @@
-"""Checkpoints made on the spot: real shapes, random weights, nothing to download.
+"""Generated checkpoints for benchmarks: real shapes and random weights, without a download.
 
 Speed does not depend on the values of the weights, as long as nothing overflows and the output never ends early.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from bridle.errors import InvalidRequest
 
-#: transformers settings by name. `20m` is a Llama, `0.5b` has the shape of Qwen2-0.5B.
+#: Settings of transformers by name. `20m` is a Llama, `0.5b` has the shape of Qwen2-0.5B.
 SHAPES: dict[str, dict[str, Any]] = {
     "20m": {
         "model_type": "llama",
@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-#: Sizes that are measured only where they are named: `1.5b` has the shape of Qwen2-1.5B.
+#: Sizes that are measured only if they are requested: `1.5b` has the shape of Qwen2-1.5B.
 LARGE_SHAPES: dict[str, dict[str, Any]] = {
     "1.5b": {
         **SHAPES["0.5b"],
@@ -49,8 +49,8 @@ LARGE_SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchCheckpoint:
-    """A folder to load from. `step_bytes` are read by each decoding step, whatever the batch;
-    `token_bytes` more for each token of context that each sequence attends to."""
+    """A folder to load from. Each decoding step reads `step_bytes`, for any batch size. It also reads `token_bytes` for
+    each token of context that each sequence attends to."""
 
     name: str
     path: Path
@@ -58,11 +58,11 @@ class BenchCheckpoint:
     num_parameters: int
     step_bytes: int
     token_bytes: int
-    head_numbers: int = 0  # weights of the output head, which runs on sampled rows alone
+    head_numbers: int = 0  # weights of the output head, which runs only on sampled rows
 
 
 def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoint:
-    """Write the checkpoint called `name` into `folder`, in float32; `InvalidRequest` for other names."""
+    """Write the checkpoint called `name` into `folder`, in float32; raise `InvalidRequest` for other names."""
     import torch
 
     torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoin
 
 
 def planned_checkpoint(name: str, folder: Path = Path()) -> BenchCheckpoint:
-    """Return the same as `make_checkpoint`, without creating files."""
+    """Return the description that `make_checkpoint` returns, without creating files."""
     import torch
 
     with torch.device("meta"):
@@ -105,7 +105,7 @@ def _described(name: str, model: Any, folder: Path) -> BenchCheckpoint:
 
 
 def _step_bytes(model: Any) -> int:
-    """All weights but an embedding table that is only looked up, one row for each token."""
+    """Return the bytes of all weights except an embedding table that is only looked up, one row for each token."""
     embedding = model.get_input_embeddings().weight
     is_tied = model.get_output_embeddings().weight is embedding
     total = sum(weight.numel() * weight.element_size() for weight in model.parameters())
@@ -114,6 +114,6 @@ def _step_bytes(model: Any) -> int:
 
 
 def _token_bytes(config: Any) -> int:
-    """Keys and values of one token in all layers, float32."""
+    """Return the bytes of keys and values of one token in all layers, in float32."""
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
     return 2 * 4 * int(config.num_hidden_layers) * int(width)

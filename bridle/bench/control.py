@@ -1,8 +1,8 @@
 """Benchmark of the cost of steering: `bridle bench control`.
 
-Measured on a device that takes 20 ms a step: the control part of the critical path, and masks in the sampler. On a real
-forward pass: the slowdown, and the processor time of the controllers. Medians of runs in turns, so that a noisy machine
-disturbs all alike.
+On a device that takes 20 ms a step, it measures the control part of the critical path, and masks in the sampler. On a
+real forward pass, it measures the slowdown, and the processor time of the controllers. Figures are medians of runs in
+turns, so that other work on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEVICE_SECONDS = 0.020
 _VOCAB_SIZE = 32_000
 _BATCHES = (1, 10, 40)
-#: How many neutral controllers steer in addition to a module.
+#: Numbers of neutral controllers that steer in addition to a module.
 _BESIDE = (0, 1, 2, 4)
 _MODEL = "20m"
 THREADS = 1
@@ -37,7 +37,7 @@ _TITLES = {
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """All figures, in milliseconds unless a name says otherwise."""
+    """Return all figures, in milliseconds unless a name says otherwise."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         checkpoint = make_checkpoint(_MODEL, folder)
@@ -62,8 +62,8 @@ def _parts(
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler reads the
-    logits about twenty times."""
+    """Return the estimated seconds of each part. On the device that computes nothing, a step waits. The sampler is
+    assumed to read the logits about twenty times."""
     from bridle.bench.control_programs import slowdown_scale
 
     checkpoint = planned_checkpoint(_MODEL)
@@ -80,7 +80,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scales(settings: BenchSettings) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Steps and rounds on the critical path, and of composed controllers."""
+    """Return steps and rounds on the critical path, and for composed controllers."""
     return ((30, 1), (30, 1)) if settings.quick else ((100, 3), (100, 5))
 
 
@@ -89,8 +89,8 @@ def _mask_rounds(settings: BenchSettings) -> int:
 
 
 def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """For each number of sequences and kind of controller: the time from the end of the device's work to the sampler,
-    compared with no controllers."""
+    """Return the time from the end of the device's work to the sampler, compared with no controllers, for each number
+    of sequences and kind of controller."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
@@ -124,8 +124,8 @@ def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, 
 
 
 def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Cost of neutral controllers, compared with a module that allows everything: on the critical path, and in
-    processor time of the engine's process."""
+    """Return the cost of neutral controllers, compared with a module that allows everything: on the critical path, and
+    in processor time of the engine's process."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
@@ -157,7 +157,7 @@ def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]
 
 
 def time_masks(settings: BenchSettings) -> list[dict[str, Any]]:
-    """Time of the sampler with a mask in every row, less that without."""
+    """Return the time of the sampler with a mask in every row, minus its time without masks."""
     import torch
 
     from bridle.engine.control.decision import mask_of
@@ -183,7 +183,7 @@ def time_masks(settings: BenchSettings) -> list[dict[str, Any]]:
 
 
 def slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """On a real forward pass."""
+    """Return the slowdown on a real forward pass."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs
     from bridle.bench.control_device import runtime_pool
@@ -199,7 +199,7 @@ def slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings)
 
 
 def print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
-    """A row for each figure, with its fields as columns."""
+    """Print a row for each figure, with the figure's fields as columns."""
     from rich.table import Table
 
     table = Table(title=title)

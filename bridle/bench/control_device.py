@@ -1,8 +1,8 @@
 """Measures the control part of a step on a device that takes a fixed time, with Wasm controllers.
 
 On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical path:
-waiting for missing answers, decoding, branching. On a device that does not block (a GPU), that happens while the device
-works.
+waiting for missing answers, decoding, branching. On a device that does not block (a GPU), this work happens while the
+device computes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
 
 _PROMPT_TOKENS = 16
-#: Steps at the beginning that are not counted: openings, prompts, learning how long the device takes.
+#: Steps at the beginning that are not counted: they include openings and prompts, and the engine learns the device's
+#: time.
 _WARM_UP = 10
 
 
@@ -52,21 +53,21 @@ class InstantExecutor:
         )
 
     def forward(self, plan: StepPlan) -> None:
-        """Nothing to compute."""
+        """Do nothing: there is nothing to compute."""
 
     def sample(self, batch: SampleBatch) -> StepResult:
         return StepResult(batch.step, [self._token] * len(batch.rows), [None] * len(batch.rows))
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no state."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is no memory to release."""
 
 
 class TimedDevice(InstantExecutor):
-    """Computes nothing and takes its time. For each step, `gaps` has the seconds from the end of the device's work to
-    the sampler, not below 0, and `rows` the number of sequences that sample."""
+    """An executor that computes nothing, and takes `seconds` for each step. For each step, `gaps` has the seconds from
+    the end of the device's work to the sampler, not below 0, and `rows` the number of sequences that sample."""
 
     def __init__(self, num_seqs: int, num_tokens: int, seconds: float, *, blocks: bool) -> None:
         super().__init__(num_seqs, num_tokens)
@@ -76,7 +77,7 @@ class TimedDevice(InstantExecutor):
         self._done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Begin to take time."""
+        """Begin the waiting time of a step."""
         self._done = time.perf_counter() + self.seconds
         if self.blocks:
             self._rest()
@@ -96,7 +97,7 @@ class TimedDevice(InstantExecutor):
 
 @contextmanager
 def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> Iterator[RuntimePool]:
-    """A pool over a runtime of its own."""
+    """Yield a pool over a separate control runtime."""
     extra = ("--store", str(store), "--limit", "max_forks=64", *args)
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=extra), vocab_size)
     try:
@@ -106,15 +107,15 @@ def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> I
 
 
 def upload(pool: RuntimePool, wasm: bytes) -> str:
-    """Store a controller; gives its id."""
+    """Store a controller; return its id."""
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
     return pool.call(message, replies.ModuleData).module_id
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """Medians and the 99th percentile in seconds: from the device's end to the sampler, and of a whole step. `rows`
-    is the mean number of sampled sequences per step, and `cpu` this process's processor time per step."""
+    """Medians and the 99th percentile in seconds: from the end of the device's work to the sampler, and of a whole
+    step. `rows` is the mean number of sampled sequences per step, and `cpu` this process's processor time per step."""
 
     gap: float
     gap_p99: float
@@ -124,7 +125,7 @@ class CriticalPath:
 
 
 class Borrowed(DelegatingPool):
-    """A pool that outlives the engine it is lent to."""
+    """A pool that is not shut down with the engine that uses it."""
 
     def __init__(self, pool: RuntimePool) -> None:
         super().__init__(pool)
@@ -172,14 +173,14 @@ def critical_path(
 
 
 def check(events: Iterable[Event]) -> None:
-    """Raise the error with which an output ended, because figures of a failed output mean nothing."""
+    """Raise the error with which an output ended, because figures of a failed output are meaningless."""
     for event in events:
         if isinstance(event, Finished) and event.error is not None:
             raise event.error
 
 
 def drain(engine: Engine, pool: RuntimePool) -> None:
-    """End all requests and tell the runtime, so that the next engine may number its sequences from 0 again."""
+    """End all requests and notify the runtime, so that the next engine may number its sequences from 0 again."""
     for request_id in engine.request_ids:
         engine.cancel(request_id)
     while engine.has_work:
@@ -188,7 +189,7 @@ def drain(engine: Engine, pool: RuntimePool) -> None:
 
 
 def group_cpu(group: int | None) -> float:
-    """Processor seconds that the living processes of a group have used."""
+    """Return the processor seconds that the living processes of a group have used."""
     ticks = 0
     for pid in members(group):
         try:
@@ -200,7 +201,7 @@ def group_cpu(group: int | None) -> float:
 
 
 def members(group: int | None) -> list[int]:
-    """Processes of a process group."""
+    """Return the processes of a process group."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,7 +1,7 @@
 """Controllers for `bridle bench control`, as WebAssembly text, and a vocabulary for them to steer.
 
-`trivial` allows everything, `walk` computes its allow-set by walking the whole token trie under a small automaton, as
-a regular expression does, `script` returns prepared answers. They need nothing but wasmtime to be built.
+`trivial` allows every token. `walk` computes its allow-set by walking the whole token trie with a small automaton, as a
+regular expression does. `script` returns prepared answers. Only wasmtime is needed to build these controllers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODULE = """(module
   (data (i32.const 0x140) ",\\22splices\\22:[]}]}")
   %BODY%)"""
 
-#: Fills the allow-set.
+#: Code that fills the allow-set.
 EVERYTHING = "(memory.fill (i32.const 0x10000) (i32.const 0xff) (i32.const 0x8000))"
 
 _WALK = """
@@ -90,14 +90,15 @@ _WALK = """
 
 
 def trivial() -> bytes:
-    """Allows every token, always."""
+    """Return a controller that always allows every token."""
     body = f"""(func (export "aici_create") (result i32) {EVERYTHING} (i32.const 1))
       (func (export "aici_mid_process") (param i32) (call $sample))"""
     return build(body, 48)
 
 
 def walk() -> bytes:
-    """Allows the texts of an automaton with three states: words of few letters, spaces, numbers."""
+    """Return a controller that allows the texts of an automaton with three states: words of few letters, spaces,
+    numbers."""
     table = [bytearray(b"\xff" * 256) for _ in range(3)]
     for byte in b"abcdefgh":
         table[0][byte] = table[1][byte] = 1
@@ -108,12 +109,12 @@ def walk() -> bytes:
 
 
 def data_at(address: int, content: bytes) -> str:
-    """A data segment."""
+    """Return a data segment."""
     return f'(data (i32.const {address}) "{"".join(f"{chr(92)}{byte:02x}" for byte in content)}")\n'
 
 
 def build(body: str, pages: int) -> bytes:
-    """A controller whose functions are `body`, with `pages` pages of memory."""
+    """Return a controller whose functions are `body`, with `pages` pages of memory."""
     import wasmtime
 
     return bytes(wasmtime.wat2wasm(_MODULE.replace("%PAGES%", str(pages)).replace("%BODY%", body)))
@@ -123,8 +124,8 @@ def build(body: str, pages: int) -> bytes:
 
 
 def write_tokenizer(folder: Path, vocab_size: int, *, seed: int = 0) -> Path:
-    """A byte-level tokenizer of `vocab_size` tokens with the shape of a natural one: words, word pieces, numbers.
-    Gives the folder."""
+    """Write a byte-level tokenizer of `vocab_size` tokens that resembles a natural one: words, word pieces, numbers.
+    Return the folder."""
     names = _byte_names()
     rng = random.Random(seed)
     vocab = {name: number for number, name in enumerate(names)}
@@ -151,7 +152,7 @@ def write_tokenizer(folder: Path, vocab_size: int, *, seed: int = 0) -> Path:
 
 
 def _byte_names() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
+    """Return the printable character that represents each byte in byte-level vocabularies."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]

@@ -16,12 +16,12 @@ from bridle.engine.interfaces import Executor
 from bridle.outputs import TokenEvent
 from bridle.sampling import SamplingParams
 
-#: Nothing but controllers ends an output, and there is room for what they force.
+#: Sampling in which only controllers end an output, with enough tokens for those that controllers force.
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=3_400)
 
 
 def load(path: Path, num_threads: int | None) -> Executor:
-    """The model in this process."""
+    """Return the executor of a model in this process."""
     from bridle.model import load_executor
 
     config = ModelConfig(model=str(path), device="cpu", dtype="float32", num_threads=num_threads, kv_memory=1 << 30)
@@ -29,7 +29,7 @@ def load(path: Path, num_threads: int | None) -> Executor:
 
 
 class KeptExecutor:
-    """An executor that outlives the engine it is lent to."""
+    """An executor that is not closed with the engine that uses it."""
 
     def __init__(self, executor: Executor) -> None:
         executor.reset()
@@ -41,7 +41,7 @@ class KeptExecutor:
 
 
 def prompt_of(number: int, length: int) -> tuple[int, ...]:
-    """Tokens that look like nothing in particular, different for each number."""
+    """Return arbitrary tokens, different for each number."""
     return tuple(300 + (number * 7_919 + i * 31) % 7_000 for i in range(length))
 
 
@@ -51,8 +51,8 @@ def slowdown_scale(*, quick: bool) -> tuple[int, int]:
 
 
 def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
-    """Tokens per second of 8 sequences under each controller against none, and the processor time that controllers
-    take. In turns; medians."""
+    """Return the tokens per second of 8 sequences under each controller compared with none, and the processor time of
+    the controllers. The runs take turns; figures are medians."""
     modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
     num_steps, rounds = slowdown_scale(quick=quick)
     runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in modules}
@@ -72,7 +72,7 @@ def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict
 
 
 def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps: int) -> tuple[float, float]:
-    """Seconds per step, and processor seconds of the runtime per step."""
+    """Return the seconds per step, and the processor seconds of the runtime per step."""
     engine = Engine(KeptExecutor(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])
     controller = WasmController(module) if module else None
     for number in range(8):
@@ -86,7 +86,7 @@ def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps:
 
 
 def steps_with(engine: Engine, num_tokens: int, count: int) -> list[float]:
-    """Times of the next `count` steps in which at least `num_tokens` tokens came."""
+    """Return the times of the next `count` steps that each produced at least `num_tokens` tokens."""
     times: list[float] = []
     while len(times) < count:
         begin = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Generated tokens per second, offline: bridle compared with transformers, and both with the limit of the memory
-bandwidth.
+"""Measures generated tokens per second, offline. It compares bridle with transformers, and both with the limit of the
+memory bandwidth.
 
 All peers run in this process with the same threads, weights, prompts and output lengths, in turns; each figure is the
-best of its rounds. Processor time is reported as well, because other work on the machine disturbs it less: its ratio is
-reliable where that of elapsed time is not. Decoding speed is the difference between a run of one new token and a full
-run, so it contains no prefill. It is compared with the roof: the bytes that a step must read, divided by the bandwidth
-measured in the same run.
+best of its rounds. Processor time is reported as well, because other work on the machine affects it less. So its ratio
+is reliable even if the ratio of elapsed time is not. Decoding speed is the difference between a run of one new token
+and a full run, so it contains no prefill. Decoding speed is compared with the roofline: the bytes that a step must
+read, divided by the bandwidth measured in the same run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 16, 64)
 _HEADINGS = ("batch", "", "tok/s", "x", "x CPU", "decode/s", "x CPU", "roof", "same")
-_PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
+_PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching must handle a mix
 
 
 @dataclass(slots=True)
 class EngineFigure:
     """One peer at one batch size. Times in seconds, speeds in generated tokens per second.
 
-    `ratio` is the speed relative to transformers' `generate`, `cpu_ratio` the same in processor time. `roof_share` is
-    the decoding speed relative to the limit of the memory bandwidth. `agreement` is the share of outputs that equal
-    those of `generate`.
+    `ratio` is the speed relative to transformers' `generate`, and `cpu_ratio` the ratio of processor times.
+    `roof_share` is the decoding speed relative to the limit of the memory bandwidth. `agreement` is the share of
+    outputs that equal those of `generate`.
     """
 
     model: str
@@ -71,7 +71,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
         for name in _model_sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
             races = _measure_model(checkpoint, settings, phases)
-            # Measured between all others, the best of a few is the least disturbed one.
+            # measured between all parts; the best value is affected least by other work
             bandwidth, triad = max(bandwidth, read_bandwidth()), max(triad, triad_bandwidth())
             for race in races:
                 compare(race, checkpoint, bandwidth)
@@ -82,8 +82,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each race takes. In each round each peer reads the prompts twice, for one new token and
-    for all."""
+    """Return the estimated seconds of each race. In each round each peer reads the prompts twice: for one new token,
+    and for all new tokens."""
     num_new, num_rounds = _scale(settings)
     found = {}
     for checkpoint in map(planned_checkpoint, _model_sizes(settings)):
@@ -95,7 +95,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _num_peers() -> int:
-    """Integers of 8 bits are for CPUs."""
+    """Return the number of peers. The peer in 8-bit integers is only for CPUs."""
     return 4 if baselines.number_bits() == 32 else 3
 
 
@@ -104,7 +104,7 @@ def _model_sizes(settings: BenchSettings) -> tuple[str, ...]:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """New tokens, and rounds."""
+    """Return the number of new tokens and of rounds."""
     return (16, 2) if settings.quick else (64, 3)
 
 
@@ -117,7 +117,7 @@ def _part(checkpoint: BenchCheckpoint, batch: int) -> str:
 
 
 def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings, phases: Phases) -> list[list[EngineFigure]]:
-    """One race per batch size."""
+    """Run one race per batch size; return the figures of all races."""
     races = []
     with _peers(checkpoint, settings) as peers:
         for batch in _batches(settings):
@@ -147,7 +147,7 @@ def _peers(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Iterator[lis
 
 
 def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Random tokens in random lengths, the same for the same arguments."""
+    """Return random tokens in random lengths, the same for the same arguments."""
     rng = random.Random(seed)
     lengths = [rng.randint(*_PROMPT_TOKENS) for _ in range(num_prompts)]
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
@@ -160,10 +160,10 @@ def _race(
     num_new: int,
     num_rounds: int,
 ) -> list[EngineFigure]:
-    """The best time of each peer. They take turns, and begin in another order each round."""
+    """Return the best time of each peer. The peers take turns, in another order each round."""
     best: dict[tuple[str, int], baselines.BaselineRun] = {}
     for peer in peers:
-        peer.generate(prompts[:2], 2)  # whatever is built lazily is built now
+        peer.generate(prompts[:2], 2)  # build now what would be built lazily
     for number in range(num_rounds):
         shift = number % len(peers)
         for peer in (*peers[shift:], *peers[:shift]):
@@ -179,7 +179,7 @@ def _race(
 
 
 def better(run: baselines.BaselineRun, other: baselines.BaselineRun | None) -> baselines.BaselineRun:
-    """The least of both times; they may come from different rounds."""
+    """Return the lower of both times; they may come from different rounds."""
     if other is None:
         return run
     return baselines.BaselineRun(run.outputs, min(run.seconds, other.seconds), min(run.cpu_seconds, other.cpu_seconds))
@@ -209,7 +209,7 @@ def _figure(
 
 
 def check_lengths(peer: baselines.Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
-    """A peer that ends early would look fast."""
+    """Raise an error for a peer that ended early, which would look fast."""
     short = [len(output) for output in tokens if len(output) != num_new]
     if short:
         raise RuntimeError(f"{peer.name} gave {short[0]} tokens where {num_new} were asked for")
@@ -240,7 +240,7 @@ def _decode_cpu(figure: EngineFigure) -> float:
 
 
 def roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) -> float:
-    """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
+    """Return the tokens per second if a step took only the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32
     cache = checkpoint.token_bytes * context * baselines.number_bits() / 32

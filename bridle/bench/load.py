@@ -1,5 +1,6 @@
 """Measures a server from its command to `/health` and to its first answer, for a new model and for a cached one, and
-llama.cpp's server if its path is given. It reports seconds, processor seconds, memory, and the cost of an idle server.
+llama.cpp's server if its path is given. The benchmark reports seconds, processor seconds, memory, and the cost of an
+idle server.
 
 The first request is sent as soon as `/health` answers, so work that a server puts off until then counts. Memory and
 idle time are measured once no work is left in the background. Processor time and memory are those of the server with
@@ -32,11 +33,12 @@ from bridle.errors import EngineClosed, InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LOOK_SECONDS = 0.02  # between two looks at `/health`
+_LOOK_SECONDS = 0.02  # pause between two requests of `/health`
 IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
 _MOST_SECONDS = 600.0
-#: A server has settled once it takes less than this share of a core for so many seconds, by `quick`: bridle's control
-#: runtime begins to read a tokenizer after five. One that never settles is measured after the longest time.
+#: A server has settled once it uses less than this share of a core for the seconds in `SETTLED_SECONDS`, by `quick`.
+#: bridle's control runtime begins to read a tokenizer after five seconds. A server that never settles is measured after
+#: the maximum time.
 _SETTLED_SHARE, _MOST_SETTLING = 0.05, 60.0
 SETTLED_SECONDS = {True: 0.5, False: 6.0}
 #: Requests for one token: a chat, and a plain prompt for models without a chat template.
@@ -49,9 +51,9 @@ _WAYS = ("first", "again")
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One start of a server. `seconds` and `cpu_seconds` are to `/health`, `first_token_seconds` to the answer of the
-    request that follows at once. `peak_mb` is the peak of the server's own process, `memory_mb` the memory of all
-    processes at the end."""
+    """One start of a server. `seconds` and `cpu_seconds` are until `/health` answers, and `first_token_seconds` until
+    the answer of the request that follows at once. `peak_mb` is the peak of the server's own process, `memory_mb` the
+    memory of all processes at the end."""
 
     model: str
     server: str
@@ -64,7 +66,7 @@ class LoadFigures:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """The starts, and about how long each takes."""
+    """Return the parts, one per start, with their estimated seconds."""
     idle = IDLE_SECONDS[settings.quick] + SETTLED_SECONDS[settings.quick]
     found = {}
     for model in models(settings):
@@ -87,7 +89,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def models(settings: BenchSettings) -> Sequence[str]:
-    """The models to load. Raises `InvalidRequest` if there are none."""
+    """Return the models to load. Raises `InvalidRequest` if there are none."""
     if not settings.models:
         raise InvalidRequest(
             "this benchmark needs a model: --load-model FILE.gguf or --load-model FOLDER", "load_model"
@@ -98,7 +100,7 @@ def models(settings: BenchSettings) -> Sequence[str]:
 
 
 def num_bytes(model: str) -> int:
-    """The size of a model's files; 0 for a model without a path."""
+    """Return the size of a model's files; 0 for a model without a path."""
     path = Path(model).expanduser()
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
     return sum(file.stat().st_size for file in files)
@@ -106,7 +108,7 @@ def num_bytes(model: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A server that answers, and the seconds until it did."""
+    """A server that answers, and the seconds until it did so."""
 
     process: psutil.Process
     port: int
@@ -118,7 +120,7 @@ class StartedServer:
 def started_server(
     model: str, way: str, folder: Path, settings: BenchSettings, *options: str
 ) -> Iterator[StartedServer]:
-    """A server with further command-line `options` until the block ends. Its cache is in `folder`."""
+    """Run a server with further command-line `options` until the block ends. Its cache is in `folder`."""
     port, log = free_port(), folder / f"{way}.log"
     command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port), *options]
     if way == "llama-server":
@@ -134,7 +136,7 @@ def started_server(
 
 
 def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
-    """Start a server and end it again. `first` has an empty cache in `folder`, which the next ones use."""
+    """Start a server and end it again. The start `first` has an empty cache in `folder`, which the next starts use."""
     with started_server(model, way, folder, settings) as server:
         process = server.process
         cpu = _cpu_seconds(process)
@@ -175,7 +177,7 @@ def _await_token(port: int) -> None:
 
 
 def _await_settled(process: psutil.Process, seconds: float) -> None:
-    """Wait for the work that a server does in the background after its first answer."""
+    """Wait until a server has finished its background work after its first answer."""
     deadline = time.monotonic() + _MOST_SETTLING
     while _share_of_core(process, seconds) > _SETTLED_SHARE and time.monotonic() < deadline:
         pass
@@ -201,7 +203,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _memory(process: psutil.Process) -> int:
-    """MB of all processes, with shared memory counted once."""
+    """Return the memory of all processes in MB, with shared memory counted once."""
     total = 0
     for one in _family(process):
         with contextlib.suppress(psutil.Error):
@@ -211,7 +213,7 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _peak(process: psutil.Process) -> int:
-    """The peak of the process in MB; its present memory if the system does not report the peak."""
+    """Return the peak memory of the process in MB; its current memory if the system does not report the peak."""
     status = Path(f"/proc/{process.pid}/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]

@@ -14,13 +14,14 @@ from bridle.bench.sse_client import Sample
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: A request is good if its first token, and on average each later one, comes within this many seconds.
+#: A request is good if its first token arrives within `FIRST_LIMIT` seconds, and later ones on average within
+#: `PACE_LIMIT` seconds each.
 FIRST_LIMIT, PACE_LIMIT = 2.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One load. Latencies in seconds; a gap is the time between two tokens of a stream. `goodput` is good requests a
+    """One load. Latencies in seconds; a gap is the time between two tokens of a stream. `goodput` is good requests per
     second; processor time is in cores."""
 
     load: str
@@ -39,7 +40,7 @@ class Row:
 
 
 async def timed(load: str, server: HttpServer, running: Awaitable[list[Sample]]) -> tuple[Row, list[Sample]]:
-    """Run a load to its end."""
+    """Run a load to its end; return its figures and its samples."""
     cpu, server_cpu, begin = time.process_time(), server.cpu_seconds, time.perf_counter()
     samples = await running
     seconds = time.perf_counter() - begin
@@ -48,7 +49,7 @@ async def timed(load: str, server: HttpServer, running: Awaitable[list[Sample]])
 
 
 def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: float, server_cpu: float) -> Row:
-    """The figures of samples that took `seconds` together."""
+    """Return the figures of samples that took `seconds` together."""
     done = [each for each in samples if each.is_complete]
     refused = sum(each.status == 429 for each in samples)
     firsts = [each.first for each in done]
@@ -72,19 +73,19 @@ def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: flo
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """The row with the most tokens a second, which other programs on the machine disturbed least."""
+    """Return the row with the most tokens per second, which other programs on the machine affected least."""
     return max(rows, key=lambda row: row.tokens_per_second)
 
 
 def quantile(values: Sequence[float], percent: int) -> float:
-    """A percentile; 0 of nothing."""
+    """Return a percentile; 0 without values."""
     if len(values) < 2:
         return values[0] if values else 0.0
     return median(values) if percent == 50 else quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
-    """A table."""
+    """Print the rows as a table."""
     from rich.table import Table
 
     table = Table(

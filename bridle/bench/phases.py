@@ -1,10 +1,9 @@
 """The parts of a benchmark: the estimate of their total time, reported at the start, and the selection of parts to run.
 
-A part takes the number of its points, times the estimated duration of one. The estimate of a duration has three terms.
-The first is the model's work: the bytes that steps read and the products that prompts need, at the current speed of
-memory and arithmetic units. The second are waits of fixed length. The third is Python's own work: rough seconds that
-the benchmark declares, scaled by the current speed of Python. Measured times of finished parts correct the estimate of
-the remaining ones.
+The estimate of a part's duration has three terms. The first is the model's work: the bytes that steps read and the
+products that prompts need, at the current speed of memory and arithmetic units. The second is the sum of waits of fixed
+length. The third is Python's own work: rough seconds that the benchmark declares, scaled by the current speed of
+Python. Measured times of finished parts correct the estimate of the remaining ones.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from bridle.load_progress import PrintedSteps
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: The share of a limit that programs reach, roughly: a guess need not be better.
+#: The approximate share of a limit that programs reach.
 _REACHED = 0.4
-#: Rounds of a loop of Python in a second, where the seconds of `MachineLimits.python` were measured.
+#: Iterations of a Python loop per second on the machine on which the seconds for `MachineLimits.python` were measured.
 _LOOPS = 35e6
-#: How long a part says nothing where there is no terminal, in seconds.
+#: Seconds between two messages about a running part if there is no terminal.
 _SILENCE = 30.0
 
 
@@ -41,23 +40,23 @@ class MachineLimits:
 
     @classmethod
     def now(cls) -> MachineLimits:
-        """Measured in a second or two."""
+        """Measure the limits, which takes a second or two."""
         return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate(), loop_rate())
 
     def seconds(self, checkpoint: BenchCheckpoint, prompt_tokens: float, num_steps: float) -> float:
-        """About how long a model takes to read prompts, and then for steps of decoding."""
+        """Return about how long a model takes to read prompts, and then for steps of decoding, in seconds."""
         prompts = prompt_tokens * checkpoint.num_parameters / self.products
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 
     def python(self, seconds: float) -> float:
-        """Scale a duration from a machine with `_LOOPS` loops a second to this one."""
+        """Scale a duration from a machine with `_LOOPS` loop iterations per second to this machine."""
         return seconds * _LOOPS / self.loops
 
 
 class Phases:
-    """Parts by their names, and the seconds that each is guessed to take. They run in this order.
+    """Parts by their names, with the estimated seconds of each. The parts run in this order.
 
-    Everything is printed on standard error: standard output is for the figures."""
+    All output goes to standard error, because standard output is for the figures."""
 
     def __init__(
         self, guesses: Mapping[str, float], console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -66,7 +65,7 @@ class Phases:
 
         self._console = console or Console(stderr=True, highlight=False)
         self._guesses, self._clock = dict(guesses), clock
-        self._guessed = self._spent = 0.0  # of the parts that are done
+        self._guessed = self._spent = 0.0  # of the finished parts
         self._num_done = 0
 
     def announce(self) -> None:
@@ -80,12 +79,12 @@ class Phases:
 
     @property
     def guessed(self) -> float:
-        """Seconds that all parts were guessed to take."""
+        """Return the estimated seconds of all parts."""
         return sum(self._guesses.values())
 
     @property
     def spent(self) -> float:
-        """Seconds that the parts which are done have taken."""
+        """Return the seconds that the finished parts have taken."""
         return self._spent
 
     @property
@@ -108,8 +107,8 @@ class Phases:
 
 @contextmanager
 def _moving(console: Console, words: str) -> Iterator[None]:
-    """Show a spinner while a part runs; output printed meanwhile appears above it. Where there is no terminal, a
-    long part is printed now and then."""
+    """Show a spinner while a part runs; output printed meanwhile appears above the spinner. Without a terminal, a
+    message about a long part is printed from time to time."""
     if not console.is_terminal:
         with PrintedSteps(words, console, _SILENCE):
             yield
@@ -128,7 +127,7 @@ def _moving(console: Console, words: str) -> Iterator[None]:
 
 
 def show_seconds(seconds: float) -> str:
-    """A duration for people."""
+    """Return a duration as text for people."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,8 +1,9 @@
 """Compares real models with llama.cpp: a server's start, prompts, and decoding for 1, 4 and 16 streams over HTTP.
 
-Both servers run at once and take turns, round by round, so that other work of the machine affects both. While one is
-measured the other only waits. `llama-bench`, which needs no server, has its turn as well, at prompts and at one stream.
-A ratio is to the faster of the two. Prompts are random tokens, different each time, so that no cache knows them.
+Both servers run at once and take turns, round by round, so that other work on the machine affects both. While one
+server is measured, the other is idle. `llama-bench`, which needs no server, also takes turns, for prompts and for one
+stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens, different each
+time, so that no cache has them.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from bridle.errors import EngineClosed, InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Numbers of streams, with what is aimed at: so many times llama.cpp's tokens per second.
+#: Numbers of streams, with the targets: this many times llama.cpp's tokens per second.
 STREAMS = {1: 1.1, 4: 2.0, 16: 1.8}
 _SLOTS, _CONTEXT = 16, 1024
 FIRST_ID, NUM_IDS = 1_000, 20_000  # ordinary tokens of any vocabulary
-_BUSY = 0.5  # more runnable processes than this, and the figures are not those of the programs
+_BUSY = 0.5  # with more runnable processes than this, the figures are affected by other programs
 _START, _SPEED = "start", "speed"
 
 
 @dataclass(frozen=True, slots=True)
 class RealScale:
-    """Tokens of a prompt to read; tokens of a prompt to continue, and how many are written; rounds."""
+    """Scale of the comparison: tokens of a prompt to read; tokens of a prompt to continue, and how many are generated;
+    rounds."""
 
     prompt: int
     short: int
@@ -54,8 +56,8 @@ _FULL = RealScale(512, 16, 64, 5)
 
 @dataclass(frozen=True, slots=True)
 class RealRow:
-    """One comparison. Values are tokens per second, at the start seconds; `ratio` is how many times as fast bridle is
-    as the faster peer."""
+    """One comparison. Values are tokens per second, or seconds for a start. `ratio` is bridle's speed relative to the
+    faster peer."""
 
     model: str
     measured: str
@@ -68,7 +70,7 @@ class RealRow:
 
 @dataclass(slots=True)
 class Rates:
-    """Rates of the rounds, by server."""
+    """Rates of all rounds, by server."""
 
     by_server: dict[str, list[float]] = field(default_factory=dict)
 
@@ -83,7 +85,7 @@ class Rates:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """Two parts for each model, and about how long they take."""
+    """Return two parts for each model, with their estimated seconds."""
     _check(settings)
     found, scale = {}, _scale(settings)
     for model in models(settings):
@@ -123,7 +125,7 @@ def _check(settings: BenchSettings) -> None:
 
 
 def _starts(model: str, folder: Path, settings: BenchSettings) -> RealRow:
-    """Seconds to `/health` of a model that was loaded before."""
+    """Return the seconds until `/health` answers for a model that was loaded before."""
     start(model, "first", folder, settings)
     again, peer = start(model, "again", folder, settings), start(model, "llama-server", folder, settings)
     ratio = _ratio(peer.seconds, again.seconds)
@@ -131,7 +133,7 @@ def _starts(model: str, folder: Path, settings: BenchSettings) -> RealRow:
 
 
 def _speeds(model: str, folder: Path, settings: BenchSettings) -> list[RealRow]:
-    """All rounds with both servers."""
+    """Run all rounds with both servers; return a row for each quantity."""
     scale, rates = _scale(settings), {name: Rates() for name in ("prompt", *map(str, STREAMS))}
     with _servers(model, folder, settings) as servers:
         for number in range(scale.num_rounds + 1):  # the first one only warms up
@@ -146,7 +148,7 @@ def _speeds(model: str, folder: Path, settings: BenchSettings) -> list[RealRow]:
 def _round(
     model: str, servers: Mapping[str, ServerTarget], scale: RealScale, settings: BenchSettings, rng: random.Random
 ) -> Iterator[tuple[str, str, float]]:
-    """Measured quantity, the program it was measured on, and tokens per second."""
+    """Yield the measured quantity, the name of the program, and tokens per second."""
     order = list(servers)
     rng.shuffle(order)
     for server in order:
@@ -160,7 +162,8 @@ def _round(
 
 
 def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, counted: int) -> float:
-    """`counted` tokens of each prompt per second, all at once, from the first byte sent to the last one read."""
+    """Return the rate: `counted` tokens of each prompt per second, with all prompts at once, from the first byte sent
+    to the last byte read."""
     began = time.perf_counter()
     samples = asyncio.run(closed_loop(target, prompts, max_tokens, len(prompts)))
     seconds = time.perf_counter() - began
@@ -170,7 +173,7 @@ def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: in
 
 
 def run_llama_bench(model: str, num_prompt: int, num_written: int, settings: BenchSettings) -> tuple[float, float]:
-    """Tokens per second of a prompt, and of decoding. Raises `EngineClosed` if the program fails."""
+    """Return tokens per second of a prompt, and of decoding. Raises `EngineClosed` if the program fails."""
     command = [str(settings.llama_bench), "-m", model, "-p", str(num_prompt), "-n", str(num_written)]
     command += ["-r", "1", "-o", "json", *_threads(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)  # noqa: S603

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_BYTES = 1 << 29  # well beyond the caches
+_BYTES = 1 << 29  # much more than fits into the caches
 
 
 def read_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
-    """Bytes per second of reading a large array with all of its threads: the best of `num_rounds`."""
+    """Return the bytes per second of reading a large array with all threads of the device: the best of `num_rounds`."""
     import torch
 
     rows, device = 1 << 14, bench_device()
@@ -28,7 +28,7 @@ def read_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
 
 
 def triad_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
-    """Bytes per second of STREAM's triad, a = b + s * c, counting two reads and one write."""
+    """Return the bytes per second of STREAM's triad, a = b + s * c, counting two reads and one write."""
     import torch
 
     b, c = (torch.ones(num_bytes // 4, device=bench_device()) for _ in range(2))
@@ -64,7 +64,7 @@ def wait_for_device() -> None:
 
 
 def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
-    """Rounds of a loop of Python in a second: the best of `num_rounds`."""
+    """Return the iterations of a Python loop per second: the best of `num_rounds`."""
 
     def count() -> None:
         number = 0
@@ -75,7 +75,7 @@ def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
 
 
 def product_rate(*, num_rounds: int = 3, side: int = 768) -> float:
-    """Numbers multiplied and added in a second in a product of matrices, with all of its threads: the best of
+    """Return the multiply-adds per second in a matrix product, with all threads of the device: the best of
     `num_rounds`."""
     import torch
 

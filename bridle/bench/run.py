@@ -20,9 +20,9 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Name of a benchmark and what it measures. Its module, of that name in this package, has
-#: `guesses(settings, limits)`, its parts and about how many seconds each takes, `measure(settings, console, phases)`,
-#: which goes through them, and `THREADS` if it wants another number of threads than torch.
+#: Benchmarks by name, with a description. A benchmark is the module of that name in this package. It has
+#: `guesses(settings, limits)`, which returns its parts and their estimated seconds, and `measure(settings, console,
+#: phases)`, which runs the parts. It has `THREADS` if it needs another number of threads than torch.
 BENCHMARKS = {
     "control": "what steering costs, next to no control",
     "engine": "generated tokens per second compared with transformers' `generate` and its continuous batching, and "
@@ -31,7 +31,7 @@ BENCHMARKS = {
     "real": "real models: start, prompts and 1, 4 and 16 streams, compared with llama.cpp's server and benchmark",
     "serve": "the HTTP server under load, compared with the offline engine",
 }
-#: The package of the benchmarks in a checkout's `dev/`, which is not part of the wheel.
+#: The package of developers' benchmarks in a checkout's `dev/`, which is not part of the wheel.
 DEV = "dev.bench"
 
 _FILE_WIDTH = 160
@@ -43,7 +43,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def _of_dev() -> dict[str, str]:
-    """The benchmarks of `dev/`; none if another package has that name."""
+    """Return the benchmarks of `dev/`; none if another package has that name."""
     try:
         found: dict[str, str] = import_module(DEV).BENCHMARKS
     except (ImportError, AttributeError):
@@ -52,7 +52,7 @@ def _of_dev() -> dict[str, str]:
 
 
 def run(name: str, settings: BenchSettings) -> dict[str, Any]:
-    """Measure, print a table, and with `settings.as_json` one line of JSON last. Gives the figures.
+    """Run a benchmark and print a table. With `settings.as_json`, the last line is JSON. Returns the figures.
 
     Raises `InvalidRequest` for an unknown name.
     """
@@ -63,7 +63,7 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
     home = __package__ if name in BENCHMARKS else DEV
     from rich.console import Console
 
-    # Tables that go to a file need not be cut to the width of no terminal.
+    # Tables that go to a file need not be cut to a terminal's width.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
     figures, phases = measured(import_module(f"{home}.{name}"), settings, console)
     times = {"guessed_seconds": round(phases.guessed, 1), "seconds": round(phases.spent, 1)}
@@ -74,8 +74,7 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
 
 
 def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple[Mapping[str, Any], Phases]:
-    """Return the figures of a benchmark's module, after reporting its estimated time, and with the state of its
-    parts."""
+    """Return the figures of a benchmark's module, and the state of its parts. Its estimated time is printed first."""
     set_up(settings, getattr(benchmark, "THREADS", None))
     phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()
@@ -84,7 +83,7 @@ def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple
 
 
 def conditions(settings: BenchSettings) -> dict[str, Any]:
-    """Return the conditions of the measurement; report them along with any figure."""
+    """Return the conditions of the measurement, which must be reported along with any figure."""
     import torch
 
     return {

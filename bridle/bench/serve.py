@@ -1,8 +1,9 @@
 """Benchmark of the HTTP server: the whole of `bridle serve`, driven over real connections.
 
-1. Throughput of 16 clients that stream, compared with the offline engine on the same requests. They take turns; the
-   best of each counts.
-2. More and more clients, faster and faster arrivals: time to the first token, between tokens, good requests a second.
+1. Throughput of 16 clients that stream, compared with the offline engine on the same requests. Server and engine take
+turns; the best run of each counts.
+2. Growing numbers of clients and growing arrival rates: time to the first token, time between tokens, good requests per
+second.
 
 The server runs in its own process. The processor time of the clients, in this process, is reported separately.
 """
@@ -55,7 +56,7 @@ _FULL = LoadScale(32, 96, 3, (1, 4, 16, 64), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25), 
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run everything. Prints a table after each part."""
+    """Run all parts, and print a table after each part."""
     scale, name = _chosen(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
@@ -75,13 +76,13 @@ def _prompts(checkpoint: BenchCheckpoint, scale: LoadScale) -> Prompts:
 
 
 def _used(prompts: Prompts, num_clients: int) -> Prompts:
-    """Few clients get through few prompts."""
+    """Return the first prompts. Few clients finish only few prompts."""
     return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes: prompts that are read, and steps of as many sequences as there are
-    clients. Arrivals at a rate come for a set time."""
+    """Return the estimated seconds of each part: for reading prompts, and for steps with one sequence per client. Parts
+    with an arrival rate have a fixed duration."""
     scale, name = _chosen(settings)
     checkpoint = planned_checkpoint(name)
     prompts = _prompts(checkpoint, scale)
@@ -132,7 +133,7 @@ class _Bench:
         peer = BridlePeer(self.checkpoint, num_threads=self.threads, max_num_seqs=_SIXTEEN)
         offline, rows = [], []
         try:
-            peer.generate(prompts[:2], 2)  # whatever is made lazily is made now
+            peer.generate(prompts[:2], 2)  # make now what would be made lazily
             run(closed_loop(server.target, prompts[:2], 2, 1))
             for _ in range(self.scale.num_races):
                 offline.append(len(prompts) * num_new / peer.generate(prompts, num_new).seconds)
@@ -161,7 +162,7 @@ class _Bench:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run clients on the cheapest event loop there is."""
+    """Run clients on the fastest event loop that is installed."""
     try:
         import uvloop
     except ImportError:

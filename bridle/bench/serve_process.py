@@ -1,4 +1,4 @@
-"""`bridle serve` in a process of its own, and measurements of it from outside."""
+"""Runs `bridle serve` in a separate process, and measures it from outside."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from bridle.serving.tenancy.keys import KeyStore
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A running server."""
+    """A running server process."""
 
     target: ServerTarget
     process: psutil.Process
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time so far, of all its threads."""
+        """Return the processor time so far, of all threads of the server."""
         tasks = Path(f"/proc/{self.process.pid}/task")
-        if tasks.is_dir():  # Linux tells nanoseconds, elsewhere it is hundredths of a second
+        if tasks.is_dir():  # Linux reports nanoseconds, other systems hundredths of a second
             return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics without labels, by name."""
+        """Return the metrics without labels, by name."""
         headers = {"Authorization": f"Bearer {self.target.keys[0]}"} if self.target.keys else {}
         pairs = read_metrics(self.target.host, self.target.port, headers)
         return {name: value for name, value in pairs if "{" not in name}
@@ -44,8 +44,8 @@ class HttpServer:
 def http_server(
     model: str | Path, folder: Path, *options: str, num_users: int = 0, threads: int | None = None
 ) -> Iterator[HttpServer]:
-    """Serve `model` with further command-line `options`, to `num_users` with keys (0: to anybody). Files that it needs
-    go into `folder`."""
+    """Serve `model` with further command-line `options`, to `num_users` users with keys (0: without keys). Files of the
+    server go into `folder`."""
     command = [sys.executable, "-m", "bridle", "serve", str(model), "--port", "0", "--log-format", "json", *options]
     keys: Sequence[str] = ()
     if num_users:

@@ -1,4 +1,5 @@
-"""The settings of benchmarks. Each benchmark reads those that concern it; threads are set for all."""
+"""The settings of benchmarks. Each benchmark reads the settings that concern it; the number of threads is set for
+all."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ class BenchSettings:
     batches: tuple[int, ...] = ()
     threads: int | None = None
     as_json: bool = False
-    lmql: Path | None = None  # an environment with the genuine LMQL
-    report: Path | None = None  # a page to write
-    parts: tuple[str, ...] = ()  # pieces of the names of parts; empty: all
-    folder: Path | None = None  # what was made and measured is kept there, and a later run goes on
+    lmql: Path | None = None  # an environment with the original LMQL
+    report: Path | None = None  # a page to write the report to
+    parts: tuple[str, ...] = ()  # parts of the names of phases to run; empty: all
+    folder: Path | None = None  # keeps files and results, so that a later run continues
     models: tuple[str, ...] = ()  # files or folders
     llama_server: Path | None = None  # llama.cpp's programs
     llama_bench: Path | None = None
-    num_cases: int | None = None  # of each recipe
-    minutes: float | None = None  # that a server is under traffic
+    num_cases: int | None = None  # cases of each recipe
+    minutes: float | None = None  # minutes for which a server is under traffic
     front_ends: int = 1  # processes that write streams
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:
-    """Choose the threads, `threads` unless the settings say, and quiet the library. Raises `InvalidRequest` for an
-    invalid number of threads."""
+    """Set the number of threads: that in the settings, or `threads`. Also silence transformers. Raises `InvalidRequest`
+    for an invalid number of threads."""
     import torch
     from transformers.utils import logging
 

@@ -1,6 +1,7 @@
 """A client of streaming HTTP that costs little, so that a benchmark measures the server and not its own client.
 
-A protocol per request over its own connection: it looks for events in the bytes as they come and parses none of them.
+Each request has its own connection and protocol object, which finds events in the received bytes and does not parse
+them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from itertools import pairwise
 _EVENT = b"data: {"
 _END = b"data: [DONE]"
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
-_KEPT = 2_048  # bytes of the end of a stream, which tells the counts
+_KEPT = 2_048  # bytes at the end of a stream, which contain the token counts
 
 
 @dataclass(slots=True)
 class Sample:
-    """The result of one request. Times are seconds; `event_times` are points of the monotonic clock, one for each event
-    with text (a server may put several tokens into one)."""
+    """The result of one request. Times are seconds; `event_times` are times of the monotonic clock, one for each event
+    with text (a server may put several tokens into one event)."""
 
     sent: float
     status: int = 0
@@ -34,23 +35,23 @@ class Sample:
 
     @property
     def first(self) -> float:
-        """From sending to the first token."""
+        """Return the seconds from sending to the first token."""
         return self.event_times[0] - self.sent
 
     @property
     def gaps(self) -> list[float]:
-        """Between one event and the next."""
+        """Return the seconds between consecutive events."""
         return [after - before for before, after in pairwise(self.event_times)]
 
     @property
     def pace(self) -> float:
-        """Mean time per token after the first."""
+        """Return the mean time per token after the first."""
         return (self.event_times[-1] - self.event_times[0]) / max(self.num_tokens - 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTarget:
-    """A server, and the keys of its users."""
+    """Address of a server, and the keys of its users."""
 
     host: str
     port: int
@@ -69,7 +70,7 @@ async def complete(
 ) -> Sample:
     """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`, no end
     token is sampled before `max_tokens`. Special tokens are shown, because tokens without text look like one long gap.
-    The connection is also closed when `done` is."""
+    The connection is also closed when the future `done` completes."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
     done = loop.create_future() if done is None else done
@@ -124,7 +125,7 @@ class _Reader(asyncio.Protocol):
         sample = self._sample
         if not sample.status:
             sample.status = int(data[9:12])
-        # What was kept is shorter than an event's mark, or counted already: only marks that end in `data` are new.
+        # The kept bytes are shorter than an event's mark, or counted already, so only marks that end in `data` are new.
         num_events = (self._end[1 - len(_EVENT) :] + data).count(_EVENT)
         self._end = (self._end + data)[-_KEPT:]
         sample.event_times += [time.perf_counter()] * num_events
@@ -134,7 +135,7 @@ class _Reader(asyncio.Protocol):
             self._finish()
 
     def _complete(self) -> None:
-        """Record that the stream came to its end; its last event has the counts and no text."""
+        """Record that the stream is complete; its last event has the token counts and no text."""
         if usage := _USAGE.search(self._end):
             self._sample.num_tokens = int(usage.group(1))
             del self._sample.event_times[-1:]
@@ -152,7 +153,7 @@ class _Reader(asyncio.Protocol):
 async def closed_loop(
     target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
 ) -> list[Sample]:
-    """`num_clients` clients, each with one request at a time, until all prompts are through."""
+    """Run `num_clients` clients, each with one request at a time, until all prompts are done."""
     waiting = list(reversed(prompts))
     samples: list[Sample] = []
 
@@ -167,8 +168,8 @@ async def closed_loop(
 async def open_loop(
     target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, rate: float, seconds: float, seed: int = 0
 ) -> list[Sample]:
-    """Requests arrive as a Poisson process of `rate` a second, whatever the server does. Requests that still run half a
-    minute after the last one are cancelled."""
+    """Send requests as a Poisson process of `rate` per second, independent of the server's speed. Requests that still
+    run half a minute after the last arrival are cancelled."""
     rng = random.Random(seed)
     tasks: list[asyncio.Task[Sample]] = []
     begin = due = time.perf_counter()

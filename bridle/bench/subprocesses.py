@@ -1,6 +1,6 @@
-"""Servers that run as child processes of a benchmark: the port that one announces, its metrics, its end.
+"""Runs servers as child processes of a benchmark: reads the announced port and the metrics, and ends the processes.
 
-A server ends with the benchmark, also if Ctrl-C or SIGTERM interrupts that.
+A server ends with the benchmark, also if Ctrl-C or SIGTERM interrupts the benchmark.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Let SIGTERM leave this block as Ctrl-C does, by an exception, so that child processes are ended. Only the main
-    thread can have that."""
+    """Let SIGTERM leave this block as Ctrl-C does, by an exception, so that child processes are ended. This works only
+    in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -44,7 +44,7 @@ def unwinding() -> Iterator[None]:
 def child_process(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs until the block ends, with its output in `log`."""
+    """Run a program until the block ends, with its output in `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
     try:
@@ -54,7 +54,7 @@ def child_process(
 
 
 def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port that `bridle serve` says it listens on, in its output. Raises `EngineClosed` if it does not."""
+    """Return the port that `bridle serve` announces in its output. Raises `EngineClosed` if it announces none."""
     deadline = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if found := _ADDRESS.search(log.read_text()):
@@ -71,7 +71,7 @@ def free_port() -> int:
 
 
 def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, float]]:
-    """A server's metrics at `/metrics`: names, with their labels, and values."""
+    """Yield a server's metrics at `/metrics`: names with their labels, and values."""
     request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=dict(headers or {}))
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
@@ -82,12 +82,12 @@ def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None)
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Ask a process to end, and kill it after `seconds`, or at once if somebody interrupts the wait."""
+    """Ask a process to end, and kill it after `seconds`, or at once if the wait is interrupted."""
     process.terminate()
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        process.kill()  # does nothing to one that has ended
+        process.kill()  # has no effect on a process that has ended
         process.wait()

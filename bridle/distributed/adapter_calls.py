@@ -1,7 +1,7 @@
 """Loading and unloading of adapters on a shard by its router.
 
-A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that they are
-the files that the router has looked at.
+A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that its files
+equal those that the router has inspected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ EVERY_ADAPTER = ""
 
 
 class CalledDevice:
-    """Implements `bridle.lora.AdapterDevice` by calls. `load` and `unload` carry out a request, in this or another
-    process."""
+    """Implements `bridle.lora.AdapterDevice` by calls. `load` and `unload` carry out a request, in this process or
+    another one."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class CalledDevice:
         unload: Callable[[pb.UnloadAdapterRequest], None],
     ) -> None:
         self.layers = layers
-        self.epoch = 0  # whoever reconnects adds one: what the other end had is gone
+        self.epoch = 0  # incremented after each reconnection, because the other process has lost its adapters
         self._load = load
         self._unload = unload
 
@@ -55,7 +55,7 @@ class CalledDevice:
 
 
 def load(executor: object, request: pb.LoadAdapterRequest) -> None:
-    """Load an adapter into `executor` as the request says. Raises `AdapterRefused`."""
+    """Load an adapter into `executor` for a request. Raises `AdapterRefused`."""
     device = require_device(executor)
     if request.tier == pb.DEVICE:
         device.place(request.name)
@@ -67,7 +67,7 @@ def load(executor: object, request: pb.LoadAdapterRequest) -> None:
 
 
 def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
-    """Unload one adapter or all from `executor`, as the request says."""
+    """Unload the adapter of a request, or all adapters, from `executor`."""
     device = require_device(executor)
     if request.name == EVERY_ADAPTER:
         device.clear()
@@ -93,7 +93,7 @@ def check(reply: Any) -> None:
 
 
 def encode_layers(executor: object) -> list[pb.AdapterLayer]:
-    """The layers of the model that take adapters, as messages."""
+    """Return the layers of the model that support adapters, as messages."""
     device = find_device(executor)
     layers = {} if device is None else device.layers
     return [

@@ -16,7 +16,7 @@ from bridle.lora.tensors import shared_shapes
 
 
 class Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Base of all messages between them."""
+    """Base of all messages between a router and its replicas."""
 
 
 class AddAdapter(Wire):
@@ -36,13 +36,13 @@ class RemoveAdapter(Wire):
 
 
 class FetchAdapter(Wire):
-    """Router to replica: bring this adapter into memory."""
+    """Router to replica: load this adapter into memory."""
 
     key: str
 
 
 class AdapterFetched(Wire):
-    """Replica to router: the adapter is in memory, or `error` says why it is not."""
+    """Replica to router: the adapter is in memory, or `error` has the reason why it is not."""
 
     key: str
     error: tuple[str, str, str | None] | None

@@ -1,6 +1,6 @@
 """Address of a shard: a unix socket or a TCP port, with TLS on networks. `unix:/path/to/socket` for a shard on this
-machine, `host:port` otherwise. Without TLS only loopback is allowed, because any peer that reaches a shard can use
-it."""
+machine, `host:port` otherwise. Without TLS only loopback is allowed, because any peer that can connect to a shard can
+use the shard."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import grpc
 
 from bridle.errors import InvalidRequest
 
-#: Largest message either side takes: a step of 256 rows with masks over a vocabulary of a million tokens.
+#: Maximum size of a message in either direction: a step of 256 rows with masks over a vocabulary of a million tokens.
 MAX_MESSAGE_BYTES = 64 << 20
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel tries at once, whatever became of earlier ones
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, even if earlier channels failed
     ("grpc.so_reuseport", 0),  # a second shard on the same port is an error
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM format. A server needs `certificate` and `key`; with `authority` it asks clients for theirs. A
-    client needs `authority`, and `certificate` and `key` if the server asks for them."""
+    """Files in PEM format. A server needs `certificate` and `key`. With `authority` the server requires certificates of
+    clients. A client needs `authority`, and also `certificate` and `key` if the server requires them."""
 
     certificate: Path | None = None
     key: Path | None = None
@@ -47,7 +47,7 @@ class Tls:
 
 
 def check_address(address: str) -> None:
-    """Raise `InvalidRequest` unless it is `unix:PATH` or `HOST:PORT`."""
+    """Raise `InvalidRequest` unless the address is `unix:PATH` or `HOST:PORT`."""
     if address.startswith("unix:"):
         if len(address) > len("unix:"):
             return
@@ -59,7 +59,7 @@ def check_address(address: str) -> None:
 
 
 def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
-    """A channel to a shard. Connects when first used."""
+    """Return a channel to a shard. The channel connects when it is first used."""
     check_address(address)
     if tls is None:
         return grpc.insecure_channel(address, _OPTIONS)
@@ -67,7 +67,7 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
 
 
 def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
-    """Bind a server to `address`; returns the address with the real port. Raises `InvalidRequest` if that fails."""
+    """Bind a server to `address`; return the address with the real port. Raises `InvalidRequest` if that fails."""
     check_address(address)
     if tls is None and not address.startswith("unix:") and not _is_loopback(address):
         raise InvalidRequest(f"{address} can be reached by others: give it a TLS certificate, or use 127.0.0.1", "tls")
@@ -85,7 +85,7 @@ def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
 
 
 def make_server_options() -> list[tuple[str, int]]:
-    """gRPC server options that belong to the address: size bounds, and how soon a vanished peer is noticed."""
+    """Return the gRPC server options for message sizes, and for the detection of a vanished peer."""
     return [*_OPTIONS, ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 

@@ -17,8 +17,8 @@ _OPTIONS = "BRIDLE_"
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for a child: ours without the variables that set flags, because those are for this
-    process. Flags of the child are on its command line. Its logs have the format of ours."""
+    """Return the environment for a child process: this process's environment without the variables that set flags. The
+    flags of the child are on its command line. The child's logs have the same format as this process's logs."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
     return ours | log_variables()
 
@@ -26,12 +26,13 @@ def child_environment() -> dict[str, str]:
 def die_with_parent(parent: int) -> None:
     """End this process at once when process `parent`, which started it, ends.
 
-    On Linux the kernel kills it, even if it is stopped; elsewhere a thread looks every second. The parent must start it
-    from a thread that lives as long as the child should, because Linux takes that thread for the parent.
+    On Linux the kernel kills this process, even if it is stopped. On other systems a thread checks the parent every
+    second. The parent must start this process from a thread that lives as long as the child should, because Linux
+    treats that thread as the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we could ask
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)
     else:
         threading.Thread(target=_poll, args=(parent,), name="bridle-parent", daemon=True).start()

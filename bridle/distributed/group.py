@@ -41,7 +41,7 @@ MEMBER_LOST = 76
 _HEADER = struct.Struct(">I")
 
 
-#: How often a rank shows a sign of life, and how long it may be silent before it counts as hung, in seconds.
+#: Seconds between two heartbeats of a rank, and the seconds of silence after which a rank counts as hung.
 _BEAT_SECONDS, SILENCE_SECONDS = 0.25, 1.0
 
 
@@ -65,17 +65,16 @@ class Members:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sending = threading.Lock()
         self._are_started = threading.Event()
-        self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
-        # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
-        # do.
+        self._seen = threading.Semaphore(0)  # released once by each rank that has sent a heartbeat or has ended
+        # Linux treats the thread that starts a process as its parent. So this thread must live as long as the ranks.
         self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
         self._thread.start()
         self._are_started.wait()
 
     def _run(self) -> None:
         for command in self._commands:
-            # Each rank has a session of its own, so that Ctrl-C in a terminal reaches rank 0 only, which then ends the
-            # others.
+            # Each rank has its own process session. So Ctrl-C in a terminal reaches only rank 0, which then ends the
+            # other ranks.
             process = subprocess.Popen(  # noqa: S603
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), start_new_session=True
             )
@@ -113,7 +112,7 @@ class Members:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of ranks 1 and up, in order of rank."""
+        """Return the process ids of ranks 1 and up, in order of rank."""
         return [process.pid for process in self._processes]
 
     def wait(self) -> None:
@@ -139,13 +138,13 @@ class Members:
         for process in self._processes:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(OSError):  # what was not sent cannot be
+                    with contextlib.suppress(OSError):  # data that could not be sent is dropped
                         pipe.close()
 
 
 def _is_heard(source: IO[bytes], pid: int, silence: float | None) -> bool:
-    """Wait until there is something to read from a process; False if it has been silent for too long. More silence
-    is allowed while the process waits for a busy machine."""
+    """Wait until there is data to read from a process; return False if the process has been silent for too long. More
+    silence is allowed while the process waits for a busy machine."""
     until = time.monotonic() + HELD_UP_SECONDS
     while not select.select([source], [], [], silence)[0]:
         if time.monotonic() > until or not is_held_up(pid):
@@ -163,7 +162,7 @@ class GroupExecutor:
         self.adapters = CalledDevice({} if device is None else device.layers, self._load, self._unload)
         media = find_media(executor)
         self.media = None if media is None else GroupMedia(media, members.broadcast)
-        self.control_vectors = find_vectors(executor)  # rank 0's; the others get what plans name
+        self.control_vectors = find_vectors(executor)  # rank 0's; the other ranks get the vectors that plans name
         self._sent = SentVectors(self.control_vectors)
 
     @property
@@ -172,7 +171,7 @@ class GroupExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of rank 0's part of the model, in bytes."""
+        """Return the bytes of rank 0's part of the model."""
         return getattr(self._executor, "num_bytes", 0)
 
     def forward(self, plan: StepPlan) -> None:
@@ -186,7 +185,7 @@ class GroupExecutor:
         except OSError as error:
             raise ShardUnavailable(f"a rank of the group has ended: {error}") from error
         except InternalError as error:
-            if error.__cause__ is None:  # every rank refused the plan alike, before any of them began
+            if error.__cause__ is None:  # every rank refused the plan in the same way, before any of them began
                 raise
             raise ShardUnavailable(f"the group is out of step: {error}") from error
 
@@ -195,7 +194,7 @@ class GroupExecutor:
         return self._executor.sample(batch)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the vectors of prompts from rank 0, whose head is whole: it has all the hidden states."""
+        """Return the vectors of prompts from rank 0, which has the whole head and all the hidden states."""
         return require_embedder(self._executor).embed(step, logits_rows)
 
     def reset(self) -> None:
@@ -203,7 +202,7 @@ class GroupExecutor:
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
-        """Load on rank 0 first. The others load the same if rank 0 could load it."""
+        """Load the adapter on rank 0 first. The other ranks load it only if rank 0 succeeded."""
         load(self._executor, request)
         self._members.broadcast(pb.StepRequest(load_adapter=request))
 
@@ -225,14 +224,14 @@ def beat(sink: BinaryIO) -> None:
                 sink.write(b".")
                 sink.flush()
                 time.sleep(_BEAT_SECONDS)
-        except (OSError, ValueError):  # rank 0 is gone
+        except (OSError, ValueError):  # rank 0 has ended
             return
 
     threading.Thread(target=run, name="bridle-beat", daemon=True).start()
 
 
 def follow(executor: Executor, source: BinaryIO) -> int:
-    """The main loop of ranks 1 and up: repeat the work of rank 0 until rank 0 ends. Returns the exit status."""
+    """The main loop of ranks 1 and up: repeat the work of rank 0 until rank 0 ends. Return the exit status."""
     adapters, media = RankAdapterLoader(executor), MemberMedia(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)

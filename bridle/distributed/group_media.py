@@ -1,4 +1,4 @@
-"""Images in a group of ranks: each rank has the whole tower and encodes by itself the images that rank 0 passes on.
+"""Images in a group of ranks: each rank has the whole tower and encodes the images that rank 0 passes on.
 
 Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0 names in its plans only images
 that it could encode itself, so an error here means that this rank differs from the others.
@@ -17,7 +17,7 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 
 class GroupMedia:
-    """Implements `MediaDevice`: rank 0 encodes with `device` after it has told the others to encode."""
+    """Implements `MediaDevice`: rank 0 encodes with `device` after it has told the other ranks to encode."""
 
     def __init__(self, device: MediaDevice, broadcast: Callable[[pb.StepRequest], None]) -> None:
         self._device = device
@@ -55,8 +55,8 @@ class GroupMedia:
 
 
 class MemberMedia:
-    """Encodes in a thread of its own. Steps continue until rank 0 is ready with an image; then they wait for this
-    rank to be ready as well."""
+    """Encodes images in a separate thread. Steps continue until rank 0 has encoded an image; then they wait until this
+    rank has encoded it, too."""
 
     def __init__(self, executor: Executor) -> None:
         self._device = find_media(executor)
@@ -65,7 +65,7 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Handle the request, if it is about images. Returns whether it is. Raises the error of an image that rank 0
+        """Handle the request if it is about images. Return whether it is. Raises the error of an image that rank 0
         could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":

@@ -29,7 +29,7 @@ from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: Time limits for reading an adapter and for encoding a picture, in seconds. A shard that hangs is noticed long before.
+#: Time limits for reading an adapter and for encoding an image, in seconds. A hung shard is detected much earlier.
 _ADAPTER_SECONDS, _MEDIUM_SECONDS = 300.0, 1800.0
 
 
@@ -38,8 +38,8 @@ class Timings:
     """Time limits of a link, in seconds.
 
     A heartbeat is requested every `beat`. A shard counts as hung after `max_missed` answers in a row that took longer
-    than `patience`, or, if it only waits for a busy machine, after `held_up`. `connect` bounds one attempt to reach it.
-    `least_step` and `first_step` bound a step whose estimate is lower, or not known yet.
+    than `patience`. If the shard waits for a busy machine, it counts as hung after `held_up`. `connect` limits one
+    attempt to connect. `least_step` and `first_step` bound a step whose estimate is lower, or not known yet.
     """
 
     beat: float = 0.25
@@ -57,11 +57,11 @@ class ShardLink:
 
     def __init__(self, address: str, tls: Tls | None, timings: Timings) -> None:
         self.address = address
-        self.reason = ""  # why it was lost
+        self.reason = ""  # reason of the loss
         self._is_closing = False
         self._timings = timings
         self._ended = threading.Event()
-        self._step: tuple[int, float, float] | None = None  # under way: number, time limit, deadline
+        self._step: tuple[int, float, float] | None = None  # the current step: number, time limit, deadline
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._span: StreamSpan | None = None
         self._channel = open_channel(address, tls)
@@ -78,7 +78,7 @@ class ShardLink:
             raise
 
     def _open(self) -> Any:
-        """Open the step stream; returns it once the shard has accepted it."""
+        """Open the step stream; return it once the shard has accepted it."""
         self._span = StreamSpan("shard stream", {"server.address": self.address, "bridle.shard.pid": self.pid})
         call = self._channel.stream_stream(f"/{SERVICE}/Steps")(
             iter(self._outbox.get, None), metadata=self._span.metadata
@@ -113,7 +113,7 @@ class ShardLink:
         return self._ended.is_set()
 
     def send(self, request: pb.StepRequest) -> None:
-        """Send without waiting. A message over the limit is refused here, so that it fails its own step only."""
+        """Send without waiting. A message over the size limit is refused here, so that only its own step fails."""
         data = request.SerializeToString()
         if len(data) > MAX_MESSAGE_BYTES:
             raise InternalError(f"a step's message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")

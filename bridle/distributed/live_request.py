@@ -13,20 +13,14 @@ from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
 
-#: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
-#: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
+#: A request ends after this many replicas were lost in a row while it ran or waited there, without progress in between.
+#: Another request may be the cause, but a request that crashes replicas must end.
 MAX_LOSSES = 10
 
 
 @dataclass(slots=True)
 class RoutedRequest:
-    """A request that is not over.
-
-    `sent` are the events that the client already has, by output. `num_again` counts those of them that came a second
-    time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
-    `load` is its share of the load of its `replica` (None while it waits for a replica). Logs and stored values of
-    controllers are only counted, because their portions may differ the second time; records of traces are not kept.
-    """
+    """A request that has not ended."""
 
     request: Request
     stream: EventStream
@@ -48,14 +42,14 @@ class RoutedRequest:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens that the client has; a plain output continues from them."""
+        """Return the tokens that the client has; a plain output continues from them."""
         if not self.is_plain:
             return ()
         return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, o.TokenEvent))
 
     @property
     def parked_tokens(self) -> tuple[int, ...]:
-        """Return all tokens of the conversation that the first output has left parked; none if nothing is parked."""
+        """Return all tokens of the conversation whose KV the first output has left parked; empty if no KV is parked."""
         sent = self.sent.get(0, ())
         last = sent[-1] if sent else None
         if not self.request.parks or not isinstance(last, o.Finished) or last.reason not in o.BY_ITSELF:
@@ -70,7 +64,7 @@ class RoutedRequest:
 
     @property
     def open_outputs(self) -> Sequence[int]:
-        """Indices of the outputs that have not ended, as far as the client knows."""
+        """Return the indices of the outputs that have not ended, according to the events that the client has."""
         sent = self.sent or {0: []}
         return [index for index, events in sent.items() if not (events and isinstance(events[-1], o.Finished))]
 
@@ -86,7 +80,7 @@ class RoutedRequest:
         wake_all([self.stream])
 
     def tell_resuming(self) -> None:
-        """Inform a client that asked for it that its outputs wait for another replica."""
+        """Report to a client that requested such events that its outputs wait for another replica."""
         if self.request.tell_resuming:
             self.tell([o.Resuming(self.request.id, index) for index in self.open_outputs])
 
@@ -101,7 +95,7 @@ class RoutedRequest:
         self.notes_again.clear()
 
     def is_news(self, event: o.Event) -> bool:
-        """Return whether this event is new to the client, and remember it.
+        """Return whether this event is new to the client, and record the event.
 
         Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
@@ -123,12 +117,12 @@ class RoutedRequest:
             return False
         sent.append(event)
         self.num_again[event.index] = position + 1
-        self.num_losses = 0  # it gets on
+        self.num_losses = 0  # the request makes progress
         return True
 
     def _is_past_what_was_sent(self, index: int) -> bool:
-        """Return whether a regenerated output has reached what the client already has. Until then its records are
-        repeated and may differ, because tokens may be cached or controllers late."""
+        """Return whether a regenerated output has reached what the client already has. Until then the output's trace
+        records are repeated and may differ, because tokens may be cached or controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: o.Log | o.Stored) -> bool:

@@ -1,5 +1,5 @@
-"""Encoding of media on a shard: the router sends the pixel values in parts, never features. An image is sent when
-its features are needed and the shard does not hold them, so a chat that shows the same one in each turn sends it
+"""Encoding of media on a shard: the router sends the pixel values in parts, never features. An image is sent when its
+features are needed and the shard does not hold them. So a chat that has the same image in each turn sends the image
 once."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bridle.engine.multimodal.multimodal_inputs import MediaArray, MultiModalIte
 from bridle.errors import ProtocolError, UnsupportedFeature
 from bridle.multimodal import MediaLimits
 
-#: Names all pictures in a request to drop; no picture has this key.
+#: Stands for all images in a request to drop; no image has this key.
 EVERY_MEDIUM = b""
-#: How many bytes of numbers a message carries.
+#: Bytes of pixel values in one message.
 PART_BYTES = 8 << 20
-#: What the arrays of one picture may take: no request has more.
+#: Maximum bytes of one image's arrays; a request is limited to the same number.
 MAX_MEDIUM_BYTES = MediaLimits().max_array_bytes
 _MAX_ARRAYS = 16
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
@@ -25,7 +25,7 @@ _ITEM_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "i
 
 class CalledMedia:
     """Implements `bridle.engine.interfaces.MediaDevice` by calls. `encode` and `drop` carry out a request, in this
-    or another process."""
+    process or another one."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CalledMedia:
         encode: Callable[[Iterator[pb.MediumPart]], None],
         drop: Callable[[pb.DropMediumRequest], None],
     ) -> None:
-        self.epoch = 0  # whoever reconnects adds one: what the other end had is gone
+        self.epoch = 0  # incremented after each reconnection, because the other process has lost its features
         self.row_bytes = row_bytes
         self.max_bytes = max_bytes
         self._encode = encode
@@ -60,7 +60,7 @@ def find_media(executor: object) -> MediaDevice | None:
 
 
 def require_media(executor: object) -> MediaDevice:
-    """Return the encoder of `executor`. Raises `UnsupportedFeature` if there is none."""
+    """Return the encoder of `executor`. Raises `UnsupportedFeature` if its model reads only text."""
     device = find_media(executor)
     if device is None:
         raise UnsupportedFeature("this model is served for text only", "media")
@@ -68,7 +68,7 @@ def require_media(executor: object) -> MediaDevice:
 
 
 def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
-    """Release the features of one image or of all, as the request says."""
+    """Release the features of the image of a request, or of all images."""
     if request.key == EVERY_MEDIUM:
         device.clear()
     else:
@@ -76,7 +76,7 @@ def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
 
 
 def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
-    """An image as messages."""
+    """Yield the messages of an image."""
     arrays = [pb.MediumArray(name=one.name, dtype=one.dtype, shape=one.shape) for one in medium.arrays]
     yield pb.MediumPart(head=pb.MediumHead(key=medium.key, num_rows=medium.num_rows, arrays=arrays))
     for array in medium.arrays:
@@ -85,7 +85,7 @@ def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
 
 
 class Assembly:
-    """An image whose parts come one after the other. Raises `ProtocolError` for a part that does not fit."""
+    """An image whose parts arrive one after the other. Raises `ProtocolError` for an invalid part."""
 
     def __init__(self, head: pb.MediumHead) -> None:
         self._head = head
@@ -99,7 +99,7 @@ class Assembly:
             )
 
     def add(self, data: bytes) -> bool:
-        """Take in the next part; returns whether the image is whole."""
+        """Add the next part; return whether the image is complete."""
         if len(data) > self._missing:
             raise ProtocolError(f"{len(data)} bytes of an image came where {self._missing} are missing")
         self._data += data
@@ -107,7 +107,7 @@ class Assembly:
         return not self._missing
 
     def medium(self) -> MultiModalItem:
-        """The image, once it is whole."""
+        """Return the complete image."""
         if self._missing:
             raise ProtocolError(f"an image ended {self._missing} bytes early")
         view, start, arrays = memoryview(self._data), 0, []
@@ -119,7 +119,7 @@ class Assembly:
 
 
 def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
-    """The image that the messages describe."""
+    """Return the image that the messages describe."""
     assembly: Assembly | None = None
     for part in parts:
         if part.HasField("head"):

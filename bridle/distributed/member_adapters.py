@@ -17,15 +17,15 @@ _log = logging.getLogger(__name__)
 
 
 class RankAdapterLoader:
-    """Loads and unloads in a thread of its own. A step waits for the adapters that it names, and for no other."""
+    """Loads and unloads adapters in a separate thread. A step waits only for the adapters that it names."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-adapters")
-        self._last: dict[str, Future[None]] = {}  # what was asked for last, by adapter
+        self._last: dict[str, Future[None]] = {}  # the last request for each adapter
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Begin to load or unload if the request is about adapters. Returns whether it is."""
+        """Begin to load or unload if the request is about adapters. Return whether it is."""
         match request.WhichOneof("kind"):
             case "load_adapter":
                 name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)

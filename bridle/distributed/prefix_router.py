@@ -1,9 +1,8 @@
 """Chooses the replica for a request: the one that has computed its prefix, unless that replica is too busy.
 
 The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest.
-This is a guess, because a replica evicts blocks when it must; a wrong guess costs one prefill and nothing else. The
-router has no clock and no I/O. Its time for a request grows with the prompt's blocks, and hardly with the number of
-replicas.
+The choice is a guess, because replicas evict blocks; a wrong guess only costs one prefill. The router uses no clock and
+no I/O. The time of a choice grows with the prompt's blocks, and hardly with the number of replicas.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from typing import NamedTuple, Protocol
 AWAY = math.inf
 #: The load of a running request in tokens, in addition to the tokens of its prompt that are still to be computed.
 RUNNING_TOKENS = 32
-#: How many blocks are remembered over all replicas: the larger of `MIN_BLOCKS` and `BLOCKS_PER_REPLICA` for each
+#: Number of blocks that are remembered over all replicas: the larger of `MIN_BLOCKS` and `BLOCKS_PER_REPLICA` for each
 #: replica. One block takes about 100 bytes.
 MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
-#: A replica with the prefix may be ahead of the least loaded one by the prefix, and by so many tokens, or this factor.
+#: A replica with the prefix may have a higher load than the least loaded one: by the prefix, and by this number of
+#: tokens, or this factor.
 SLACK_TOKENS = 256
 _SLACK_FACTOR = 1.5
 
@@ -35,32 +35,31 @@ class Router(Protocol):
     """Chooses replicas."""
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
-        """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
-        `AWAY` for an unreachable one. Prompts share blocks only under an equal `salt`. If no replica has the prefix,
-        the one that was last sent a prompt with the same `key` is preferred."""
+        """Return the replica for a prompt; None if no replica is connected. `loads` are the tokens that each replica
+        has to compute, `AWAY` for an unreachable one. Prompts share blocks only under an equal `salt`. If no replica
+        has the prefix, the one that was last sent a prompt with the same `key` is preferred."""
 
     def forget(self, replica: int) -> None:
         """Record that the replica has lost its cache."""
 
 
 class PrefixRouter:
-    """A `Router` among `num_replicas`. `block_size` is that of their KV caches: nothing shorter is ever shared. Of the
-    blocks that were sent, at least the latest `max_blocks / 2` are remembered."""
+    """A `Router` among `num_replicas`. `block_size` is that of their KV caches, which share only whole blocks. At least
+    the latest `max_blocks / 2` sent blocks are remembered."""
 
     def __init__(self, num_replicas: int, block_size: int, max_blocks: int | None = None) -> None:
         self.num_replicas = num_replicas
         self._block_size = block_size
         self._half = max((max_blocks or max(MIN_BLOCKS, num_replicas * BLOCKS_PER_REPLICA)) // 2, 1)
-        # Maps the hash of a chain of blocks to the life of the replica that was sent it last. There are two
-        # dictionaries, and the older one is dropped whole: this is smaller and faster than one dictionary in order of
-        # use.
+        # Maps the hash of a chain of blocks to the life of the replica that got it last. There are two dictionaries,
+        # and the older one is dropped as a whole. This is smaller and faster than one dictionary in order of use.
         self._recent: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self._lives = list(range(num_replicas))  # by replica: its number, plus `num_replicas` per loss
-        self._next = 0  # where to begin among equals
+        self._next = 0  # start of the search among equal replicas
 
     def __len__(self) -> int:
-        """The number of blocks that are remembered."""
+        """Return the number of remembered blocks."""
         return len(self._recent) + len(self._older)
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
@@ -85,8 +84,8 @@ class PrefixRouter:
         self._lives[replica] += self.num_replicas
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
-        """The replica that holds most of the chain, and how many blocks of it. With `only`, the count is for that
-        replica."""
+        """Return the replica that has most of the chain, and the number of these blocks. With `only`, only that replica
+        is considered."""
         for num_blocks in range(len(chain), 0, -1):
             value = chain[num_blocks - 1]
             life = self._recent.get(value)
@@ -107,8 +106,8 @@ class PrefixRouter:
 
 
 def chain_of(prompt: Sequence[int], salt: object, size: int) -> list[int]:
-    """Hashes of a prompt's whole blocks of `size` tokens, each over all blocks before it. The last token is left out,
-    since it is always computed."""
+    """Return hashes of a prompt's whole blocks of `size` tokens. Each hash covers all blocks before it as well. The
+    last token is left out, because it is always computed."""
     value, chain = hash((salt, size)), []
     for start in range(0, (len(prompt) - 1) // size * size, size):
         value = hash((value, tuple(prompt[start : start + size])))
@@ -117,7 +116,8 @@ def chain_of(prompt: Sequence[int], salt: object, size: int) -> list[int]:
 
 
 def first_from(start: int, loads: Sequence[float], load: float) -> int:
-    """The first replica with exactly this load, counted cyclically from `start`, so that equal replicas take turns."""
+    """Return the first replica with exactly this load, counted cyclically from `start`, so that equal replicas take
+    turns."""
     start %= len(loads)
     try:
         return loads.index(load, start)

@@ -19,7 +19,7 @@ from bridle.threads import run_in_thread
 
 _log = logging.getLogger(__name__)
 
-#: Exit status of a shard whose device is lost; whoever started the shard should start it again.
+#: Exit status of a shard whose device is lost; the process that started the shard should start it again.
 DEVICE_LOST = 75  # EX_TEMPFAIL
 _GRACE_SECONDS = 1.0
 
@@ -34,14 +34,15 @@ def run_shard(
 ) -> int:
     """Serve `executor` until SIGTERM or SIGINT; returns the exit status.
 
-    A second signal ends the process at once, since a step may hang. Call it from the main thread. `on_listening` is
-    called with the address once routers can connect; before that the largest step is run, unless `warm` is False.
+    A second signal ends the process at once, because a step may hang. This function must be called from the main
+    thread. `on_listening` is called with the address once routers can connect. Before that the largest step is run,
+    unless `warm` is False.
     """
     ended = threading.Event()
     losses: list[ShardUnavailable] = []
 
     def lose(error: ShardUnavailable) -> None:
-        """Stop serving: the router has been notified, and only a new process can find the lost device again."""
+        """Stop serving: the router has been notified, and only a new process can use the device again."""
         _log.error("the device is lost, this shard stops: %s", error)
         losses.append(error)
         ended.set()

@@ -1,8 +1,8 @@
 """The engine's executor for a model in another process: a stream to a shard, with reconnection.
 
-The plan is sent first, masks follow while the forward pass runs, and only tokens and log-probabilities are returned.
-The loss of the shard loses the KV of every sequence, which the engine treats as a preemption of all. A thread tries to
-reconnect until the shard is back. This module does not know who starts shards.
+The plan is sent first, masks follow while the forward pass runs, and only tokens and log-probabilities are returned. If
+the shard is lost, the KV of every sequence is lost, which the engine treats as a preemption of all sequences. A thread
+tries to reconnect until the shard is back. This module does not start shards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bridle.errors import BridleError, InternalError, ProtocolError, ShardUnavai
 
 _log = logging.getLogger(__name__)
 
-#: Pauses between attempts to find a shard again, in seconds; the last one repeats.
+#: Pauses between attempts to reach a shard again, in seconds; the last one repeats.
 _PAUSES = (0.02, 0.05, 0.1, 0.2)
 
 
@@ -44,8 +44,8 @@ class ShardExecutor:
 
     The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` returns True.
     `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end the rest of its process.
-    It is called again, without a pid, whenever no shard was found for another `start_timeout` seconds. `on_proven(pid)`
-    is called when a shard has computed its first step.
+    `on_loss` is called again, without a pid, whenever no shard was found for another `start_timeout` seconds.
+    `on_proven(pid)` is called when a shard has computed its first step.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ShardExecutor:
         self._on_loss = on_loss
         self._on_proven = on_proven
         self._proven: ShardLink | None = None
-        self._why = ""  # the shard is away
+        self._why = ""  # reason why the shard is unreachable
         self._closed = threading.Event()
         self._pace = StepTimeEstimator(self._timings.least_step, self._timings.first_step)
         self._names = SamplingNames()
-        self.used: ShardLink | None = None  # the link whose shard has our mirrors
+        self.used: ShardLink | None = None  # the link whose shard has the current KV
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
         self.link: ShardLink | None = self._first_link(start_timeout, is_starting)
         self.info, self.num_bytes = self.link.info, self.link.num_bytes
@@ -234,7 +234,7 @@ class ShardExecutor:
                 link = ShardLink(self.address, self._tls, self._timings)
             except ShardUnavailable:
                 continue
-            except Exception as error:  # this thread must go on trying, whatever the error is
+            except Exception as error:  # this thread must continue to try after any error
                 self._note_unusable(str(error) if isinstance(error, BridleError) else repr(error))
                 continue
             if not can_replace(link.info, self.info):

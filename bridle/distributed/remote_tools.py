@@ -1,6 +1,6 @@
 """The replica's end of tool calls: an executor that sends them to the router, whose process has the tools.
 
-For its callers it is an ordinary tool executor. Without a router no call is made, and running ones end with an error.
+For its callers it is an ordinary tool executor. Without a router no call is made, and running calls end with an error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenU
 from bridle.errors import ToolFailed
 
 _ALONE = "the router has disconnected"
-#: A name with the part of a tool behind its dot is no longer.
+#: Maximum length of a tool's name together with the part after its dot.
 _MAX_NAME_CHARS = 4_096
 
 
 class RemoteToolExecutor:
-    """Passes calls on. Safe from any thread."""
+    """A tool executor that passes calls on to the router. Safe from any thread."""
 
     def __init__(self, tools: ToolsElsewhere) -> None:
         self._tools = tools
@@ -37,7 +37,7 @@ class RemoteToolExecutor:
 
     @property
     def limits(self) -> ToolLimits:
-        """The limits of the router's desk."""
+        """Return the limits of the router's tool executor."""
         return self._tools.limits
 
     def watch(self, on_done: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ class RemoteToolExecutor:
         send(message)
 
     def _note_done(self, number: int) -> None:
-        """Inform the router about a call that was cancelled here."""
+        """Report a call to the router that was cancelled in this process."""
         with self._lock:
             was_live, send = self._live.pop(number, None) is not None, self._send
         if was_live and send is not None:
@@ -107,9 +107,9 @@ class RemoteToolExecutor:
             call.end(error=_ALONE)
 
     def handle(self, message: ToolAnswered) -> None:
-        """End a call with the router's message."""
+        """End a call with the answer in the router's message."""
         with self._lock:
             call = self._live.pop(message.number, None)
         if call is not None:
-            with contextlib.suppress(RuntimeError):  # an engine that closes
+            with contextlib.suppress(RuntimeError):  # the engine is closing
                 call.end(message.answer, message.error)

@@ -1,7 +1,7 @@
-"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and loads those
-that its requests name.
+"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and loads the
+adapters that its requests name.
 
-The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
+The router does not manage memory: every replica has its own engine and `AdapterPool`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ReplicatedLoRAStore:
                 self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
 
     def status(self, key: str) -> AdapterStatus:
-        """The state at the replica where the adapter is most ready, and the users of all replicas together."""
+        """Return the most ready state of the adapter over all replicas, and the total number of its users."""
         with self._lock:
             news = [known[key] for known in self._up.values() if key in known]
         if not news:
@@ -60,8 +60,8 @@ class ReplicatedLoRAStore:
         return AdapterStatus(state, error, sum(num_users for _, _, num_users in news))
 
     def fetch(self, key: str) -> Future[None]:
-        """Ask the replicas to read the adapter. The future is done when one of them has it, and fails when none can
-        read it."""
+        """Ask the replicas to read the adapter. The future completes when one replica has the adapter, and fails when
+        no replica can read it."""
         future: Future[None] = Future()
         with self._lock:
             if key not in self._known:
@@ -72,7 +72,7 @@ class ReplicatedLoRAStore:
         return future
 
     def close(self) -> None:
-        """End all fetches that are under way."""
+        """End all fetches in progress."""
         with self._lock:
             for key in list(self._fetches):
                 self._settle(key, EngineClosed("the replicas were shut down"))
@@ -80,7 +80,7 @@ class ReplicatedLoRAStore:
     # -- for the links -----------------------------------------------------------------------------------------
 
     def note_up(self, number: int, limits: AdapterLimits | None) -> None:
-        """Record that a replica is connected. It gets the list of all adapters before any request."""
+        """Record that a replica is connected. The replica gets the list of all adapters before any request."""
         with self._lock:
             self._limits = limits
             self._up[number] = {}
@@ -90,7 +90,7 @@ class ReplicatedLoRAStore:
                 self._send(number, m.FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
-        """Record that a replica is lost, so that no fetch waits for it."""
+        """Record that a replica is lost, so that no fetch waits for the replica."""
         with self._lock:
             self._up.pop(number, None)
             for key, failed in list(self._failed.items()):
@@ -132,7 +132,7 @@ class ReplicatedLoRAStore:
 
 
 class HomeServer:
-    """The replica's end of these messages, for one router. `send` may be called from any thread."""
+    """The replica's end of the adapter messages, for one router. `send` may be called from any thread."""
 
     def __init__(self, pool: AdapterPool | None, send: Callable[[m.AdapterFetched], None]) -> None:
         self._pool = pool

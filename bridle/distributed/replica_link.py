@@ -21,14 +21,14 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: A replica that is silent for this many seconds counts as hung, unless the machine holds it up; it sends a message
-#: four times as often.
+#: Seconds of silence after which a replica counts as hung, unless it waits for a busy machine. A replica sends four
+#: messages in this time.
 SILENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 
 
 class LinkOwner(Protocol):
-    """The owner of links. The links' threads call these methods; `number` says which link it is."""
+    """The owner of links. The links' threads call these methods; `number` identifies the link."""
 
     def note_up(self, number: int, hello: m.Handshake) -> None: ...
     def note_events(self, number: int, message: m.ToRouter) -> None: ...
@@ -42,7 +42,7 @@ class ReplicaConnection(Protocol):
     def start(self) -> None: ...
 
     def send(self, message: m.ToReplica) -> None:
-        """Send without waiting. The message is lost if the replica is."""
+        """Send without waiting. The message is lost if the replica is lost."""
 
     def close(self) -> None:
         """Disconnect from the replica. Idempotent."""
@@ -89,7 +89,7 @@ class ReplicaLink:
         self._thread.start()
 
     def send(self, message: m.ToReplica) -> None:
-        """Send without waiting. The message is lost if the replica is."""
+        """Send without waiting. The message is lost if the replica is lost."""
         self._outbox.put(m.frame(message))
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class ReplicaLink:
             reason = f"the connection ended: {error or 'closed by the replica'}"
         except (ProtocolError, ShardUnavailable) as error:
             reason = str(error)
-        except Exception as error:  # a bug of bridle, or a bad message: log it, and connect again all the same
+        except Exception as error:  # a bug of bridle, or an invalid message: log the error, and connect again
             _log.exception("cannot read a message of replica %d", self.number)
             reason = f"its message was not understood: {error!r}"
         finally:
@@ -180,7 +180,7 @@ class ReplicaLink:
             try:
                 _send(sock, data)
             except OSError:
-                self._cut(sock)  # the reader notices
+                self._cut(sock)  # the reading thread notices the closed socket
                 return
 
 

@@ -1,6 +1,7 @@
-"""The messages between a router and a replica: requests one way, events the other, one frame per step.
+"""The messages between a router and a replica: requests to the replica, and events to the router, with one frame per
+step.
 
-A replica is a whole engine in a process of its own. Each message is MessagePack in a frame with four bytes of length.
+A replica is a whole engine in a separate process. Each message is MessagePack in a frame with four bytes of length.
 Both ends are processes of one server, on a unix socket that only its user can open.
 """
 
@@ -35,7 +36,7 @@ from bridle.traces import decode_record, encode_record, made
 
 PROTOCOL = 6
 MAX_FRAME_BYTES = 64 << 20
-#: What the pictures of a request may take of a frame, as the numbers that a model reads.
+#: Maximum bytes of a request's images in a frame, as pixel values.
 MAX_MEDIA_BYTES = 48 << 20
 HEADER = struct.Struct(">I")
 
@@ -71,13 +72,13 @@ class Handshake(Wire, tag="Hello"):
     info: ExecutorInfo
     max_forks: int
     max_waiting: int
-    adapters: AdapterLimits | None = None  # what it takes as adapters
-    park_seconds: float = 0.0  # how long it parks KV; 0 if it parks none
-    vectors: VectorSizes | None = None  # what it takes as control vectors
+    adapters: AdapterLimits | None = None  # limits of adapters that the replica supports
+    park_seconds: float = 0.0  # seconds for which the replica parks KV; 0 if it does not park KV
+    vectors: VectorSizes | None = None  # sizes of control vectors that the replica supports
 
 
-#: Fields of events that have another form on the wire: the type there, and the functions to that form and back. A
-#: record is a line of its file, a vector 32-bit numbers in this machine's order.
+#: Fields of events that have another form on the wire: the type of this form, and the functions that convert to it and
+#: back. A trace record is a line of its file, a vector 32-bit numbers in this machine's order.
 _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "error": (
         tuple[str, str, str | None] | None,
@@ -101,7 +102,7 @@ class Form:
 
     def __init__(self, kind: type[Event]) -> None:
         self.kind = kind
-        types = get_type_hints(kind, localns={"array": list})  # arrays of something are no types before Python 3.12
+        types = get_type_hints(kind, localns={"array": list})  # `array[...]` is not a type before Python 3.12
         self.names = tuple(field.name for field in fields(kind))
         self.converted = [(i, *_FORMS[name][1:]) for i, name in enumerate(self.names) if name in _FORMS]
         own = [name for name in self.names if name not in WireEvent.__struct_fields__]
@@ -124,8 +125,8 @@ class Form:
 
 
 def _kinds() -> list[type[Event]]:
-    """Return the kinds of events. (A dataclass with slots is a second class of the same name. The first one stays
-    among the subclasses until it is collected.)"""
+    """Return the kinds of events. (A dataclass with slots creates a second class of the same name. The first class
+    remains among the subclasses until it is garbage-collected.)"""
     return [kind for kind in Event.__subclasses__() if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
 
 
@@ -139,7 +140,7 @@ class Events(Wire):
 
 
 class RequestFailed(Wire, tag="Broken"):
-    """A stream ended without its last event, by an error."""
+    """An event stream ended with an error instead of its last event."""
 
     request_id: str
     error: tuple[str, str, str | None]
@@ -166,7 +167,7 @@ _TO_ROUTER = msgspec.msgpack.Decoder(Handshake | ToRouter)
 
 
 def _plain(value: Any) -> Any:
-    """Return packed biases in the form in which they are read back."""
+    """Return packed logit biases as a dictionary, the form in which they are decoded."""
     if isinstance(value, LogitBias):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
@@ -176,12 +177,12 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Encode a message for a carrier that separates messages."""
+    """Encode a message for a transport that separates messages."""
     return _ENCODER.encode(message)
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """Encode a message with its length in front."""
+    """Encode a message, preceded by its length."""
     data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
@@ -207,7 +208,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def pack_request(request: Request) -> Submit:
-    """The request as a message. Raises `UnsupportedFeature` for objects that exist in this process only, and
+    """Return the request as a message. Raises `UnsupportedFeature` for objects that exist only in this process, and
     `MediaRefused` for images that are too large to be sent."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
@@ -221,18 +222,18 @@ def pack_request(request: Request) -> Submit:
 
 
 def unpack_request(message: Submit, grammar: CompiledGrammar | None = None) -> Request:
-    """The request; `grammar` is that of `form_to_compile`, if it has one."""
+    """Return the request of a message; `grammar` is the compiled `form_to_compile`, if the controller needs one."""
     controller = unpack_controller(message.controller, grammar)
     return message.request if controller is None else replace(message.request, controller=controller)
 
 
 def pack_event(event: Event) -> WireEvent:
-    """The event as a message of the same name."""
+    """Return the event as a message of the same name."""
     return FORM_OF[type(event)].pack(event)
 
 
 def unpack_event(message: WireEvent) -> Event:
-    """The event that the message describes."""
+    """Return the event that the message describes."""
     return _KIND_OF[type(message)].unpack(message)
 
 
@@ -246,7 +247,7 @@ def pack_beat(
 
 
 def add_beat(total: EngineStatistics, beat: Heartbeat) -> None:
-    """Add a replica's counters to the sum of all."""
+    """Add a replica's counters to the sum over all replicas."""
     for name, value in beat.numbers.items():
         if isinstance(getattr(total, name, None), int | float):
             setattr(total, name, type(getattr(total, name))(getattr(total, name) + value))

@@ -1,7 +1,7 @@
 """The replica's end: offers this process's engine to a router in another process.
 
-One event loop reads requests and sends the events of all streams in a step in one frame. There is one router at a time;
-when it disconnects, its requests are cancelled.
+One event loop reads requests and sends the events of all streams in a step in one frame. Only one router is connected
+at a time; when it disconnects, its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from bridle.structured_output import Constraint
 _log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.25
-#: A router that does not read for this many seconds counts as gone.
+#: A router that does not read for this many seconds counts as disconnected.
 _WRITE_SECONDS = 10.0
 
 
-#: Compiles what a controller needs before its request can begin.
+#: Compiles the grammar of a controller before its request begins.
 GrammarMaker = Callable[[Constraint], Awaitable[CompiledGrammar]]
 
 
@@ -137,7 +137,7 @@ class _Conversation:
             await self._read(helpers)
         finally:
             for task in (*helpers, *self._compiling.values(), *self._streams.values()):
-                task.cancel()  # a stream that is left is cancelled
+                task.cancel()  # leaving a stream cancels its request
             self._served.close()
             self._vectors.close()
             if self._desk is not None:
@@ -150,7 +150,7 @@ class _Conversation:
             try:
                 await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                is_left = reading.cancel()  # by the router, or we are cancelled: nobody reads on
+                is_left = reading.cancel()  # by the router, or this task is cancelled: the reading ends
             if is_left:
                 raise ConnectionResetError
             message = m.read_by_replica(reading.result())
@@ -164,7 +164,7 @@ class _Conversation:
                 if self._desk is not None:
                     self._desk.handle(message)
             elif isinstance(message, PutVector | RemoveVector):
-                await asyncio.to_thread(self._vectors.handle, message)  # heartbeats go on meanwhile
+                await asyncio.to_thread(self._vectors.handle, message)  # heartbeats continue meanwhile
             else:
                 self._served.handle(message)
 
@@ -215,7 +215,7 @@ class _Conversation:
         try:
             async for events in stream:
                 self._pass_on(events)
-                stream.listener = self._pass_on  # it needs no switch of tasks
+                stream.listener = self._pass_on  # the listener needs no switch of tasks
         except BridleError as error:
             self._writer.write(m.frame(m.RequestFailed(stream.request_id, pack_error(error))))
         finally:
@@ -226,13 +226,13 @@ class _Conversation:
         self._has_news.set()
 
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
-        """Inform the router that an adapter was fetched, or about a call. Safe from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
+        """Report to the router that an adapter was fetched, or about a tool call. Safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because the router has disconnected
             self._loop.call_soon_threadsafe(self._writer.write, m.frame(message))
 
     async def _send_events(self) -> None:
-        """Send the waiting events in one frame. The streams of one step are woken together, and run before
-        this does."""
+        """Send the waiting events in one frame. The streams of one step are woken together, and run before this
+        task."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -242,8 +242,8 @@ class _Conversation:
                 await self._writer.drain()
 
     def _write_events(self, events: list[m.WireEvent]) -> None:
-        """Write events in as few frames as possible. An event that is too large for any frame ends its own request, and
-        no other."""
+        """Write events in as few frames as possible. An event that is too large for a frame ends only its own
+        request."""
         try:
             self._writer.write(m.frame(m.Events(events)))
         except ProtocolError as error:

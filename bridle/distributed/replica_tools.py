@@ -19,13 +19,13 @@ from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenU
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InvalidRequest
 
-#: What is kept of one request's answers, and of those of all, in characters.
+#: Maximum characters of stored answers, for one request and for all requests.
 MAX_KEPT, MAX_KEPT_OF_ALL = 8 << 20, 256 << 20
-#: What fits into a message, in addition to what else is in it.
+#: Maximum bytes of arguments or results that fit into a message with its other fields.
 _MAX_MESSAGE_BYTES = 32 << 20
 
 
-#: What a replica is called: its number, or its address.
+#: Identifies a replica by its number or its address.
 Replica = TypeVar("Replica", bound=Hashable)
 _Named = TypeVar("_Named", contravariant=True)
 
@@ -38,12 +38,13 @@ class AnswerSender(Protocol[_Named]):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A call that was made. `asker` is the replica and its number of the call; None until the call is repeated."""
+    """A call that was made. `asker` is the replica and its number of the call. It is None from the loss of the replica
+    until the call is repeated."""
 
     key: tuple[Any, ...]
     call: Call
     asker: tuple[Any, int] | None
-    size: int | None = None  # of what is kept, once it is
+    size: int | None = None  # of the stored answer, once there is one
 
 
 @dataclass(slots=True)
@@ -61,8 +62,8 @@ class _Book:
 
 
 class ReplicaCalls(Generic[Replica]):
-    """The calls of all requests. `lock` is that of the router: all methods are called with it held, and it is taken
-    when a call ends."""
+    """The calls of all requests. `lock` is the router's lock: all methods are called with the lock held, and the lock
+    is acquired when a call ends."""
 
     def __init__(self, desk: ToolExecutor, send: AnswerSender[Replica], lock: threading.RLock) -> None:
         self._desk, self._send, self._lock = desk, send, lock
@@ -71,7 +72,7 @@ class ReplicaCalls(Generic[Replica]):
         self.num_kept = 0
 
     def ask(self, replica: Replica, request: Request, message: ToolAsked) -> None:
-        """Make a replica's call, or find the earlier one."""
+        """Start a replica's call, or find the earlier equal call."""
         book, asker = self.books.setdefault(request.id, _Book()), (replica, message.number)
         key = (message.request_id, message.name, message.arguments, message.timeout)
         made = book.find(key)
@@ -104,7 +105,7 @@ class ReplicaCalls(Generic[Replica]):
         made.call.when_done(tell)
 
     def _keep(self, request_id: str, made: _Made, size: int) -> None:
-        """Count the stored answers of a request. Too many of them are dropped."""
+        """Count the stored answers of a request. If a request has too many, they are dropped."""
         book = self.books.get(request_id)
         if book is None or made.size is not None:
             return
@@ -117,13 +118,14 @@ class ReplicaCalls(Generic[Replica]):
             book.made = [each for each in book.made if each.size is None]
 
     def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
-        """Cancel a call whose answer is not needed."""
+        """Cancel a call whose answer is no longer needed."""
         made = self.asked.pop((replica, message.number), None)
         if made is not None:
             made.call.cancel()
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """Prepare a request for a new beginning. Returns an error if that would make its calls a second time."""
+        """Prepare a request for a new beginning. Returns an error if a new beginning would make its calls a second
+        time."""
         book = self.books.get(request_id)
         if book is None:
             return None
@@ -149,7 +151,7 @@ class ReplicaCalls(Generic[Replica]):
 
 
 def check_limits(limits: ToolLimits) -> None:
-    """Refuse limits that exceed a message to a replica."""
+    """Raise `InvalidRequest` for limits that exceed a message to a replica."""
     for name in ("max_argument_bytes", "max_result_bytes"):
         if getattr(limits, name) > _MAX_MESSAGE_BYTES:
             raise InvalidRequest(

@@ -1,4 +1,5 @@
-"""The control vectors of several replicas. The router keeps the list, and each replica has all vectors of it by name.
+"""The control vectors of several replicas. The router keeps the list, and each replica has all vectors of the list by
+name.
 
 A replica learns of a change before any request that comes later.
 """
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class PutVector(Wire):
-    """Router to replica: requests from now on get these directions by this name. `data` is a `ControlVector`."""
+    """Router to replica: later requests use these directions under this name. `data` is a `ControlVector`."""
 
     name: str
     source: str
@@ -37,7 +38,7 @@ VectorSizes = tuple[int, int]
 
 
 def sizes_of(vectors: ControlVectors | None) -> VectorSizes | None:
-    """Return the sizes that a replica reports to its router; None if it applies no vectors."""
+    """Return the sizes that a replica reports to its router; None if the replica does not support control vectors."""
     return None if vectors is None else (vectors.num_layers, vectors.hidden_size)
 
 
@@ -48,7 +49,7 @@ class ReplicatedVectors(ControlVectors):
         super().__init__(*sizes)
         self._send = send
         self._up: set[int] = set()
-        self._order = threading.RLock()  # of changes, so that replicas see them in the order of this process
+        self._order = threading.RLock()  # orders changes, so that replicas get them in the order of this process
 
     def put(self, name: str, directions: Directions, source: str = "") -> ControlVectorInfo:
         with self._order:
@@ -62,7 +63,7 @@ class ReplicatedVectors(ControlVectors):
             self._tell(RemoveVector(name))
 
     def note_up(self, number: int) -> None:
-        """Record that a replica is connected. It gets all vectors before any request."""
+        """Record that a replica is connected. The replica gets all vectors before any request."""
         with self._order:
             self._up.add(number)
             for info in self.list():
@@ -82,7 +83,7 @@ class ReplicatedVectors(ControlVectors):
 
 
 class RouterVectors:
-    """The replica's end, for one router."""
+    """The replica's end of the messages about control vectors, for one router."""
 
     def __init__(self, store: ControlVectors | None) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """Several engines behind one `EngineClient`. A request goes to the replica that has computed its prefix, and to another
-one if that replica is lost.
+replica if that one is lost.
 
 This process remembers the tokens that a client has, so that another replica continues exactly after them. A plain
-output is continued from its tokens. Any other is generated again from its seed, and tokens are not sent twice.
+output is continued from its tokens. Any other output is generated again from its seed, and tokens are not sent twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaSet:
-    """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
+    """An `EngineClient` over replicas at unix sockets. `start` waits for the first replicas.
 
     `on_loss(number, pid)` is called for a lost replica and may end the rest of its process. `on_proven(number, pid)` is
     called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
@@ -63,7 +63,7 @@ class ReplicaSet:
         self._lock = threading.RLock()
         self.calls = ReplicaCalls(tools or ToolExecutor(), self._send, self._lock)
         self.adapters = ReplicatedLoRAStore(self._send)
-        self.control_vectors: ReplicatedVectors | None = None  # None: the replicas apply none
+        self.control_vectors: ReplicatedVectors | None = None  # None if the replicas do not support control vectors
         self._clock = clock
         self._links: list[ReplicaConnection] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
@@ -72,7 +72,7 @@ class ReplicaSet:
         self._make_router = make_router
         self._router: Router | None = None
         self.homes: SessionAffinity | None = None
-        self._up: dict[int, m.Heartbeat | None] = {}  # the replicas that are connected, and the last beat of each
+        self._up: dict[int, m.Heartbeat | None] = {}  # the connected replicas, with their last heartbeats
         self.loads = [AWAY] * len(self._links)
         self._live: dict[str, RoutedRequest] = {}
         self._hello: m.Handshake | None = None
@@ -105,8 +105,7 @@ class ReplicaSet:
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether at least one replica is connected. A replica whose engine does not run does not stay
-        connected."""
+        """Return whether at least one replica is connected. A replica whose engine is not running is disconnected."""
         return bool(self._up)
 
     @property
@@ -114,11 +113,11 @@ class ReplicaSet:
         return len(self._up)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on the replica that suits it best. The request waits if no replica is connected."""
+        """Start a request on the replica with the best match. The request waits if no replica is connected."""
         assert self._intake is not None, "not started"
         assert self._hello is not None
         self._intake.check(request)
-        m.pack_request(request)  # what cannot travel is refused now
+        m.pack_request(request)  # refuse at once what cannot be sent
         live = RoutedRequest(request, EventStream(request.id, self.cancel))
         with self._lock:
             if self._is_closed:
@@ -147,14 +146,14 @@ class ReplicaSet:
                 self._links[live.replica].send(m.CancelRequest(request_id))
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Release the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the KV that a finished request has parked; unknown ids are ignored."""
         with self._lock:
             number = None if self.homes is None else self.homes.release(request_id)
             for each in self._up if number is None else {number} & self._up.keys():
                 self._links[each].send(m.Unpark(request_id))
 
     def statistics(self) -> EngineStatistics:
-        """Return sums over the replicas, as of their last heartbeats."""
+        """Return sums over the replicas, from their last heartbeats."""
         total = EngineStatistics()
         for beat in list(self._up.values()):
             if beat is not None:
@@ -162,7 +161,7 @@ class ReplicaSet:
         return total
 
     def close(self, drain: float = 0.0) -> None:
-        """Disconnect from the replicas. Streams that are not over end with `EngineClosed`. Idempotent."""
+        """Disconnect from the replicas. Streams that have not ended get `EngineClosed`. Idempotent."""
         with self.changed:
             self.changed.wait_for(lambda: not self._live, drain)
             self._is_closed = True
@@ -183,7 +182,7 @@ class ReplicaSet:
     # -- placing ---------------------------------------------------------------------------------------------
 
     def _place(self, live: RoutedRequest) -> None:
-        """Send a request to a replica, if one is there. With the lock held."""
+        """Send a request to a replica, if one is connected. Called with the lock held."""
         assert self._router is not None
         prompt = (*live.request.prompt, *live.tokens)
         assert self.homes is not None
@@ -206,7 +205,7 @@ class ReplicaSet:
     # -- the links' threads ----------------------------------------------------------------------------------
 
     def note_up(self, number: int, hello: m.Handshake) -> None:
-        """Record that a replica is connected, and send it requests that wait."""
+        """Record that a replica is connected, and send it waiting requests."""
         with self.changed:
             self._learn(number, hello)
             self._up[number], self.loads[number] = None, 0
@@ -255,8 +254,8 @@ class ReplicaSet:
         wake_all(woken)
 
     def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
-        """Handle a controller's tool call, or its cancellation. Parts of a composition name their request and their
-        number."""
+        """Handle a controller's tool call, or its cancellation. The id in a call of a composed controller has the
+        request and the number of the part."""
         if isinstance(message, ToolGivenUp):
             self.calls.give_up(number, message)
             return
@@ -350,7 +349,7 @@ class ReplicaSet:
             self._forget(live)
 
     def _end(self, live: RoutedRequest, reason: FinishReason, error: errors.BridleError | None) -> None:
-        """End all outputs of the request that are not over, and the request."""
+        """End all unfinished outputs of the request, and the request."""
         live.end(reason, error)
         self._forget(live)
 
@@ -365,7 +364,7 @@ class ReplicaSet:
 
 
 def _salt(request: Request) -> object:
-    """Return the salt; requests share blocks only under an equal one."""
+    """Return the salt of a request; requests share blocks only if their salts are equal."""
     scales = sorted(request.sampling.control_vectors.items())
     return (request.salt, request.adapter, *scales, *(medium.key for medium in request.media))
 

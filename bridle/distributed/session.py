@@ -1,7 +1,8 @@
-"""A shard's side of one step stream: requests come in, replies go out, one after the other. No sockets.
+"""A shard's side of one step stream: it handles requests and returns replies, one after the other. This module uses no
+sockets.
 
-An error of the executor never ends the stream. An error in a forward pass is reported when its batch comes. So each
-batch has exactly one reply, whatever happens, and so has each request for vectors.
+An error of the executor never ends the stream. An error in a forward pass is reported when its batch is received. So
+each batch, and each request for vectors, has exactly one reply.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShardSession:
-    """One router's conversation. `on_device_lost` is called when the executor reports that its device is gone.
+    """The connection with one router. `on_device_lost` is called when the executor reports that its device is gone.
     `num_steps` counts the batches that were answered."""
 
     def __init__(self, executor: Executor, on_device_lost: Callable[[ShardUnavailable], None]) -> None:
@@ -37,7 +38,7 @@ class ShardSession:
         self._fault: Exception | None = None  # of the last forward pass
 
     def handle(self, data: bytes) -> bytes | None:
-        """Handle a request; returns the reply if the request has one. Raises `ProtocolError` if `data` is not a
+        """Handle a request; return the reply if the request has one. Raises `ProtocolError` if `data` is not a
         request."""
         try:
             request = pb.StepRequest.FromString(data)

@@ -1,8 +1,8 @@
 """Affinity of conversations to replicas: a request goes to the replica that has parked the KV of its conversation.
 
-A prompt that begins with all whole blocks of a parked conversation goes to its replica, however busy that is, because
-another one would compute it again. The record may be wrong, because a replica may have evicted the KV. No I/O; times
-are given.
+A prompt that begins with all whole blocks of a parked conversation goes to that conversation's replica, even if the
+replica is busy. Another replica would compute the KV again. The record may be wrong, because a replica may have evicted
+the KV. This module does no I/O; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class _Home(NamedTuple):
 
 
 class SessionAffinity:
-    """The replicas of parked conversations; the latest `max_homes` are remembered."""
+    """The replicas of parked conversations; the latest `max_homes` conversations are remembered."""
 
     def __init__(self, block_size: int, seconds: float, max_homes: int = 4 * MAX_PARKED) -> None:
         self._block_size, self._seconds, self._max_homes = block_size, seconds, max_homes
-        self.homes: OrderedDict[str, _Home] = OrderedDict()  # by request, the next to expire first
+        self.homes: OrderedDict[str, _Home] = OrderedDict()  # by request id, the next to expire first
         self.ends: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -47,8 +47,8 @@ class SessionAffinity:
         self._expire(now)
 
     def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
-        """Return the replica that has parked the prefix of the prompt, or the conversation of an earlier request,
-        and its number of tokens; None if there is none."""
+        """Return the replica that has parked the prefix of the prompt, or the conversation of an earlier request. Also
+        return the number of parked tokens. None means that there is no such replica."""
         self._expire(now)
         if not self.homes:
             return None
@@ -61,7 +61,7 @@ class SessionAffinity:
         return None
 
     def release(self, request_id: str) -> int | None:
-        """Forget the parked conversation of a request. Returns its replica, or None if unknown."""
+        """Forget the parked conversation of a request. Return its replica, or None if unknown."""
         home = self._drop(request_id)
         return None if home is None else home.replica
 

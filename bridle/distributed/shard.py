@@ -1,7 +1,7 @@
 """A shard: an executor behind gRPC, for one router at a time.
 
 Steps run in the thread of the router's stream. Other calls are answered by other threads, so that heartbeats continue
-during a long step. A shard knows nothing of requests, text or controllers.
+during a long step. A shard does not know requests, text or controllers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PROTOCOL = 3
 SERVICE = "bridle.shard.v1.Shard"
 #: The metadata that a shard sends before its first reply, once it has accepted the router's stream.
 ACCEPTED = ("bridle-accepted", "1")
-#: How many calls may be under way at once. Each has a thread that ends with it; further calls are refused.
+#: Maximum number of calls in progress. Each has a thread that ends with the call; further calls are refused.
 _MAX_CALLS = 64
 
 
 class Shard:
-    """The service over `executor`. `addresses` are those of all shards of the model, by rank."""
+    """The gRPC service over `executor`. `addresses` are those of all shards of the model, by rank."""
 
     def __init__(
         self,
@@ -57,15 +57,16 @@ class Shard:
         self.num_steps = 0
         self._rank = rank
         self.on_device_lost = on_device_lost
-        self.is_lost = False  # its device is gone, and this process will end
+        self.is_lost = False  # the device is lost, and this process will end
         self.taken = threading.Lock()
         self._encoding = threading.Lock()
-        self._began: float | None = None  # when the request under way came
+        self._began: float | None = None  # start of the current request
 
     # -- the conversation with a router --------------------------------------------------------------------
 
     def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The step stream. A second router is refused while one is connected, and any once the device is lost."""
+        """Handle the step stream. A second router is refused while one is connected, and every router once the device
+        is lost."""
         if self.is_lost:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the shard has lost its device")
         if not self.taken.acquire(blocking=False):
@@ -163,7 +164,8 @@ class Shard:
     # -- pictures, in parallel to the steps ------------------------------------------------------------------------
 
     def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
-        """Compute the features of an image. One call at a time holds an image; others wait before they read theirs."""
+        """Compute the features of an image. Only one call at a time holds an image in memory; other calls wait before
+        they read their images."""
         with self._encoding:
             return pb.EncodeMediumReply(failure=attempt(lambda: require_media(self.executor).encode(assembled(parts))))
 
@@ -171,7 +173,7 @@ class Shard:
         return pb.DropMediumReply(failure=attempt(lambda: drop(require_media(self.executor), request)))
 
     def _forget_uploads(self) -> None:
-        """Drop all adapters, images and control vectors: a new router knows only of those that it has sent itself."""
+        """Drop all adapters, images and control vectors: a new router knows only those that it has sent itself."""
         forget_vectors(self.executor)
         for device in (find_device(self.executor), find_media(self.executor)):
             if device is not None:
@@ -179,8 +181,8 @@ class Shard:
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
-    """Start to serve on `address`; returns the server and the address with its real port. Raises `InvalidRequest` if
-    the address cannot be used."""
+    """Start to serve on `address`; return the server and the address with its real port. Raises `InvalidRequest` if the
+    address cannot be used."""
     threads = ThreadPerCall("bridle-shard")
     server = grpc.server(threads, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))

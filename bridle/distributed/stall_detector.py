@@ -1,7 +1,7 @@
 """Distinguishes a hanging process from one that waits for a busy machine.
 
-Neither sends a heartbeat in time. Restarting a process that waits for a processor would make the machine busier, and
-the next process would be late too. A stopped or deadlocked process does not wait for a processor.
+Neither of these processes sends a heartbeat in time. Restarting a process that waits for a processor would make the
+machine busier, and the next process would be late too. A stopped or deadlocked process does not wait for a processor.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-#: A process that wants a processor may be silent for so many seconds; a loop without end wants one as well.
+#: Seconds that a process which waits for a processor may be silent. An endless loop waits for a processor as well.
 HELD_UP_SECONDS = 15.0
-#: Linux's letters for a thread that runs or could run, and for one that waits for a disk (see `proc_pid_stat(5)`).
+#: Linux's letters for a thread that runs or is runnable, and for a thread that waits for a disk (see
+#: `proc_pid_stat(5)`).
 _WANTING = frozenset("RD")
 
 
 def is_held_up(pid: int) -> bool:
-    """Return whether a local process waits for a processor or a disk, and so need not hang; False if unknown."""
+    """Return whether a local process waits for a processor or a disk, so that it may not hang; False if unknown."""
     with contextlib.suppress(OSError):
         return any(state(stat) in _WANTING for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
     return False
 
 
 def state(stat: Path) -> str:
-    """The state of a thread; empty once it has ended."""
+    """Return the state of a thread; empty if the thread has ended."""
     with contextlib.suppress(OSError):
-        return stat.read_text().rpartition(")")[2].split()[0]  # the name before it may hold anything
+        return stat.read_text().rpartition(")")[2].split()[0]  # the name before it may contain any characters
     return ""

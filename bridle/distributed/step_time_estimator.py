@@ -6,17 +6,17 @@ with a wide margin, because a limit that is too tight would kill a healthy shard
 
 from __future__ import annotations
 
-#: A step is counted with this many tokens in addition to its own: the fixed cost of a step.
+#: Tokens that are added to the tokens of a step, for the fixed cost of a step.
 _BASE_TOKENS = 32
 #: The time limit of a step, as a multiple of its estimate.
 _MARGIN = 30.0
-#: The estimate of a slow step is multiplied by this after each step that is faster.
+#: Factor of the estimate after each step that is faster than the estimate.
 _FADING = 0.99
 
 
 class StepTimeEstimator:
-    """Learns the duration of steps. The limit is never below `least` seconds; it is `first` seconds while no step is
-    known."""
+    """Learns the duration of steps. The limit is never below `least` seconds; it is `first` seconds before any step was
+    measured."""
 
     def __init__(self, least: float = 15.0, first: float = 300.0) -> None:
         self._least = least
@@ -29,12 +29,12 @@ class StepTimeEstimator:
         self._seconds_per_token = max(cost, (self._seconds_per_token or 0.0) * _FADING)
 
     def estimate(self, num_tokens: int) -> float | None:
-        """The expected duration of a step in seconds; None before any step was seen."""
+        """Return the expected duration of a step in seconds; None before any step was measured."""
         if self._seconds_per_token is None:
             return None
         return self._seconds_per_token * (_BASE_TOKENS + num_tokens)
 
     def limit(self, num_tokens: int) -> float:
-        """The time limit of a step in seconds: after it the step is given up."""
+        """Return the time limit of a step in seconds."""
         estimate = self.estimate(num_tokens)
         return self._first if estimate is None else max(self._least, _MARGIN * estimate)

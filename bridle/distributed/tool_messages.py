@@ -15,7 +15,7 @@ class ToolMessage(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 class ToolAsked(ToolMessage):
     """A replica's controller calls a tool. `arguments` are JSON. `call_id` is the client's id if the client answers.
-    `replica` is the recipient of the answer, if the carrier does not know it."""
+    `replica` is the recipient of the answer, if the transport does not know the recipient."""
 
     request_id: str
     name: str
@@ -44,7 +44,7 @@ def sendable(text: str) -> str:
 
 
 class ToolsElsewhere(msgspec.Struct, frozen=True):
-    """Tools of the router as a replica knows them: their names, those that clients answer, and the limits."""
+    """The router's tools for a replica: their names, the names that clients answer, and the limits."""
 
     names: tuple[str, ...] = ()
     of_clients: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """W3C trace context between processes: the metadata of a call identifies its trace.
 
-OpenTelemetry's API fills it in if the application has set one up; otherwise nothing is sent. A stream between a router
-and a shard is a span at either end, and the shard's span lies within the router's. Such a span lives as long as the
-connection, which carries the steps of all requests.
+OpenTelemetry's API fills in the metadata if the application has configured tracing; otherwise nothing is sent. A stream
+between a router and a shard has a span at both ends, and the shard's span is a child of the router's. Such a span lasts
+as long as the connection, which carries the steps of all requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StreamSpan:
     def __init__(
         self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
     ) -> None:
-        """`carrier` is the context that the other end sent, None at the end that opens the stream."""
+        """`carrier` is the context that the other end sent, or None at the end that opens the stream."""
         kind = SpanKind.CLIENT if carrier is None else SpanKind.SERVER
         parent = None if carrier is None else extract(carrier)
         self._span = trace.get_tracer("bridle.distributed").start_span(name, parent, kind, attributes)
@@ -35,11 +35,11 @@ class StreamSpan:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata that names this span to the other end."""
+        """Return metadata that identifies this span to the other end."""
         return outgoing_context(trace.set_span_in_context(self._span))
 
     def end(self, failure: str = "", **attributes: str | int) -> None:
-        """End the span; `failure` says why the stream failed, if it did. Only the first call counts."""
+        """End the span; `failure` is the reason if the stream failed. Only the first call has an effect."""
         if not self._is_open:
             return
         self._is_open = False
@@ -50,14 +50,14 @@ class StreamSpan:
 
 
 def outgoing_context(context: Context | None = None) -> tuple[tuple[str, str], ...]:
-    """Metadata that names the trace of `context`, by default the current one; empty if there is none."""
+    """Return metadata that identifies the trace of `context`, by default the current one; empty if there is none."""
     carrier: dict[str, str] = {}
     inject(carrier, context)
     return tuple((name, carrier[name]) for name in _NAMES if carrier.get(name))
 
 
 def incoming_context(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """The trace context in a caller's metadata. A malformed one is ignored, as the standard demands."""
+    """Return the trace context in a caller's metadata. A malformed context is ignored, as the standard requires."""
     found = {name: value for name, value in metadata if name in _NAMES and isinstance(value, str)}
     if not _TRACEPARENT.fullmatch(found.get("traceparent", "")):
         return {}

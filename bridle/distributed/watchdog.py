@@ -1,8 +1,8 @@
 """A watched executor. `on_stuck` is called if a step takes far longer than its size explains, or if the device is lost
 permanently.
 
-This is for a process that computes the model itself. Its heartbeats come from another thread and continue while a step
-hangs. A shard needs no watchdog, because its router watches its steps.
+The watchdog is for a process that computes the model itself. The process's heartbeats come from another thread and
+continue while a step hangs. A shard needs no watchdog, because its router watches its steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOOK_SECONDS = 1.0
 
 
 class WatchedExecutor:
-    """Implements `Executor` over another one. `on_stuck(reason)` is called from the watchdog's own thread, at most once
-    for a step, or by the thread that finds the device lost."""
+    """Implements `Executor` over another executor. `on_stuck(reason)` is called from the watchdog's own thread, at most
+    once for a step, or by the thread that finds the device lost."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class WatchedExecutor:
         self._on_stuck = on_stuck
         self._pace = pace or StepTimeEstimator()
         self._look_seconds = look_seconds
-        self._step: tuple[int, int, float] | None = None  # the step under way: its number, its tokens, when it began
-        self._drawn: tuple[int, int, float] | None = None  # the one before, while its tokens were not taken
+        self._step: tuple[int, int, float] | None = None  # the current step: its number, its tokens, its start
+        self._drawn: tuple[int, int, float] | None = None  # the previous step, until its tokens are received
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bridle-step-watch", daemon=True)
         self._thread.start()
@@ -53,7 +53,7 @@ class WatchedExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the model takes, as far as the executor knows."""
+        """Return the bytes that the model takes, if the executor reports them."""
         return int(getattr(self._executor, "num_bytes", 0))
 
     def forward(self, plan: StepPlan) -> None:
@@ -66,8 +66,8 @@ class WatchedExecutor:
             raise
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Sample tokens. The watch begins again here, because the wait for controllers between `forward` and
-        `sample` has its own limit."""
+        """Sample tokens. The time limit starts again in this call, because the wait for controllers between `forward`
+        and `sample` has its own limit."""
         step = self._step
         try:
             result = self._executor.sample(batch)
@@ -83,7 +83,7 @@ class WatchedExecutor:
     def sample_async(self, batch: SampleBatch) -> None:
         """Start sampling on an asynchronous executor. The watched step is the one that is collected next."""
         late = find_async(self._executor)
-        assert late is not None  # else this is not called
+        assert late is not None  # otherwise the engine does not call this method
         self._drawn, self._step = self._step, None
         try:
             late.sample_async(batch)
@@ -108,7 +108,7 @@ class WatchedExecutor:
         return result
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Wait for vectors from the device under the same watch as `sample`: no longer than a step may take."""
+        """Return vectors from the device, with the time limit of a step, as in `sample`."""
         self._step = step, len(logits_rows), time.monotonic()
         try:
             return require_embedder(self._executor).embed(step, logits_rows)
@@ -119,7 +119,7 @@ class WatchedExecutor:
         self._executor.reset()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the executor and end the watchdog. Idempotent."""
         self._closed.set()
         self._executor.close()
 

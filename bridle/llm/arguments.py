@@ -1,4 +1,4 @@
-"""Converts the prompts, options and settings that callers may pass to one form. Runs nothing."""
+"""Converts the prompts, options and settings that callers may pass to a common form. It runs no requests."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from bridle.multimodal import Source
 from bridle.multimodal.modalities import IMAGE, VIDEO, WORDS
 from bridle.sampling import SamplingParams
 
-#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, perhaps with
-#: `multi_modal_data`.
+#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, which may have `multi_modal_data`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 T = TypeVar("T")
-#: What `multi_modal_data` holds, by its names.
+#: Modalities by the names that `multi_modal_data` may have.
 _MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{modality}s")}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt, and the images, sounds and videos for its placeholders, in order."""
+    """One prompt, with the images, sounds and videos for its placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()
 
 
 def as_given(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
-    """One prompt or many as a list; a list of integers is one prompt of token ids."""
+    """Return one prompt or many as a list; a list of integers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [_as_one(prompts, "prompts")]
     items = _as_list(prompts, "prompts")
@@ -46,7 +45,7 @@ def as_given(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
-    """As `as_given`, for calls that read text alone."""
+    """Return prompts as `as_given` does, for calls that read only text. Raises `UnsupportedFeature` for media."""
     given = as_given(prompts)
     for each in given:
         if each.pictures:
@@ -71,9 +70,9 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The media of a prompt, in the order of their placeholders: one or several under each of `image`, `audio` and
-    `video`. A medium is bytes, a path, a `data:` URL or an array. An image may also be a Pillow image, and a sound an
-    array with its rate. A video may be a list of images, or its frames with their rate."""
+    """Return the media of a prompt, in the order of their placeholders. Each of the keys `image`, `audio` and `video`
+    has one medium or several. A medium is bytes, a path, a `data:` URL or an array. An image may also be a Pillow
+    image, and a sound an array with its rate. A video may be a list of images, or its frames with their rate."""
     if not data:
         return ()
     if not isinstance(data, Mapping):
@@ -92,7 +91,8 @@ def as_pictures(data: Any) -> tuple[Source, ...]:
 
 
 def _several(value: Any, modality: str) -> list[Any]:
-    """One or many. An array and its rate are one sound; a list of images is one video, unless it holds files."""
+    """Return one medium or many as a list. An array and its rate are one sound. A list of images is one video, unless
+    it holds files."""
     has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
     is_many = isinstance(value, (list, tuple)) and not (has_rate and modality != IMAGE)
     if is_many and modality == VIDEO and not all(isinstance(each, (list, tuple, str, Path, bytes)) for each in value):
@@ -101,7 +101,7 @@ def _several(value: Any, modality: str) -> list[Any]:
 
 
 def _as_source(value: Any) -> Any:
-    """A text that is no URL is the path of a file: a program names it, no client."""
+    """Return a text that is not a URL as the path of a file. Only programs call this, so clients cannot name files."""
     is_path = isinstance(value, str) and value[:5].lower() != "data:" and "://" not in value
     return Path(value) if is_path else value
 
@@ -119,7 +119,7 @@ def _is_int(value: Any) -> bool:
 
 
 def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
-    """One value for all prompts, or a list with one for each."""
+    """Return one value for all prompts, or a list with one value for each, as a list."""
     if not isinstance(value, (list, tuple)):
         return [value] * num_prompts  # type: ignore[list-item]
     if len(value) != num_prompts:
@@ -128,7 +128,7 @@ def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
 
 
 def crews(value: Any, num_prompts: int) -> list[tuple[object, ...]]:
-    """The controllers of each prompt: one list for all, or a list of lists."""
+    """Return the controllers of each prompt, from one list for all or a list of lists."""
     if value is None:
         return [()] * num_prompts
     if not isinstance(value, (list, tuple)):
@@ -139,21 +139,21 @@ def crews(value: Any, num_prompts: int) -> list[tuple[object, ...]]:
 
 
 def as_sampling(value: Any) -> SamplingParams:
-    """Check that it is a `SamplingParams`."""
+    """Return `value` if it is a `SamplingParams`; raise `InvalidRequest` otherwise."""
     if not isinstance(value, SamplingParams):
         raise InvalidRequest(f"sampling is {value!r}; must be a SamplingParams", "sampling")
     return value
 
 
 def as_name(value: Any, param: str) -> str | None:
-    """A name, or None."""
+    """Return a name or None; raise `InvalidRequest` for other types."""
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(f"{param} is {value!r}; must be a name", param)
     return value
 
 
 def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> tuple[StoppingCriteria, ...]:
-    """One criterion, several or none."""
+    """Return one criterion, several or none as a tuple."""
     if value is None:
         return ()
     criteria: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
@@ -165,7 +165,7 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
 
 def _of_a_server(name: str, known: Collection[str]) -> str:
     """Return the equivalent of another server's setting of this name, vLLM's first, or an empty string. A name that is
-    almost one of the `known` settings is a misspelling of that, and does not belong to a family of names."""
+    similar to one of the `known` settings counts as a misspelling of that setting."""
     if advice := of_setting(name):
         return f": {advice}"
     flag = "--" + name.replace("_", "-")
@@ -181,17 +181,17 @@ def _of_a_server(name: str, known: Collection[str]) -> str:
 
 
 def _in_python(flag: str, known: Collection[str]) -> str:
-    """A flag that a reason names, as the setting that it is, if it is one."""
+    """Return a flag in an advice text as the equivalent setting, or unchanged if there is none."""
     return f"`{_setting(flag)}`" if _setting(flag) in known else flag
 
 
 def _setting(flag: str) -> str:
-    """A flag's name as a keyword."""
+    """Return a flag's name as a keyword."""
     return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments as fields of `ModelConfig` and of `EngineConfig`; unknown names are refused."""
+    """Split keyword arguments into fields of `ModelConfig` and of `EngineConfig`; raise an error for unknown names."""
     of_model = {field.name for field in fields(ModelConfig)} - {"model"}
     of_engine = {field.name for field in fields(EngineConfig)}
     for name in options:

@@ -1,4 +1,5 @@
-"""Common parts of the methods of `LLM`: they turn arguments into checked requests and run these to completion."""
+"""Common code of the methods of `LLM`: it converts arguments to checked requests and runs the requests to
+completion."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from bridle.serving.requests.sampling_defaults import filled
 
 _log = logging.getLogger(__name__)
 
-#: No keywords.
+#: Empty keyword arguments.
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: Arguments that calls have in addition to keywords of sampling and running.
+#: Arguments that calls accept in addition to the keywords for sampling and running.
 _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
@@ -52,14 +53,14 @@ class Calls:
         given: Mapping[str, Any],
         media: Any = None,
     ) -> list[OutputCollector]:
-        """A checked request for each prompt. `given` are the keywords of the method `call`."""
+        """Return a collector with a checked request for each prompt. `given` are the keywords of the method `call`."""
         self.model.check_process()
         usual = self._sampling or filled(DEFAULT_SAMPLING, self.model.defaults, ())
         wanted, how = settle(call, sampling, usual, given, _OWN)
         return make_collectors(self.model, prompts, wanted, media, how)
 
     async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[ChatRun]:
-        """Return one run per conversation. `given` may have fields of `ChatOptions`, too."""
+        """Return one run per conversation. `given` may also have fields of `ChatOptions`."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
         rest = {name: value for name, value in given.items() if name not in options}
@@ -70,7 +71,8 @@ class Calls:
     async def typed(
         self, prompts: Any, sampling: Sampling, given: dict[str, Any]
     ) -> tuple[list[ChatRequest | None], list[OutputCollector]]:
-        """Requests for prompts, or for the next messages of conversations, which have turns."""
+        """Return requests for prompts, or for the next messages of conversations. Only conversations have a
+        `ChatRequest`."""
         wanted = sampling or self.chat_sampling
         if is_conversation(prompts) or are_conversations(prompts):
             chats = await self.chats("parse", prompts, wanted, given)
@@ -80,14 +82,14 @@ class Calls:
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """Sampling parameters of messages when a call gives none."""
+        """Return the sampling parameters for messages if a call gives none."""
         return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self.model.defaults, ())
 
     def stream(
         self, collector: OutputCollector, given: Mapping[str, Any], turn: ChatRequest | None = None
     ) -> TextStream:
-        """A stream of the request, which is submitted; `turn` says how a conversation's is read. Outside of an event
-        loop, which may not be held up, a constraint that cannot be used is an error here."""
+        """Submit the request and return its stream; `turn` parses the output of a conversation. Outside an event loop,
+        an unusable constraint raises an error here. An event loop must not be blocked by the compilation."""
         if not event_loop.in_event_loop():
             for compiling in start_compiling(self.model, [collector]):
                 compiling.result()
@@ -122,7 +124,7 @@ class Calls:
     def run(
         self, collectors: list[OutputCollector], use_tqdm: bool, given: Mapping[str, Any] = NOTHING
     ) -> list[RequestOutput]:
-        """The outputs of all requests, in their order."""
+        """Return the outputs of all requests, in the order of the requests."""
         for compiling in start_compiling(self.model, collectors):
             compiling.result()
         with event_loop.progress(len(collectors), use_tqdm) as report:
@@ -132,15 +134,15 @@ class Calls:
     async def run_async(
         self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
     ) -> list[RequestOutput]:
-        """`run` for an event loop."""
+        """Run the requests in an event loop, and return their outputs like `run`."""
         for compiling in start_compiling(self.model, collectors):
-            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
+            await asyncio.shield(asyncio.wrap_future(compiling))  # other requests may wait for the same compilation
         await run_batch(self.model.client, collectors, lambda output: None)
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
-        """All outputs, traced ones with the data of their run. An error in one of them is logged, not raised, because
-        the others may have taken hours."""
+        """All outputs, traced ones with the data of their run. An error in one output is logged, not raised, because
+        the other outputs may have taken hours."""
         outputs = [collector.output for collector in collectors]
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:
@@ -150,7 +152,7 @@ class Calls:
 
 
 def one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
-    """The same argument by two names. Raises `InvalidRequest` if both were given."""
+    """Return the argument that has two names. Raises `InvalidRequest` if both were given."""
     if sampling is not None and sampling_params is not None:
         raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
     return sampling if sampling_params is None else sampling_params

@@ -1,11 +1,11 @@
-"""A conversation that remembers: turns, streaming, forks, and a file to keep it in.
+"""A conversation that keeps its turns: streaming, forks, and saving to a file.
 
     session = llm.session(system="Be brief.")
     print(session.send("My name is Ada."))
     print(session.send("What is my name?"))
 
-A session is plain data: the computed KV of its turns is found again in the prefix cache. Sessions share the batch: use
-`send_async` in several tasks, or `together`.
+A session is plain data: the computed KV of its turns is found again in the prefix cache. To run several sessions in one
+batch, use `send_async` in several tasks, or `together`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
 
 
 class ChatSession:
-    """One conversation with a model. A turn that fails or is cancelled leaves it as it was.
+    """One conversation with a model. A turn that fails or is cancelled leaves the conversation unchanged.
 
     `options` are those of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`, and so
-    on. When the model calls tools, `last_output.message.calls` has the calls; their results are said with messages of
-    role `tool`. Not to be used for two turns at the same time.
+    on. When the model calls tools, `last_output.message.calls` has the calls. Their results are sent as messages of
+    role `tool`. A session must not run two turns at the same time.
     """
 
     def __init__(
@@ -68,31 +68,31 @@ class ChatSession:
         self.options: dict[str, Any] = chat | {**how}
         #: The turns so far, oldest first, without the system prompt.
         self.turns: list[Turn] = []
-        #: The last output in full: counts, reason for its end, log-probabilities.
+        #: The last output in full: counts, finish reason, log-probabilities.
         self.last_output: RequestOutput | None = None
-        #: How answers came to be that were traced, by their place among the turns: for notebooks.
+        #: Traces of answers by their index among the turns, for display in notebooks.
         self._traces: dict[int, Trace] = {}
 
     @property
     def messages(self) -> list[Turn]:
-        """The whole conversation as a chat template sees it."""
+        """Return the whole conversation in the form that a chat template gets."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(dict(turn) for turn in self.turns)]
 
     # -- turns -----------------------------------------------------------------------------------------------
 
     def send(self, said: str | Sequence[Message]) -> str:
-        """Send a text or whole messages; returns the content of the answer."""
+        """Send a text or whole messages; return the content of the answer."""
         return self.together([self], [said])[0]
 
     async def send_async(self, said: str | Sequence[Message]) -> str:
-        """`send` for an event loop."""
+        """Send a text or messages in an event loop, like `send`."""
         turns = _turns(said)
         return await self._stream(turns, await self._plan(turns)).read_async()
 
     def stream(self, said: str | Sequence[Message]) -> TextStream:
-        """Send a text or messages, and read the content of the answer as it comes, with `for` or `async for`. The turn
-        counts once the answer was read to its end."""
+        """Send a text or messages, and read the content of the answer as it is generated, with `for` or `async for`.
+        The turn is kept only if the answer is read to its end."""
         turns = _turns(said)
         return self._stream(turns, event_loop.run(self._plan(turns)))
 
@@ -105,8 +105,8 @@ class ChatSession:
 
     @staticmethod
     def together(sessions: Sequence[ChatSession], texts: Sequence[str | Sequence[Message]]) -> list[str]:
-        """One turn in each of several sessions of one model, in one batch; gives the answers in their order.
-        If one fails, the others count all the same and its error is raised."""
+        """Run one turn in each of several sessions of one model, in one batch; return the answers in the same order. If
+        one turn fails, its error is raised, and the other turns are kept."""
         _check_apart(sessions, texts)
         said = [_turns(text) for text in texts]
         outputs = event_loop.run(_run_all(sessions, said)) if sessions else []
@@ -125,7 +125,7 @@ class ChatSession:
         return chat
 
     def _add(self, said: list[Turn], output: RequestOutput) -> None:
-        """Keep a turn, if it came to an end of its own."""
+        """Keep a turn if its output finished normally."""
         if output.outputs[0].finish_reason in _OWN_ENDS:
             self.turns += [*said, _answer(_message_of(output))]
             self.last_output = output
@@ -154,15 +154,14 @@ class ChatSession:
         self._traces.clear()
 
     def _repr_html_(self) -> str:
-        """The conversation for a notebook; tokens of answers that were traced have the colours of where they came
-        from."""
+        """Return the conversation as HTML for a notebook. Tokens of traced answers have the colours of their origin."""
         begin = len(self.messages) - len(self.turns)
         return page_of_talk(self.messages, {begin + at: trace for at, trace in self._traces.items()})
 
     # -- files -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The conversation as JSON-ready data. Controllers and other live objects among the options are left
+        """Return the conversation as JSON-ready data. Controllers and other live objects among the options are left
         out."""
         return {
             "format": FORMAT,
@@ -183,8 +182,7 @@ class ChatSession:
 
     @classmethod
     def from_dict(cls, llm: LLM, data: Any) -> ChatSession:
-        """The conversation that `to_dict` described, with any model. Raises `InvalidRequest` if it is
-        none."""
+        """Restore the conversation that `to_dict` described, with any model. Raises `InvalidRequest` for other data."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InvalidRequest(f"this is not a saved conversation: no format {FORMAT!r}")
         if data.get("version") != VERSION:
@@ -196,7 +194,7 @@ class ChatSession:
         if turns:
             pictures, tokenizer = llm.model.pictures, llm.model.tokenizer
             look = None if pictures is None else look_of(pictures, tokenizer, Conversation(turns))
-            prepare(turns, look)  # raises for what is no list of messages
+            prepare(turns, look)  # raises an error if this is not a list of messages
         session.turns = [dict(turn) for turn in turns]
         return session
 
@@ -231,7 +229,7 @@ def _message_of(output: RequestOutput) -> ChatMessage:
 
 
 def _answer(message: ChatMessage) -> Turn:
-    """A message of the model as templates read it again."""
+    """Return a message of the model in the form that templates read."""
     turn: Turn = {"role": "assistant", "content": message.content}
     if message.thoughts:
         turn["reasoning_content"] = message.thoughts

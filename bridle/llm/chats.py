@@ -1,7 +1,7 @@
-"""Conversations of the Python API: planned as the servers plan theirs, and read as they read them.
+"""Conversations of the Python API. Requests are made, and outputs are parsed, as in the servers.
 
-`bridle.chat` handles chat templates, tools, reasoning and budgets. Here calls become its requests, and outputs get
-their `message`.
+`bridle.chat` handles chat templates, tools, reasoning and budgets. This module converts calls to its requests, and sets
+the `message` of outputs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bridle.serving import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """One conversation, ready to run: the request for its next message, and how that is read."""
+    """One conversation, ready to run: the request for its next message, and the parser of its output."""
 
     model: LoadedModel
     request: Request
     turn: ChatRequest
 
     def read(self, output: RequestOutput) -> None:
-        """Parse the ended outputs."""
+        """Parse the finished outputs."""
         found = []
         for each in output.outputs:
             each.message = self.turn.message(each)
@@ -46,7 +46,8 @@ async def plan_chats(
     options: ChatOptions,
     how: RunOptions,
 ) -> list[ChatRun]:
-    """A checked request for each conversation; nothing is submitted. Raises the error of any of them."""
+    """Return a checked request for each conversation; nothing is submitted. Raises the first error of a
+    conversation."""
     ones = each_of(model, sampling, how, len(conversations))
     asked = [conversation_of(messages, options) for messages in conversations]
     return await asyncio.gather(*(_plan(model, each, one) for each, one in zip(asked, ones, strict=True)))
@@ -59,7 +60,7 @@ async def _plan(model: LoadedModel, conversation: Conversation, one: PromptSpec)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
-    """Return the conversation of these messages, and how the model answers."""
+    """Return the conversation of these messages, with its options for the answer."""
     tools = options.get("tools")
     asked, begun = continued(messages, options.get("continue_final_message"), options.get("add_generation_prompt"))
     return Conversation(
@@ -79,7 +80,7 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
 
 
 def read_chats(chats: Sequence[ChatRun], outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """The ended outputs of conversations, parsed."""
+    """Return the finished outputs of conversations, parsed."""
     for chat, output in zip(chats, outputs, strict=True):
         chat.read(output)
     return outputs

@@ -1,4 +1,4 @@
-"""`LLM.decide`: which of several texts a model would write, with the probability of each."""
+"""`LLM.decide`: chooses which of several texts a model would write, with the probability of each."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bridle.structured_output.spec import Constraint
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """The chosen option, and all options in the order in which they were given."""
+    """The chosen option, and all options in the given order."""
 
     choice: str
     options: tuple[OptionScore, ...]
 
     @property
     def probability(self) -> float:
-        """The probability of the chosen option."""
+        """Return the probability of the chosen option."""
         return self.probabilities[self.choice]
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """The probability of each option."""
+        """Return the probability of each option."""
         return {each.text: each.probability for each in self.options}
 
 
 def decision_in(constraint: Constraint, output: RequestOutput) -> ChoiceResult:
-    """The decision in an output that was asked to choose with scores. Raises its error."""
+    """Return the decision in an output of a scored choice. Raises the output's error."""
     raise_first_error(output)
     scores = option_scores(constraint, output)
     if not scores:

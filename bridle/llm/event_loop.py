@@ -1,4 +1,4 @@
-"""Event loop and progress display of a call, wherever it was made."""
+"""Event loop and progress display of a call, in programs and in notebooks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread of its
-    own. An interrupt cancels it, and is raised when it has ended."""
+    """Run a coroutine to its end. If an event loop is already running (in a notebook), the coroutine runs in a separate
+    thread. An interrupt cancels the coroutine, and is raised when the coroutine has ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
     there = _Elsewhere(coroutine)
     with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
-        try:  # from before anything runs there: an interrupt comes between any two lines
+        try:  # before the thread starts, because an interrupt may come between any two lines
             return threads.submit(asyncio.run, there.run()).result()
         except BaseException:
             there.cancel()
@@ -53,7 +53,7 @@ class _Elsewhere(Generic[T]):
         return await self._coroutine
 
     def cancel(self) -> None:
-        with self._lock, contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+        with self._lock, contextlib.suppress(RuntimeError):  # the loop is closed, so the coroutine has already ended
             self._is_cancelled = True
             if self._cancel is not None:
                 self._cancel()
@@ -83,8 +83,8 @@ class _Count:
 
 @contextmanager
 def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
-    """A bar on stderr, if that is a terminal, or in a notebook: requests done, and tokens per second. It is removed in
-    the end."""
+    """Show a progress bar on stderr if stderr is a terminal, or in a notebook: finished requests, and tokens per
+    second. The bar is removed at the end."""
     from rich.console import Console
 
     console = Console(stderr=True)

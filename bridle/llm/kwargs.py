@@ -1,7 +1,7 @@
 """Keywords of calls: sampling, constraints, run options, or unknown ones.
 
-In addition to its own arguments, a call takes every field of `SamplingParams`, every name of a constraint, and the
-names that other systems have for them. Whatever else it is given is an error that names the nearest one.
+In addition to its own arguments, a call accepts every field of `SamplingParams`, every name of a constraint, and the
+names that other systems use for them. Any other keyword raises an error that names the most similar keyword.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 _SAMPLING = frozenset(each.name for each in fields(SamplingParams))
 _HOW = frozenset(RunOptions.__annotations__)
-#: What a call takes that draws nothing.
+#: Keywords of a call that samples nothing.
 _RUNS = frozenset({"adapter", "timeout", "priority", "deadline", "tenant"})
-#: A name of which so much is right is probably a slip; the error is certain anyway.
+#: Minimum similarity of a name to a known one for which the error suggests the known name.
 _ALIKE = 0.7
 
 
@@ -63,7 +63,7 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """The default of keywords in signatures: the value of an omitted keyword is determined later."""
+    """The default of keywords in signatures. It means that the value of an omitted keyword is determined later."""
 
     def __repr__(self) -> str:
         return "..."
@@ -73,8 +73,9 @@ _UNSET = _Unset()
 
 
 def takes(options: type[Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Give a method with keywords of the typed dictionary `options` a signature that lists them. It takes the names
-    that other systems have for them, too. An unknown name raises `UnknownKeyword`, which names the nearest one."""
+    """Give a method with keywords of the typed dictionary `options` a signature that lists them. The method also
+    accepts the names that other systems use for the keywords. An unknown name raises `UnknownKeyword`, which suggests
+    the most similar name."""
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(call)
@@ -90,7 +91,7 @@ def takes(options: type[Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
             named: Any = given if given.keys() <= known else _named(call.__name__, given, known)
             return call(*args, **named)
 
-        method: Any = call if inspect.iscoroutinefunction(call) else translating  # what it awaits translates names
+        method: Any = call if inspect.iscoroutinefunction(call) else translating  # the awaited method translates names
         method.__signature__ = signature.replace(parameters=[*own, *shown])
         typed: Callable[P, T] = method
         return typed
@@ -99,12 +100,12 @@ def takes(options: type[Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keywords that are not known."""
+    """Raise `UnknownKeyword` for unknown keywords."""
     _named(call, dict.fromkeys(given), frozenset(known))
 
 
 def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """The keywords by the names that they have here."""
+    """Return the keywords under bridle's names."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         row = BY_NAME.get(name)
@@ -120,7 +121,7 @@ def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[s
 
 
 _BEAMS = "LLM.beam_search searches beams"
-#: Keywords elsewhere that are calls of their own here.
+#: Keywords of other systems for which bridle has separate methods.
 _CALLS_OF_THEIR_OWN = {
     "use_beam_search": _BEAMS,
     "num_beams": _BEAMS,

@@ -54,8 +54,8 @@ class LLM(LoadedModelMixin):
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
-        """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first the sampling parameters, then the
-        model."""
+        """Return a builder for `LLM.with_params(SamplingParams(...)).from_backend("demo")`: first the sampling
+        parameters, then the model."""
         return LLMBuilder(arguments.as_sampling(sampling))
 
     @classmethod
@@ -76,14 +76,14 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[GenerateOptions],
     ) -> list[RequestOutput]:
-        """Continue all prompts in one batch; one output per prompt, in their order.
+        """Continue all prompts in one batch; return one output per prompt, in the order of the prompts.
 
-        A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
-        `controller`, `constraint` and `adapter` are one for all or a list with one for each. The other keywords are
-        fields of `RunOptions`; names of a constraint, such as `regex` or `json_schema`; and fields of `SamplingParams`,
-        which override those of `sampling`. Errors in any prompt are raised before anything runs. An output that fails
-        later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`. `use_tqdm` shows a
-        progress bar if stderr is a terminal. An interrupt cancels everything.
+        A prompt is a text or a list of token ids. `sampling` (or vLLM's name `sampling_params`), `controller`,
+        `constraint` and `adapter` are one value for all prompts, or a list with one value for each. The other keywords
+        are fields of `RunOptions`; names of a constraint, such as `regex` or `json_schema`; and fields of
+        `SamplingParams`, which override those of `sampling`. Errors in any prompt are raised before anything runs. An
+        output that fails later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`.
+        `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate", prompts, wanted, given, multi_modal_data)
@@ -100,7 +100,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[GenerateOptions],
     ) -> list[RequestOutput]:
-        """`generate` for an event loop. Cancelling the task cancels the requests."""
+        """Run `generate` in an event loop. Cancelling the task cancels the requests."""
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate_async", prompts, wanted, given, multi_modal_data)
         return await self._calls.run_async(collectors, given)
@@ -114,8 +114,9 @@ class LLM(LoadedModelMixin):
         sampling_params: SamplingParams | None = None,
         **given: Unpack[GenerateOptions],
     ) -> TextStream:
-        """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
-        used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
+        """Continue one prompt, and read the text as it is generated, with `for` or `async for`. An unusable constraint
+        raises an error in this call. In an event loop, which must not be blocked, it raises an error when the first
+        piece is awaited."""
         (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
         return self._calls.stream(collector, given)
 
@@ -125,8 +126,8 @@ class LLM(LoadedModelMixin):
         """Compute a control vector for each layer: the direction from the second prompts of the pairs to the first
         ones, in the hidden states of their last tokens.
 
-        Returns float32 [hidden] by layer, and writes them to a GGUF file at `path`. A prompt is a text or a list of
-        messages. `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`.
+        Returns float32 [hidden] by layer, and writes the vectors to a GGUF file at `path`. A prompt is a text or a list
+        of messages. `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`.
         """
         from bridle.control_vectors import write_vector
         from bridle.llm.vectors import record_directions
@@ -153,9 +154,10 @@ class LLM(LoadedModelMixin):
     ) -> list[RequestOutput]:
         """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
         first, with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search when
-        `beam_width` texts are complete, False when none of the beams can get better by its present length, "never" by
-        the longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the options of `generate` for running a
-        request have an effect, too; all other options that would change sampling are refused."""
+        `beam_width` texts are complete. False ends it when no beam can get a better score at its present length, and
+        "never" when no beam can at the maximum length. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the options
+        of `generate` for running a request have an effect, too; all other options that would change sampling are
+        refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -181,10 +183,10 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[TextScore] | list[float]:
-        """Log-probabilities of given texts, token by token; with `top`, also those of the most probable tokens at each
-        position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a cross-encoder, or
-        by the cosine of vectors. One text is compared with all others. Nothing is generated; `adapter`, `timeout` and
-        the other `RunOptions` that do not concern sampling have an effect."""
+        """Return log-probabilities of given texts, token by token. With `top`, also return those of the most probable
+        tokens at each position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a
+        cross-encoder, or by the cosine of vectors. One text is compared with all others. Nothing is generated;
+        `adapter`, `timeout` and the other `RunOptions` that do not concern sampling have an effect."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
             return pooling.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
@@ -194,12 +196,13 @@ class LLM(LoadedModelMixin):
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True, **given: Any
     ) -> list[list[float]]:
-        """Return a vector of length 1 for each text, of its first `dimensions` numbers if these are wanted. The closer
-        the product of two vectors is to 1, the more similar the texts are to the model.
+        """Return a vector of length 1 for each text, cut to its first `dimensions` numbers if given. The closer the
+        product of two vectors is to 1, the more similar the texts are to the model.
 
-        An embedding model computes it as its folder says, after its prompt `prompt_name` if given. For a generating
-        model it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1: the
-        model's limit). `normalize` False leaves the length unchanged. Nothing is generated.
+        An embedding model computes the vector with the settings of its folder, and puts its prompt `prompt_name` before
+        the text if given. For a generating model, the vector is the hidden state of the last token. Longer texts are
+        cut to `truncate_prompt_tokens` (-1: the model's limit). `normalize` False leaves the length unchanged. Nothing
+        is generated.
         """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
@@ -246,7 +249,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
+        """Run `chat` in an event loop, with the same keywords. Cancelling the task cancels the requests."""
         chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
         return read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
 
@@ -254,9 +257,9 @@ class LLM(LoadedModelMixin):
         self, prompt: Prompt | Sequence[Message], choices: Sequence[str], *, use_tqdm: bool = False, **given: Any
     ) -> ChoiceResult:
         """Choose one of the texts `choices` as the continuation of a prompt, or as the next message of a conversation,
-        and return the probability of each. All are scored as a whole in one or two steps. The best one is chosen; with
-        a `temperature`, one is sampled. The other keywords are those of `generate` and `chat`. Raises
-        `UnsupportedFeature` where options cannot be scored."""
+        and return the probability of each. All choices are scored as whole texts in one or two steps. The most probable
+        choice is returned; with a `temperature`, a choice is sampled. The other keywords are those of `generate` and
+        `chat`. Raises `UnsupportedFeature` if options cannot be scored."""
         constraint = Choice(choices, scored=True)
         how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": constraint}
         asked: Any = prompt
@@ -273,15 +276,15 @@ class LLM(LoadedModelMixin):
         self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
     ) -> RetainedPrompt:
         """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`), so that
-        a continuation computes only its own tokens. Use it in a `with` block, or `delete` it. The other keywords are
-        those of `generate`. Raises `InvalidRequest` if the budgets have no room for it."""
+        a continuation computes only its own tokens. Use the result in a `with` block, or `delete` it. The other
+        keywords are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the budgets for retained KV."""
         return retain_prompt(self, prompt, ttl, tools, given)
 
     @takes(ChatCallOptions)
     def session(
         self, system: str | None = None, sampling: SamplingParams | None = None, **given: Unpack[ChatCallOptions]
     ) -> ChatSession:
-        """A conversation that remembers its turns. See `ChatSession`."""
+        """Return a conversation that keeps its turns. See `ChatSession`."""
         return ChatSession(self, system, sampling, **given)
 
     # -- objects ---------------------------------------------------------------------------------------------
@@ -290,8 +293,8 @@ class LLM(LoadedModelMixin):
         self, prompts: Any, kind: type[T], sampling: Sampling = None, *, use_tqdm: bool = True, **given: Any
     ) -> Any:
         """Return a prompt's continuation as an object of `kind`: a pydantic model, a dataclass, `list[Thing]`, and so
-        on. A list of prompts gives a list of objects. The messages of a conversation, or a list of conversations, are
-        answered.
+        on. A list of prompts gives a list of objects. If `prompts` is a conversation or a list of conversations, the
+        object is the answer.
 
         The schema of `kind` is the constraint. Without `sampling` an output may be as long as the context allows. The
         other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output was cut off."""
@@ -300,7 +303,7 @@ class LLM(LoadedModelMixin):
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
 
     async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
-        """`parse` for an event loop."""
+        """Run `parse` in an event loop."""
         typed, given = typed_as(kind, given)
         turns, collectors = await self._calls.typed(prompts, sampling, given)
         return objects_of(typed, turns, await self._calls.run_async(collectors, given), prompts)
@@ -324,14 +327,14 @@ class LLM(LoadedModelMixin):
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """Sampling parameters of messages when a call gives none."""
+        """Return the sampling parameters for messages if a call gives none."""
         return self._calls.chat_sampling
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error with the name here of a method of vLLM's `LLM`; type checkers see only existing
-            methods."""
+            """Raise an error that names bridle's equivalent of a method of vLLM's `LLM`. Type checkers see only
+            existing methods."""
             advice = of_method(name)
             told = f"LLM has no {name!r}" + (f": {advice}" if advice else "")
             raise AttributeError(told, name=name, obj=self)
@@ -344,5 +347,5 @@ class LLMBuilder:
         self._sampling = sampling
 
     def from_backend(self, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """The model that `backend` names, with these parameters as its default."""
+        """Load the model that `backend` names, with these parameters as its default."""
         return LLM(backend, sampling=self._sampling, **settings)

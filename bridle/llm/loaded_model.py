@@ -1,4 +1,4 @@
-"""A model that a program holds open: loaded, inspected, given adapters and controllers, and closed."""
+"""A model that a program has open: loading, inspection, adapters, controllers, and closing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LoadedModelMixin:
-    """A loaded model and its engine. Its calls go through `_calls`."""
+    """A loaded model and its engine. Calls of the model go through `_calls`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class LoadedModelMixin:
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded. `settings` are
         fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default of
-        every call that brings none. `control` True starts a runtime for Wasm controllers, in a process of its own.
-        `adapters` are LoRA adapters by name, each a folder or a hub id. Memory is reserved for them and for those that
-        `load_adapter` adds ({} reserves it for later ones). `tools` are functions that controllers may call
+        every call without sampling parameters. `control` True starts a runtime for Wasm controllers, in a separate
+        process. `adapters` are LoRA adapters by name, each a folder or a hub id. Memory is reserved for them and for
+        adapters that `load_adapter` adds ({} only reserves memory). `tools` are functions that controllers may call
         (`view.tool`), by name, within `tool_limits`. `policies` apply to all texts, as with `bridle serve --policies`:
         a TOML file, or its parsed content. `use_tqdm_on_load` shows a bar while the model loads, if stderr is a
         terminal, or writes lines to the log. Raises `UnsupportedModel` or `InvalidRequest` with the next step."""
@@ -79,26 +79,26 @@ class LoadedModelMixin:
 
     @property
     def name(self) -> str:
-        """The model's short name."""
+        """Return the model's short name."""
         return self._model.name
 
     @property
     def info(self) -> ExecutorInfo:
-        """Sizes and limits of the loaded model."""
+        """Return the sizes and limits of the loaded model."""
         return self._model.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self._model.tokenizer
 
     @property
     def model(self) -> serving.LoadedModel:
-        """The model with its engine client, in the form that servers use."""
+        """Return the model with its engine client, in the form that servers use."""
         return self._model
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of the engine's counters."""
+        """Return a snapshot of the engine's counters."""
         return self._model.client.statistics()
 
     # -- adapters --------------------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ class LoadedModelMixin:
     def load_adapter(
         self, name: str, source: str | Path, revision: str | None = None, *, replace: bool = False
     ) -> serving.AdapterInfo:
-        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
-        run continue meanwhile. With `replace` it takes the place of one of this name, which running requests keep.
-        Raises `AdapterRefused` with the reason for an adapter that cannot be applied."""
+        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Running
+        requests continue meanwhile. With `replace`, the adapter replaces one of the same name, which running requests
+        continue to use. Raises `AdapterRefused` with the reason for an adapter that cannot be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
@@ -121,13 +121,13 @@ class LoadedModelMixin:
 
     @property
     def adapters(self) -> tuple[serving.AdapterInfo, ...]:
-        """The adapters that requests may choose."""
+        """Return the adapters that requests may choose."""
         return self._model.adapters.list()
 
     # -- pauses ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Compute nothing until `resume`. Requests are accepted meanwhile, and running ones keep their KV."""
+        """Stop computing until `resume`. Requests are accepted meanwhile, and running requests keep their KV."""
         self._model.pause()
 
     def resume(self) -> None:
@@ -137,7 +137,7 @@ class LoadedModelMixin:
     # -- control vectors -------------------------------------------------------------------------------------
 
     def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:
-        """Read a GGUF or safetensors file; `generate(..., control_vectors={name: scale})` applies it. Requests that run
+        """Read a GGUF or safetensors file; `generate(..., control_vectors={name: scale})` applies it. Running requests
         keep the vector that had this name. Raises `InvalidRequest` for a file that does not fit the model."""
         self._model.check_process()
         return self._vectors.add(name, source)
@@ -148,7 +148,7 @@ class LoadedModelMixin:
 
     @property
     def control_vectors(self) -> tuple[ControlVectorInfo, ...]:
-        """The control vectors that requests may scale."""
+        """Return the control vectors that requests may scale."""
         return self._vectors.list()
 
     @property
@@ -158,8 +158,8 @@ class LoadedModelMixin:
     # -- controllers -----------------------------------------------------------------------------------------
 
     def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
-        """Compile and keep a Wasm controller, from its bytes or its file; returns its id for `WasmController`. `tags`
-        are further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
+        """Compile and store a Wasm controller, given as bytes or a file; return its id for `WasmController`. `tags` are
+        further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
         self._model.check_process()
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
         control = self._model.control

@@ -1,7 +1,7 @@
 """Display in notebooks: coloured conversations, growing streams, progress of a batch.
 
-Outside of a notebook nothing here does anything, and IPython is imported only where it runs already. Texts are escaped;
-the colours are see-through, so that they suit light pages and dark ones.
+Outside a notebook, nothing is displayed and IPython is not imported. Texts are escaped. The colours are transparent, so
+that they suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.traces.highlight import TextSpan, html_of, spans
 
 _BLOCK = "white-space:pre-wrap;font-family:monospace"
 _WHO = "font-weight:600;opacity:.7"
-#: The least time between two changes of what is shown, and what share of the time showing may take.
+#: Minimum time between two updates of the display, and the maximum share of time for updates.
 _PAUSE = 0.1
 _SHARE = 0.1
 
@@ -42,7 +42,7 @@ class Live:
         self._next = clock()
 
     def update(self, page: Callable[[], str], *, is_last: bool = False) -> None:
-        """Show a page in place of the one before. It is made only if there is time to show it."""
+        """Show a page in place of the previous one. `page` is called only if the update is not skipped."""
         began = self._clock()
         if began < self._next and not is_last:
             return
@@ -52,15 +52,15 @@ class Live:
 
 
 class LiveOutput:
-    """Shows the first output of a request as it grows. In a notebook it has colours if it is traced. Elsewhere it is
-    text on standard output, where rolled-back text stays."""
+    """Shows the first output of a request as it grows. In a notebook, a traced output has colours. Otherwise the output
+    is text on standard output, where rolled-back text remains."""
 
     def __init__(self) -> None:
         self._live = Live() if in_notebook() else None
         self._written = ""
 
     def update(self, output: RequestOutput, *, is_last: bool = False) -> None:
-        """Show how far it is."""
+        """Show the current state of the output."""
         if self._live is not None:
             self._live.update(lambda: page_of_output(output), is_last=is_last)
             return
@@ -82,7 +82,7 @@ class ProgressBar:
         self._live = Live(self._page(0, 0))
 
     def update(self, num_done: int, num_tokens: int) -> None:
-        """Show how far it is."""
+        """Show the current progress."""
         self._live.update(lambda: self._page(num_done, num_tokens))
 
     def close(self) -> None:
@@ -96,12 +96,12 @@ class ProgressBar:
 
 
 def page_of_output(output: RequestOutput) -> str:
-    """The text of the first output without its prompt."""
+    """Return the text of the first output, without its prompt, as HTML."""
     return f'<div style="{_BLOCK}">{_coloured(output.trace, output.text)}</div>'
 
 
 def page_of_talk(messages: Iterable[Mapping[str, Any]], traces: Mapping[int, Trace]) -> str:
-    """A conversation; `traces` has those of answers, by their place among the messages."""
+    """Return a conversation as HTML; `traces` has the traces of answers, by their index among the messages."""
     blocks = []
     for number, message in enumerate(messages):
         who = f'<span style="{_WHO}">{escape(str(message.get("role", "")))}</span>'

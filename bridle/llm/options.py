@@ -14,7 +14,7 @@ from bridle.tokenizer.chat_settings import ToolPrompt
 
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-#: The name of an adapter for all prompts, or one for each; None is the model without any.
+#: The name of an adapter for all prompts, or one for each; None is the model without an adapter.
 Adapters = str | Sequence[str | None] | None
 
 #: A constraint for all prompts, or one for each.
@@ -22,11 +22,11 @@ Constraints = Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str
 
 
 class RunOptions(TypedDict, total=False):
-    """Options for running a request, besides its prompt and sampling. `constraint` is the required form of the
-    output (see `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list
-    of lists has one list per prompt. Requests wait in the order of `priority`, smaller numbers first; a `deadline`
-    or a `timeout`, both in seconds, ends them when it expires. With `trace` each output has its trace; a file name
-    also writes it there."""
+    """Options for running a request, besides its prompt and sampling. `constraint` is the required form of the output
+    (see `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list of lists
+    has one list per prompt. Requests wait in the order of `priority`, smaller numbers first; a `deadline` or a
+    `timeout`, both in seconds, ends a request when it expires. With `trace` each output has its trace; a file name also
+    writes it there."""
 
     controller: object | None
     controllers: Sequence[object] | None
@@ -42,11 +42,11 @@ class RunOptions(TypedDict, total=False):
 
 class ChatOptions(TypedDict, total=False):
     """Options for rendering a conversation and parsing the answer. `tools` are functions in OpenAI's shape;
-    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons
-    for `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or
+    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons for
+    `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or
     `refuse`, for tools that the template leaves out. `chat_template_kwargs` are further variables of the template. With
-    `continue_final_message` the model continues the last message, the assistant's; `add_generation_prompt` may say
-    the same."""
+    `continue_final_message` the model continues the last message, which must be the assistant's.
+    `add_generation_prompt` False has the same meaning."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
@@ -61,7 +61,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """The required form of the output, by the names that servers have for it."""
+    """The required form of the output, under the names that servers use for it."""
 
     regex: str | None
     choice: Sequence[str] | None

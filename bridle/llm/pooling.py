@@ -1,4 +1,5 @@
-"""Vectors, labels and scores of texts for `LLM`: requests made, and their vectors read. Runs nothing itself."""
+"""Vectors, labels and scores of texts for `LLM`: this module makes requests and reads their vectors. The caller runs
+the requests."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bridle.outputs import RequestOutput
 from bridle.serving import LoadedModel, OutputCollector, raise_first_error
 from bridle.serving.requests import pooling_inputs
 
-#: Keywords that say how texts are read.
+#: Keywords for the reading of texts.
 READING = ("prompt_name", "truncate_prompt_tokens")
 
 Run = Callable[[list[OutputCollector]], list[RequestOutput]]
@@ -31,14 +32,14 @@ class Classification:
 
     @property
     def score(self) -> float:
-        """Score of the most probable label."""
+        """Return the score of the most probable label."""
         return self.scores[self.label]
 
 
 def vectors(
     model: LoadedModel, prompts: Any, dimensions: int | None, how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[list[float]]:
-    """A vector of each text or list of token ids."""
+    """Return a vector of each text or list of token ids."""
     model.check_process()
     pooling_inputs.check_embeds(model, dimensions)
     found = _run(model, arguments.as_prompts(prompts), how, given, run)
@@ -68,7 +69,7 @@ def scores(
     given: Mapping[str, Any],
     run: Run,
 ) -> list[float]:
-    """Return the score of each pair; a single text is paired with all of the others."""
+    """Return the score of each pair; a single text is paired with all texts of the other argument."""
     model.check_process()
     firsts = [texts] if isinstance(texts, str) else list(texts)
     seconds = [others] if isinstance(others, str) else list(others)
@@ -89,7 +90,7 @@ def scores(
 def _run(
     model: LoadedModel, items: Sequence[pooling_inputs.Item], how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[array[float]]:
-    """The model's own vectors of these texts."""
+    """Return the model's own vectors of these texts."""
     reading = pooling_inputs.PoolingOptions(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
     adapter: Any = how.get("adapter")
     options = serving_of(model, how).options(adapter)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class RetainedPrompt:
-    """A prompt that stays in the KV cache, for `ttl` seconds or until `delete`. Use it in a `with` block, or keep it.
-    `num_tokens` are those that it holds: whole blocks, within the budgets."""
+    """A prompt that stays in the KV cache, for `ttl` seconds or until `delete`. Use the object in a `with` block, or
+    call `delete`. `num_tokens` is the number of retained tokens: whole blocks, within the budgets."""
 
     def __init__(self, llm: LLM, request: Request, ttl: float) -> None:
         self.ttl, self.num_tokens = ttl, 0
@@ -37,7 +37,7 @@ class RetainedPrompt:
 
     def prefetch(self) -> int:
         """Read or compute the blocks that are not in memory, and restart `ttl`. Return the number of tokens that were
-        found."""
+        already in memory."""
         request = replace(self._request, id=secrets.token_hex(12))
         (output,) = self._llm._calls.run([OutputCollector(request)], use_tqdm=False)
         self.num_tokens = output.usage.retained_tokens

@@ -1,5 +1,5 @@
-"""Makes checked requests from the arguments of a call, one for each prompt. Runs nothing but the compilers of
-constraints. Completes and writes the traces that a call asks for."""
+"""Makes checked requests from the arguments of a call, one for each prompt. This module runs only the compilers of
+constraints. It also completes and writes the traces that a call requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bridle.structured_output.spec import Constraint, parse
 from bridle.traces import write
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
-#: Nothing in addition to prompt and sampling.
+#: No options in addition to prompt and sampling.
 PLAINLY: EventOptions = {}
 
 
@@ -40,7 +40,7 @@ def make_collectors(
     media: Any,
     how: RunOptions,
 ) -> list[OutputCollector]:
-    """A checked request for each prompt, in the object that will collect its events."""
+    """Return a collector with a checked request for each prompt."""
     items = arguments.as_given(given)
     beside = map(arguments.as_pictures, arguments.per_prompt(media, len(items), "multi_modal_data"))
     return [
@@ -66,7 +66,8 @@ class PromptSpec:
     def request(
         self, prompt: str | Sequence[int], wanted: EventOptions = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
-        """The checked request; its images belong to the prompt's placeholders, or are in their places already."""
+        """Return the checked request. Its images belong to the prompt's placeholders, or `wanted` has their placement
+        already."""
         beside: EventOptions = {**wanted, "trace": self.trace}
         return self.serving.request(
             prompt,
@@ -80,7 +81,7 @@ class PromptSpec:
 
 
 def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
-    """Return how a call's requests are served: for which user, with which priority and time limits."""
+    """Return the serving options of a call's requests: the user, the priority and the time limits."""
     return InProcessServing(
         model,
         user=how.get("tenant", ""),
@@ -136,7 +137,7 @@ def is_traced(given: Mapping[str, Any]) -> bool:
 
 
 def keep_traces(model: LoadedModel, outputs: Iterable[RequestOutput], given: Mapping[str, Any]) -> None:
-    """Complete the traces of outputs that have ended, and write them if the call says so."""
+    """Complete the traces of finished outputs, and write them to a file if the call names one."""
     traces = traces_of(model, outputs)
     if traces and isinstance(given["trace"], (str, os.PathLike)):
         write(traces, Path(given["trace"]))

@@ -3,8 +3,8 @@
     for piece in llm.stream("Once upon a time"):
         print(piece, end="", flush=True)
 
-The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it, and so does letting
-go of a stream that was not read to its end.
+The request starts when the stream is made. Leaving the loop early, or leaving a `with` block, cancels the request.
+Dropping the last reference to an unfinished stream cancels it, too.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Reader(Generic[T]):
 
     def _take(self) -> list[T]:
         """Return the new items."""
-        assert self._given is not None  # else a class of its own says what is read
+        assert self._given is not None  # otherwise a subclass overrides this method
         return self._given()
 
     def ending_with(self, last: Callable[[], T]) -> Self:
-        """Return this reader with one more item at its end. `last` makes the item when everything was read."""
+        """Return this reader with one more item at its end. `last` makes this item after all other items were read."""
         self._last = last
         return self
 
@@ -69,8 +69,8 @@ class Reader(Generic[T]):
 
 
 class _Source(RequestHandle):
-    """A running request, and the function to call when it has ended. Its streams and readers refer to it, and it refers
-    to none of them."""
+    """A running request, and the function to call when the request has ended. Its streams and readers refer to this
+    object, and it has no references to them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -85,8 +85,8 @@ class _Source(RequestHandle):
 
 
 class TextStream(Reader[str]):
-    """Stream of the text of a request's first output, in pieces that are final. For a conversation it is the content of
-    the answer.
+    """Stream of the text of a request's first output, in pieces that are final. For a conversation, the stream has the
+    content of the answer.
 
     Text that a controller may still roll back is held until it is final. A controller that never rolls back should set
     its attribute `max_rewind` to 0. To see all text at once, also text that is rolled back later, read `deltas`.
@@ -100,49 +100,51 @@ class TextStream(Reader[str]):
         on_finish: Callable[[RequestOutput], None] | None = None,
         turn: ChatRequest | None = None,
     ) -> None:
-        """`on_finish` gets the whole output; `turn` says how a conversation's is read."""
+        """`on_finish` gets the whole output; `turn` parses the output of a conversation."""
         self._collector = OutputCollector(request, prompt)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
         self._turn_plan, self._turn = turn, None if turn is None else turn.reader()
         try:
             self._base = _Source(client.submit(request), self._collector, on_finish)
             super().__init__(self._base)
-        except KeyboardInterrupt:  # it comes between any two lines, and nobody has the stream yet
+        except KeyboardInterrupt:  # an interrupt may come between any two lines, before the caller has the stream
             client.cancel(request.id)
             raise
 
     @property
     def request(self) -> Request:
-        """The request behind the stream."""
+        """Return the request of the stream."""
         return self._collector.request
 
     @property
     def output(self) -> RequestOutput:
-        """The output read so far; complete once the iteration has ended. Do not modify it."""
+        """Return the output read so far; complete once the iteration has ended. Do not modify it."""
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Return a reader of changes instead of text: those of every output, including rolled-back tokens and forks."""
+        """Return a reader of changes instead of text: the changes of every output, including rolled-back tokens and
+        forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
-        """Return a reader of `output` instead of text. It gives the output each time that it has changed."""
+        """Return a reader of `output` instead of text. It yields the output each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
     def objects(self, kind: ParsedType[T]) -> Reader[T]:
-        """Return a reader of the parsed object instead of text. It gives the object each time that it has grown. The
-        last one is valid."""
+        """Return a reader of the parsed object instead of text. It yields the object each time that it has grown. The
+        last object is valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
     def pieces(self) -> Reader[StreamDelta]:
-        """Return a reader of a conversation's answer instead of text: reasoning, content and tool calls as they
-        come."""
+        """Return a reader of a conversation's answer instead of text: reasoning, content and tool calls as they are
+        generated."""
         return Reader(self._base, self._take_pieces)
 
     def show(self) -> RequestOutput:
-        """Read to the end, and show the first output as it grows. In a notebook it is shown in place, with colours
-        for the origin of tokens if the request is traced (`trace=True`). Elsewhere it is text on standard output."""
+        """Read to the end, and show the first output as it grows. In a notebook the output is updated in place, with
+        colours for the origin of tokens if the request is traced (`trace=True`). Otherwise the output is text on
+        standard output."""
         shown = LiveOutput()
         for output in self.outputs():
             shown.update(output)
@@ -150,7 +152,7 @@ class TextStream(Reader[str]):
         return self.output
 
     async def show_async(self) -> RequestOutput:
-        """`show` for an event loop."""
+        """Run `show` in an event loop."""
         shown = LiveOutput()
         async for output in self.outputs():
             shown.update(output)
@@ -158,7 +160,7 @@ class TextStream(Reader[str]):
         return self.output
 
     def _ipython_display_(self) -> None:
-        """A stream that is the last line of a cell shows itself."""
+        """Show the stream if it is the value of a notebook cell."""
         self.show()
 
     def read(self) -> str:

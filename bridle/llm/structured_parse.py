@@ -1,6 +1,6 @@
-"""Objects in place of text: the schema of a type as a constraint, and the output as a value of that type.
+"""Objects instead of text: the schema of a type is the constraint, and the output is parsed to a value of that type.
 
-While an output grows, its object has the fields written so far; the others have their defaults, or None.
+While an output grows, its object has the fields generated so far; the other fields have their defaults, or None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ParsedType(Generic[T]):
-    """A type that can be read out of JSON: a pydantic model, a dataclass, a `TypedDict`, `list[Thing]`, `Literal`, and
+    """A type that can be parsed from JSON: a pydantic model, a dataclass, a `TypedDict`, `list[Thing]`, `Literal`, and
     so on. Raises `InvalidRequest` for a type without a schema."""
 
     def __init__(self, kind: type[T]) -> None:
@@ -39,7 +39,8 @@ class ParsedType(Generic[T]):
         self._kind = kind
 
     def read(self, output: RequestOutput, content: str) -> T:
-        """The object in an output that has ended. Raises its error, or `IncompleteOutput` if it was cut off."""
+        """Return the object in a finished output. Raises the output's error, or `IncompleteOutput` if it was cut
+        off."""
         from pydantic import ValidationError
 
         raise_first_error(output)
@@ -54,7 +55,7 @@ class ParsedType(Generic[T]):
             ) from None
 
     def partial(self, content: str) -> T | None:
-        """The object written so far; None if nothing was written."""
+        """Return the object generated so far; None if nothing was generated."""
         from pydantic_core import from_json
 
         try:
@@ -66,8 +67,8 @@ class ParsedType(Generic[T]):
 
 
 def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[ParsedType[T], dict[str, Any]]:
-    """The type, and the keywords of a call with its schema as the constraint. Raises `InvalidRequest` if they have one
-    already."""
+    """Return the type, and the keywords of a call with the type's schema as the constraint. Raises `InvalidRequest` if
+    the keywords already have a constraint."""
     typed = ParsedType(kind)
     for name in ("constraint", *(name for name in NAMES if name in given)):
         if given.get(name) is not None:
@@ -83,7 +84,7 @@ def content_of(output: RequestOutput, turn: ChatRequest | None) -> str:
 def objects_of(
     kind: ParsedType[T], turns: Sequence[ChatRequest | None], outputs: Sequence[RequestOutput], prompts: Any
 ) -> Any:
-    """The objects in outputs that have ended; the object, if there was one prompt."""
+    """Return the objects in finished outputs; a single object if there was one prompt."""
     found = [kind.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
     return found[0] if is_single(prompts) or is_conversation(prompts) else found
 
@@ -91,7 +92,8 @@ def objects_of(
 def partials(
     kind: ParsedType[T], output: Callable[[], RequestOutput], turn: ChatRequest | None
 ) -> Callable[[], list[T]]:
-    """Return a function to call whenever the output has grown: it returns the object, if it has changed."""
+    """Return a function to call whenever the output has grown. The function returns the object, if the object has
+    changed."""
     last: list[T] = []
 
     def take() -> list[T]:
@@ -110,7 +112,7 @@ def is_conversation(prompts: Any) -> bool:
 
 
 def are_conversations(prompts: Any) -> bool:
-    """Return whether each is a conversation."""
+    """Return whether each item is a conversation."""
     return _is_list(prompts) and bool(prompts) and all(map(is_conversation, prompts))
 
 
@@ -131,7 +133,7 @@ def _ending(output: RequestOutput) -> str:
 
 
 def _built(kind: Any, data: Any) -> Any:
-    """Data as a value of a type, as far as it fits."""
+    """Return data as a value of a type, as far as it fits the type."""
     from pydantic import BaseModel
 
     if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(data, dict):
@@ -145,7 +147,7 @@ def _built(kind: Any, data: Any) -> Any:
 
 
 def _model(kind: type[BaseModel], data: Mapping[str, Any]) -> Any:
-    """A model with the fields that are there."""
+    """Return a pydantic model with the fields that the data has."""
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         key = field.alias if field.alias is not None and field.alias in data else name

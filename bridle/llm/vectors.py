@@ -1,4 +1,4 @@
-"""Control vectors made of pairs of prompts, by the model that they are for."""
+"""Control vectors made of pairs of prompts, computed by the model that will use them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plans, results and other values of a step as protocol buffers, and back."""
+"""Converts plans, results and other values of a step to protocol buffers, and back."""

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[T, ...]]:
-    """Return `values` split into runs of `counts`. Raises `ProtocolError` if they do not add up."""
+    """Return `values` split into runs of `counts`. Raises `ProtocolError` if the sum of `counts` is not the number of
+    values."""
     flat = tuple(values)
     if sum(counts) != len(flat):
         raise ProtocolError(f"{what}: the rows have {sum(counts)} entries in all, but {len(flat)} came")
@@ -31,7 +32,7 @@ def check_lengths(what: str, num_rows: int, *columns: Sized) -> None:
 
 
 def item(values: Sequence[T], index: int, what: str) -> T:
-    """`values[index]`. Raises `ProtocolError` if there is none."""
+    """Return `values[index]`. Raises `ProtocolError` if the index is out of range."""
     if not 0 <= index < len(values):
         raise ProtocolError(f"{what}: entry {index} of {len(values)} is named")
     return values[index]

@@ -1,4 +1,5 @@
-"""Control vectors on the wire: directions are sent once, and plans name them by key. All numbers keep their bits."""
+"""Control vectors on the wire: directions are sent once, and plans refer to them by key. All numbers are sent bit for
+bit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _NUMBER_BYTES = 4
 
 
 def find_vectors(executor: Executor) -> ControlVectors | None:
-    """Return the control vectors of an executor; None if it applies none."""
+    """Return the control vectors of an executor; None if the executor does not support them."""
     return getattr(executor, "control_vectors", None)
 
 
@@ -48,7 +49,7 @@ class SentVectors:
 
 
 def receive_vector(executor: Executor, message: pb.ControlVector) -> None:
-    """Hold or drop a vector as the message says. Raises `ProtocolError` if it does not fit the model."""
+    """Store or drop a vector for a message. Raises `ProtocolError` if the vector does not fit the model."""
     store = find_vectors(executor)
     if store is None:
         raise ProtocolError(f"control vector {message.key!r} came; this model applies none")
@@ -66,13 +67,13 @@ def forget_vectors(executor: Executor) -> None:
 
 
 def encode_vector(key: str, directions: Directions) -> pb.ControlVector:
-    """The directions of a key as a message."""
+    """Return the directions of a key as a message."""
     values = [direction.float().contiguous().numpy().astype(_NUMBER).tobytes() for direction in directions.values()]
     return pb.ControlVector(key=key, layers=directions, values=b"".join(values))
 
 
 def decode_vector(message: pb.ControlVector, hidden_size: int) -> Directions:
-    """The directions of the message. Raises `ProtocolError` unless each has `hidden_size` numbers."""
+    """Return the directions in the message. Raises `ProtocolError` unless each has `hidden_size` numbers."""
     import numpy as np
     import torch
 
@@ -102,7 +103,7 @@ def add_vectors(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
 
 
 def read_spans(message: pb.Plan, num_rows: int, what: str) -> Sequence[tuple[VectorSpan, ...]]:
-    """The vectors of each row of a plan. Raises `ProtocolError` if the columns do not fit each other."""
+    """Return the vectors of each row of a plan. Raises `ProtocolError` if the columns have inconsistent lengths."""
     if not message.num_spans:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_spans)
@@ -115,7 +116,7 @@ def read_spans(message: pb.Plan, num_rows: int, what: str) -> Sequence[tuple[Vec
 
 
 def read_probes(message: pb.Plan, num_rows: int, what: str) -> Sequence[Probes]:
-    """The probes of each row of a plan. Raises `ProtocolError` as `read_spans` does."""
+    """Return the probes of each row of a plan. Raises `ProtocolError` as `read_spans` does."""
     if not message.num_probes:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_probes)

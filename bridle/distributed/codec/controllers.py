@@ -25,7 +25,8 @@ _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
 
 
 def pack_controller(controller: object | None) -> dict[str, Any] | None:
-    """The controller as plain data. Raises `UnsupportedFeature` for a controller that exists in this process only."""
+    """Return the controller as plain data. Raises `UnsupportedFeature` for a controller that exists only in this
+    process."""
     if controller is None:
         return None
     if isinstance(controller, Constraint):
@@ -58,8 +59,8 @@ def is_repeatable(controller: object | None) -> bool:
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
-    """The constraint that must be compiled before the controller can be unpacked; None for most controllers. A request
-    has one free part at most."""
+    """Return the constraint that must be compiled before the controller can be unpacked; None for most controllers. A
+    request has at most one `free` part."""
     for part in plain.get("composed", [plain]) if plain else ():
         form = part.get("free", {}).get("then")
         if form is not None:
@@ -129,7 +130,7 @@ def _make_demanded(place: str, argument: Any) -> Controller:
 
 
 class _Unmade(Controller):
-    """Stands for a controller that could not be created."""
+    """Replaces a controller that could not be created."""
 
     def __init__(self, error: BridleError) -> None:
         self._error = error

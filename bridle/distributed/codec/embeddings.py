@@ -12,19 +12,19 @@ from bridle.engine.interfaces import Embedder, Executor
 from bridle.errors import ProtocolError, UnsupportedFeature
 
 _NUMBER_BYTES = 4
-#: How many numbers one message may hold. More vectors are fetched in several messages.
+#: Maximum number of values in one message. More vectors are fetched in several messages.
 MAX_NUMBERS = MAX_MESSAGE_BYTES // (2 * _NUMBER_BYTES)
 
 
 def require_embedder(executor: Executor) -> Embedder:
-    """Return the executor, which must support embeddings. Raises `UnsupportedFeature` if it gives none."""
+    """Return the executor, which must support embeddings. Raises `UnsupportedFeature` otherwise."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
     raise UnsupportedFeature("this model computes no embeddings here", "model")
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
-    """Compute the vectors that `message` asks for. Raises `ProtocolError` if one message cannot hold them."""
+    """Compute the vectors that `message` requests. Raises `ProtocolError` if one message cannot hold them."""
     embedder, size = require_embedder(executor), executor.info.embedding_size
     num_rows = len(message.logits_rows)
     if num_rows * size > MAX_NUMBERS:
@@ -33,12 +33,13 @@ def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
 
 
 def encode_vectors(step: int, size: int, vectors: Sequence[array[float]]) -> pb.Vectors:
-    """The vectors, each of `size` numbers, one after the other."""
+    """Return the vectors, each of `size` numbers, as one message."""
     return pb.Vectors(step=step, size=size, values=b"".join([_swapped(vector).tobytes() for vector in vectors]))
 
 
 def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[float]]:
-    """The vectors of the message. Raises `ProtocolError` unless they are `num_rows` vectors of `size` numbers."""
+    """Return the vectors in the message. Raises `ProtocolError` unless the message has `num_rows` vectors of `size`
+    numbers."""
     num_bytes = _NUMBER_BYTES * size
     if message.size != size or len(message.values) != num_rows * num_bytes:
         raise ProtocolError(
@@ -50,7 +51,7 @@ def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[
 
 
 def _swapped(vector: array[float]) -> array[float]:
-    """The vector converted between this machine's byte order and the wire's, in either direction."""
+    """Return the vector converted between this machine's byte order and the wire's, in either direction."""
     if sys.byteorder == "little":
         return vector
     swapped = array("f", vector)

@@ -1,4 +1,4 @@
-"""Errors on the wire: kind, message and field. The engine sees the error that the shard raised.
+"""Errors on the wire: kind, message and field. The engine gets the same error that the shard raised.
 
 The kinds separate two cases that the engine treats differently: one request made a step fail, or a device is lost.
 """
@@ -22,19 +22,19 @@ def encode_failure(step: int, error: Exception) -> pb.Failure:
 
 
 def decode_failure(message: pb.Failure) -> BridleError:
-    """The error that the message describes, ready to be raised."""
+    """Return the error that the message describes, ready to be raised."""
     return unpack_error(message.code, message.message, message.param if message.HasField("param") else None)
 
 
 def pack_error(error: BridleError) -> tuple[str, str, str | None]:
-    """Any `BridleError` as plain values: kind, message, field."""
+    """Return any `BridleError` as plain values: kind, message, field."""
     text = str(error)
     text = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
     return error.code, text, error.param if isinstance(error, InvalidRequest) else None
 
 
 def unpack_error(code: str, message: str, param: str | None) -> BridleError:
-    """The error with these values. An unknown kind becomes an `InternalError`."""
+    """Return the error with these values. An unknown kind becomes an `InternalError`."""
     kind = _all_kinds().get(code, InternalError)
     return kind(message, param) if issubclass(kind, InvalidRequest) else kind(message)
 

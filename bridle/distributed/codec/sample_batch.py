@@ -15,7 +15,7 @@ from bridle.errors import ProtocolError
 
 
 def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
-    """The batch as columns, with the sampling parameters that `names` has not sent yet."""
+    """Return the batch as columns, with the sampling parameters that `names` has not sent yet."""
     rows = batch.rows
     slots, new = names.name([row.sampling for row in rows])
     message = pb.Batch(
@@ -61,7 +61,7 @@ def _add_scores(message: pb.Batch, scores: Sequence[ScoreRun]) -> None:
 
 
 def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
-    """The batch that the message describes. Raises `ProtocolError` if its columns do not fit each other."""
+    """Return the batch that the message describes. Raises `ProtocolError` if its columns have inconsistent lengths."""
     what = f"batch of step {message.step}"
     for sampling in message.samplings:
         slots.learn(sampling)
@@ -84,7 +84,7 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
 
 
 def read_unnamed(bounds: Sequence[int], what: str) -> PaddedVocab:
-    """The ids of these spans. Raises `ProtocolError` if they are none."""
+    """Return the padded ids in these bounds. Raises `ProtocolError` if the bounds are invalid."""
     try:
         return PaddedVocab.from_bounds(bounds) if bounds else NONE_UNNAMED
     except ValueError as error:

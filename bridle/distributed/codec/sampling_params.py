@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest, ProtocolError
 from bridle.sampling import SENT_WITH_DRAWS, SamplingParams
 from bridle.sampling_values import Watermark
 
-#: How many objects are remembered. One batch may need more, and gets them.
+#: Maximum number of objects in slots. A batch with more objects gets as many slots as it needs.
 NUM_SLOTS = 4096
 #: The largest number of slots that a receiver allows a sender.
 MAX_SLOTS = 1 << 16
@@ -31,8 +31,8 @@ class SamplingNames:
         self._known: OrderedDict[int, tuple[int, SamplingParams]] = OrderedDict()  # by id: slot, object
 
     def name(self, samplings: list[SamplingParams]) -> tuple[list[int], list[pb.Sampling]]:
-        """The slot of each object, and the messages for objects that the receiver does not know yet."""
-        self._num_slots = max(self._num_slots, len(samplings))  # none of these may push out another
+        """Return the slot of each object, and the messages for objects that the receiver does not have yet."""
+        self._num_slots = max(self._num_slots, len(samplings))  # so that no object of this call replaces another
         known, slots, new = self._known, [], []
         for sampling in samplings:
             entry = known.get(id(sampling))
@@ -53,13 +53,14 @@ class SamplingNames:
 
 
 class SamplingSlots:
-    """The receiver's side: the objects by slot."""
+    """The receiver's side: it keeps the objects by slot."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SamplingParams] = {}
 
     def learn(self, message: pb.Sampling) -> None:
-        """Remember the object of a message. Raises `ProtocolError` if its slot or its values are not allowed."""
+        """Store the object of a message in its slot. Raises `ProtocolError` if its slot or its values are not
+        allowed."""
         if message.slot >= MAX_SLOTS:
             raise ProtocolError(f"sampling slot {message.slot} is out of range; there are {MAX_SLOTS}")
         self._slots[message.slot] = decode_sampling(message)
@@ -73,7 +74,7 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """The fields that choose a token, and those that select the data reported about it."""
+    """Return a message with the fields that choose a token, and those that select the data reported about it."""
     message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
     message.bias_tokens.extend(sampling.logit_bias.keys())
     message.bias_values.extend(sampling.logit_bias.values())
@@ -84,7 +85,7 @@ def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
-    """The object, checked as if a client had sent it."""
+    """Return the object of a message, checked as if a client had sent it."""
     mark = message.watermark
     try:
         return SamplingParams(
@@ -99,6 +100,6 @@ def decode_sampling(message: pb.Sampling) -> SamplingParams:
 
 #: Fields that have another form on the wire.
 _FORMED = frozenset({"logit_bias", "logprobs_mode", "watermark"})
-#: The others travel as they are; those without a presence of their own always.
+#: All other fields are sent unchanged; fields without presence are always sent.
 _PLAIN = tuple(name for name in SENT_WITH_DRAWS if name not in _FORMED)
 _OPTIONAL = frozenset({"logprobs"})

@@ -1,4 +1,4 @@
-"""Results on the wire. Log-probabilities are sent for the rows that asked, bit for bit."""
+"""Results on the wire. Log-probabilities are sent for the rows that requested them, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridle.traces import Draw, Odds
 
 
 def encode_result(result: StepResult) -> pb.Result:
-    """The result in columns."""
+    """Return the result as a message of columns."""
     message = pb.Result(step=result.step, tokens=result.tokens, mus=result.mus)
     told = [(number, logprob) for number, logprob in enumerate(result.logprobs) if logprob is not None]
     if told:
@@ -58,7 +58,7 @@ def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
 
 
 def decode_result(message: pb.Result) -> StepResult:
-    """The result that the message describes. Raises `ProtocolError` if its columns do not fit each other."""
+    """Return the result that the message describes. Raises `ProtocolError` if its columns have inconsistent lengths."""
     what = f"result of step {message.step}"
     tokens = list(message.tokens)
     logprobs: list[Logprob | None] = [None] * len(tokens)
@@ -99,7 +99,7 @@ def _decode_odds(message: pb.Logprobs, what: str) -> list[Odds]:
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
-    """Return the result if it answers the batch. Raises `ProtocolError` otherwise, because the engine relies on it."""
+    """Return the result if it answers the batch, which the engine relies on. Raises `ProtocolError` otherwise."""
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
