@@ -193,8 +193,9 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     if template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
     has_parts = any(isinstance(each, Mapping) and isinstance(each.get("content"), list) for each in said or ())
+    source = model.tokenizer.chat_template.text if template is None else template
     try:
-        messages = prepare(with_files(said, model.pictures) if has_parts else said, look)
+        messages = prepare(with_files(said, model.pictures) if has_parts else said, look, source)
     except UnsupportedFeature as error:
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
     contents = (message["content"] for message in messages)

@@ -32,7 +32,9 @@ Message = Mapping[str, Any]
 Prepared = list[dict[str, Any]]
 
 MAX_MESSAGES = 4_096
-#: The types of content parts that are text. A `refusal` is the text of an assistant that declined to answer.
+#: Roles that messages may have whatever the chat template says: it writes, changes or refuses them.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+#: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
@@ -252,12 +254,12 @@ class Look:
         return sum(source.where.startswith(f"messages[{number}].") for source in mine)
 
 
-def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
-    """Return validated copies of messages in a common format. The content is text (parts are joined with line breaks,
-    and missing content becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON text.
+def prepare(messages: Sequence[Message], look: Look | None = None, template: str | None = None) -> Prepared:
+    """Return checked copies of messages in one common form. The content is text (parts are joined with line breaks,
+    none becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON in a string.
 
-    Raises `InvalidRequest` if `messages` is not a list of messages. Without `look`, raises `UnsupportedFeature` for
-    images and other media.
+    Raises `InvalidRequest` if it is no list of messages, or if a role is not one of `ROLES` and not in `template`, the
+    source of the chat template. Raises `UnsupportedFeature` without `look` for images and other media.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
@@ -265,18 +267,28 @@ def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
         raise InvalidRequest("messages is empty; it must have at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(messages)} entries; at most {MAX_MESSAGES}", "messages")
-    prepared = [_prepare(message, f"messages[{i}]", look) for i, message in enumerate(messages)]
+    prepared = [_prepare(message, f"messages[{i}]", look, template) for i, message in enumerate(messages)]
     if look is not None:
         look.check(prepared)
     return prepared
 
 
-def _prepare(message: Message, where: str, look: Look | None) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
-    role = message.get("role")
+def check_role(role: Any, template: str | None, where: str) -> None:
+    """Refuse a role that is not one of `ROLES` and not a quoted word in the source of the chat template. Most templates
+    would drop its message, or write a role that the model does not know."""
+    if role in ROLES:
+        return
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be a non-empty string", f"{where}.role")
+    if template is not None and f"'{role}'" not in template and f'"{role}"' not in template:
+        rule = f"must be one of {', '.join(ROLES)}, or a role that the chat template names"
+        raise InvalidRequest(f"{where}.role is {short_repr(role)}; {rule}. Correct the role", f"{where}.role")
+
+
+def _prepare(message: Message, where: str, look: Look | None, template: str | None) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
+    check_role(message.get("role"), template, where)
     prepared = dict(message)
     content = message.get("content")
     if look is not None:

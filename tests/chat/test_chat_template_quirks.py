@@ -106,6 +106,12 @@ def test_a_script_writes_what_a_chat_gets(
     assert of_script(text, messages, tools) == {"text": prompt.text, "tokens": list(prompt.tokens)}
 
 
+def test_a_script_is_refused_a_role_that_is_neither_usual_nor_in_the_template() -> None:
+    text = a_tokenizer(any_role("{{ '' if m.role == 'critic' }}"))
+    assert "messages[1].role is 'usr'; must be" in of_script(text, said(("user", "a"), ("usr", "b")), None)["error"]
+    assert of_script(text, said(("user", "a"), ("critic", "b")), None)["text"] == "<user>a<critic>b"
+
+
 def test_a_script_is_refused_tools_that_its_operator_does_not_want_described() -> None:
     text = a_tokenizer(any_role())
     text.chat_settings = ChatSettings(tool_prompt="refuse")

@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle import LLM, SamplingParams
+from bridle.errors import InvalidRequest
 from bridle.serving import LoadedModel
 from bridle.tokenizer import Tokenizer
 from tests.covering import covering
@@ -112,6 +113,23 @@ def test_who_wants_one_call_gets_one(script: tuple[Script, TestClient], api: str
     if api == "messages":
         once = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     assert APIS[api].ask(script[1], ASKED, TOOLS, is_stream, max_tokens=400, **once) == Turn(calls=(ROME,), end="calls")
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_mistyped_role_is_refused_by_its_name(script: tuple[Script, TestClient], api: str) -> None:
+    kind = APIS[api]
+    given = kind.body([{"role": "usr", "content": "Hi"}], [])
+    answer = script[1].post(kind.route, json={"model": NAME, kind.length: 9, **kind.further, **given})
+    assert answer.status_code == 400, answer.text
+    place = "input" if api == "responses" else "messages"
+    assert f"{place}[0].role is 'usr'; must be" in answer.text
+    assert "tool" in answer.text or api == "messages"  # Anthropic's API has no such role
+
+
+def test_python_refuses_a_mistyped_role() -> None:
+    said = r"messages\[1\]\.role is 'usr'; must be one of system, developer, user"
+    with LLM(Script().model) as llm, pytest.raises(InvalidRequest, match=said):
+        llm.chat([{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}])
 
 
 def test_python_says_the_same() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature, UnsupportedModel
 from bridle.tokenizer import chat_template
-from bridle.tokenizer.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate, prepare
+from bridle.tokenizer.chat_template import MAX_TEMPLATE_CHARS, ROLES, ChatTemplate, prepare
 from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
+from tests.tokenizer.templates import a_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHATML = """{%- for message in messages %}
@@ -219,6 +220,20 @@ def test_messages_are_brought_into_one_form() -> None:
     assert prepared[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert prepared[1]["tool_calls"][1] == odd
     assert call["function"]["arguments"] == '{"a": 1}'  # the caller's is untouched
+
+
+def test_a_role_is_usual_or_a_quoted_word_of_the_template() -> None:
+    template = "{% if m.role == 'observation' or m.role == \"critic\" %}{{ m.user_role }}{% endif %}"
+    for role in (*ROLES, "observation", "critic"):
+        assert prepare([{"role": role, "content": "x"}], template=template)[0]["role"] == role
+    for role in ("usr", "role", "User", "observation'"):
+        with pytest.raises(
+            InvalidRequest, match=r"messages\[1\]\.role is .*; must be one of system, .*Correct"
+        ) as caught:
+            prepare([*HELLO[:1], {"role": role, "content": "x"}], template=template)
+        assert caught.value.param == "messages[1].role"
+        with pytest.raises(InvalidRequest, match="must be one of"):
+            a_tokenizer(template).render_chat([{"role": role, "content": "x"}])
 
 
 @pytest.mark.parametrize(

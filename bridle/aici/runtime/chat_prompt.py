@@ -57,7 +57,8 @@ def render_chat(guest: Instance, conversation: bytes) -> bytes:
 
 
 def _rendered(tokenizer: Tokenizer, wanted: _Conversation) -> bytes:
-    messages, tools = fit_template(tokenizer, prepare(wanted.messages), wanted.tools)
+    prepared = prepare(wanted.messages, template=tokenizer.chat_template.text)
+    messages, tools = fit_template(tokenizer, prepared, wanted.tools)
     said = protect(tokenizer, Content(messages, tools, wanted.variables))
     template = tokenizer.chat_template
     text = template.render(said.messages, said.tools, None, said.variables, wanted.add_generation_prompt)

@@ -13,6 +13,7 @@ from bridle.http.openai.responses.summaries import unpacked
 from bridle.http.openai.responses.tools import flat_name
 from bridle.http.openai.schemas import JsonObjects
 from bridle.safe_repr import short_repr
+from bridle.tokenizer.chat_template import check_role
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 _MEDIA = ("input_image", "input_audio")
@@ -20,13 +21,15 @@ _MEDIA = ("input_image", "input_audio")
 PHASES = ("commentary", "final_answer")
 
 
-def messages_of(instructions: str | None, items: str | JsonObjects, has_media: bool) -> JsonObjects:
-    """Return the chat messages of items. If `has_media`, images and audio stay in the messages. Raises
-    `InvalidRequest`, and `UnsupportedFeature` for unsupported item types."""
+def messages_of(
+    instructions: str | None, items: str | JsonObjects, has_media: bool, template: str | None = None
+) -> JsonObjects:
+    """The messages; images and sounds are left in them if the model `has_media`. Roles must be usual or in `template`,
+    the source of the chat template. Raises `InvalidRequest`, and `UnsupportedFeature` for items that no route reads."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
-    reader = _ItemReader(messages, has_media)
+    reader = _ItemReader(messages, has_media, template)
     for position, item in enumerate(items):
         reader.add(item, f"input[{position}]")
     return messages
@@ -54,8 +57,8 @@ def check_items(before: JsonObjects, items: JsonObjects) -> None:
 class _ItemReader:
     """Converts items to chat messages, and appends them to `messages`."""
 
-    def __init__(self, messages: JsonObjects, has_media: bool) -> None:
-        self._messages, self._has_media = messages, has_media
+    def __init__(self, messages: JsonObjects, has_media: bool, template: str | None = None) -> None:
+        self._messages, self._has_media, self._template = messages, has_media, template
         self._calls: set[object] = set()
         self._num_files = 0
         self._is_after_message = False
@@ -85,6 +88,7 @@ class _ItemReader:
             raise InvalidRequest(
                 f"{where}.role is {short_repr(role)}; must be user, assistant, system or developer", where
             )
+        check_role(role, self._template, where)
         if phase is not None and phase not in PHASES:
             raise InvalidRequest(f"{where}.phase is {short_repr(phase)}; must be {' or '.join(PHASES)}", where)
         if role != "assistant":

@@ -50,7 +50,7 @@ async def begin(
     model = await serving.acquire_model(
         body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
     )
-    chat = body.to_chat(model.name, model.modalities)
+    chat = body.to_chat(model.name, model.modalities, model.tokenizer.chat_template.text)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await prepare_chat(serving, chat.conversation(), chat.sampling(max_tokens=limit), chat)
     sampling = chat.filled(turn.sampling, model)

@@ -128,15 +128,15 @@ class ResponsesBody(SamplingFields):
             return conversations.find(user, conversation).listed()
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
 
-    def to_chat(self, model: str, modalities: Collection[str] = ()) -> ChatBody:
-        """Return the request as a chat with `model`, which reads media of `modalities`. Raises `InvalidRequest` that
-        names the invalid item, tool or field."""
+    def to_chat(self, model: str, modalities: Collection[str] = (), template: str | None = None) -> ChatBody:
+        """The same as a chat with `model`, which reads files of `modalities` and has a chat `template`. Raises
+        `InvalidRequest` that names the item, the tool or the field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
             given["response_format"] = _format(self.text.format)
         try:
-            messages = messages_of(self.instructions, self.input, bool(modalities))
+            messages = messages_of(self.instructions, self.input, bool(modalities), template)
         except UnsupportedFeature as error:
             raise UnsupportedFeature(f"{error}; {reads(model, modalities)}", error.param) from None
         return ChatBody.model_construct(
