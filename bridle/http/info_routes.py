@@ -8,6 +8,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from bridle import __version__
 from bridle.http import playground
 from bridle.http.state import HttpState, http_state, json_response
 
@@ -70,6 +71,11 @@ async def live(request: Request) -> Response:
 @router.get("/health/ready", summary="Whether new requests are taken")
 async def ready(request: Request) -> Response:
     return _ready(http_state(request))
+
+
+@router.get("/version", summary="The version of this server (vLLM)")
+async def version(request: Request) -> Response:
+    return json_response({"version": __version__})
 
 
 @router.get("/metrics", summary="Prometheus metrics")

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+import bridle
 from bridle.compat.request_fields import BY_NAME, FIELDS
 from bridle.compat.routes import ROUTES
 from bridle.compat.schema import System
@@ -20,7 +21,8 @@ from bridle.sampling import SamplingParams, meanings
 from dev.coming_from import NAMES, names, paths, sampler_meaning, sent
 from dev.compat import WORDS
 from dev.compat.samplers import SAMPLERS, CompatSampler
-from tests.http.harness import scripted_model, served
+from tests.http.harness import local_client, scripted_model, served
+from tests.serving.fakes import fake_model
 
 BODY = {"prompt": "Say", "max_tokens": 24, "seed": 4, "temperature": 1.0, "ignore_eos": True}
 #: Parameters that change how much is drawn or told, not what.
@@ -49,6 +51,11 @@ def drawn(client: httpx.Client, **more: Any) -> list[str]:
 def test_a_sampler_changes_what_is_drawn(server: httpx.Client, sampler: CompatSampler) -> None:
     plain = drawn(server)
     assert drawn(server) == plain != drawn(server, **sampler.example)
+
+
+def test_the_version_is_told_as_vllm_tells_it() -> None:
+    with local_client(fake_model()) as client:
+        assert client.get("/version").json() == {"version": bridle.__version__}
 
 
 def test_samplers_that_act_on_the_end(server: httpx.Client) -> None:
