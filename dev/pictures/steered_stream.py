@@ -44,7 +44,7 @@ COLORS = {
     "prompt": ("#d8dee6", "prompt"),
     "sampled": ("#9cc9f5", "sampled under a mask"),
     "forced": ("#f6c177", "forced: no draw, no forward pass of its own"),
-    "rewound": ("#f2b8b5", "taken back"),
+    "rewound": ("#f2b8b5", "rolled back"),
     "shared": ("#e9edf2", "shared by the fork: computed once"),
 }
 _CHAR, _HEIGHT, _GAP, _LEFT = 7.6, 24, 4, 14  # pixels

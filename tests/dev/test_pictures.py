@@ -12,6 +12,11 @@ from dev.pictures.steered_stream import COLORS, draw, record
 from tests.sources import ROOT
 
 
+def test_the_legend_of_the_stored_image_is_that_of_the_script() -> None:
+    stored = (ROOT / "docs" / "pictures" / "steered.svg").read_text()
+    assert all(f">{words}</text>" in stored for _, words in COLORS.values()) and "rolled back" in stored
+
+
 def test_the_steered_stream_shows_every_kind_of_token() -> None:
     with LLM("demo", num_blocks=256) as llm:
         lanes = record(llm)
