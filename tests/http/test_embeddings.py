@@ -41,6 +41,14 @@ def vectors(client: TestClient, given: Any, **fields: Any) -> list[list[float]]:
     return [row["embedding"] for row in data]
 
 
+def test_a_model_without_a_pooling_head_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with local_client(scripted_model(embedding_size=SIZE)) as client:
+        assert "pooling head" not in caplog.text
+        for path, field in ((PATH, "input"), ("/api/embed", "input"), ("/embed", "inputs"), (PATH, "input")):
+            assert client.post(path, json={field: "a"}).status_code == 200
+    assert caplog.text.count("scripted has no pooling head: an embedding is the last token's hidden state") == 1
+
+
 def test_the_real_client_gets_vectors_of_length_one() -> None:
     """It asks for base64 and turns it into numbers by itself."""
     with served(scripted_model(embedding_size=SIZE)) as url:

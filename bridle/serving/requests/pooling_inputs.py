@@ -6,6 +6,7 @@ the texts of a pair. A decoder reads a text like a prompt. This module knows no 
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
     from bridle.serving.models.loading import LoadedModel
 
+_log = logging.getLogger(__name__)
+_NO_HEAD = "%s has no pooling head: an embedding is the last token's hidden state. For search, serve an embedding model"
 #: A text or its tokens, or a pair of texts.
 Item = str | Sequence[int] | tuple[str, str]
 #: As `truncate`: truncate a text to the model's limit.
@@ -65,9 +68,11 @@ def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
 
 
 def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
-    """Raise `UnsupportedFeature` for a model without vectors, and for a number of dimensions that its vectors cannot
-    have."""
+    """Refuse a model without vectors, and lengths that its vectors cannot have. Warn once of a generating model."""
     _check_kind(model, "embed", "ask /v1/classify, or /v1/score and /v1/rerank if there is one label")
+    if model.pooling is None and not model.has_embedded:
+        _log.warning(_NO_HEAD, model.name)
+    model.has_embedded = True
     size = model.info.embedding_size
     if dimensions is None or not size:
         return
