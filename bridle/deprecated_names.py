@@ -1,5 +1,5 @@
-"""Names of the release before this one: modules and exports that were renamed. They still work, and warn; the next
-release is without them.
+"""Names of the release before this one: modules, exports and fields of the log that were renamed. They still work, and
+those of Python warn; the next release is without them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MODULES = {
     "bridle.traced.colours": "bridle.traces.highlight",
     "bridle.traced.rebuild": "bridle.traces.replay_text",
 }
+#: Fields of a request's log line. Lines in JSON have both names.
+LOG_FIELDS = {"opening_ms": "controller_start_ms", "held_ms": "controller_wait_ms", "spared": "best_of_saved"}
 #: What packages offered, by package: the old name and the new one.
 NAMES: dict[str, dict[str, str]] = {
     "bridle.engine.interfaces": {

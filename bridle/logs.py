@@ -15,6 +15,8 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
+from bridle.deprecated_names import LOG_FIELDS
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
@@ -56,7 +58,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
             )
         ]
         if is_console
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [_add_old_names, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     if is_console and log_format != "full":
         render.insert(0, _shorten_request)
@@ -93,6 +95,13 @@ def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
     if "ms" in line:
         kept["seconds"] = round(line["ms"] / 1000, 3)
     return kept | ({"error": line["error"]} if "error" in line else {})
+
+
+def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
+    """Add the fields of a request's line under their names of the last release."""
+    if line.get("event") == "request":
+        line |= {old: line[new] for old, new in LOG_FIELDS.items() if new in line}
+    return line
 
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:

@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridle import errors
+from bridle.deprecated_names import LOG_FIELDS
 from bridle.engine.statistics import HELP, EngineStatistics
 from bridle.errors import BridleError
 from bridle.http import HttpSettings
 from bridle.http.errors import describe_validation, error_body, error_response, status_of
 from bridle.http.openai.logprobs import CompletionLogprobs
 from bridle.logs import configure_logs
-from bridle.outputs import Logprob
+from bridle.outputs import Logprob, Usage
+from bridle.serving.lifecycle.request_record import RequestRecord
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.serving.fakes import ByteTokenizer, fake_model
 
@@ -283,6 +285,18 @@ def test_one_line_tells_the_story_of_a_request(log: Callable[[], str]) -> None:
     assert refused["error"].startswith(
         "context_length_exceeded: This model's maximum context length is 512 tokens; the prompt has 3"
     )
+
+
+def test_a_line_in_json_also_has_the_old_names_of_fields(log: Callable[[], str]) -> None:
+    story = RequestRecord(id="r", opening=0.25, held=0.5, usage=Usage(spared_tokens=7))
+    for kind in ("json", "full"):
+        configure_logs(kind, "info")  # type: ignore[arg-type]
+        structlog.get_logger("bridle.http").info("request", route="/x", **story.fields())
+    in_json, in_full = log().splitlines()
+    line = json.loads(in_json)
+    assert (line["controller_start_ms"], line["controller_wait_ms"], line["best_of_saved"]) == (250.0, 500.0, 7)
+    assert all(line[old] == line[new] for old, new in LOG_FIELDS.items())
+    assert "best_of_saved=7" in in_full and not any(f"{old}=" in in_full for old in LOG_FIELDS)
 
 
 @pytest.mark.parametrize("log_format", ["console", "full"])

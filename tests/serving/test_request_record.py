@@ -51,8 +51,8 @@ def test_the_story_of_a_request() -> None:
     story.usage, story.finish = Usage(3, 1, 2, 3, 0, 1), ["stop", "stop"]
     told = story.fields()
     want = {"user": "ann", "model": "demo", "adapter": "poems", "constraint": "regex", "priority": -2, "prompt": 3}
-    want |= {"cached": 1, "completion": 2, "sampled": 3, "forced": 0, "rewound": 1, "opening_ms": 250.0}
-    want |= {"queue_ms": 500.0, "held_ms": 125.0, "finish": "stop"}
+    want |= {"cached": 1, "completion": 2, "sampled": 3, "forced": 0, "rewound": 1, "controller_start_ms": 250.0}
+    want |= {"queue_ms": 500.0, "controller_wait_ms": 125.0, "finish": "stop"}
     assert {name: told[name] for name in want} == want
     assert told["ms"] >= told["first_token_ms"] >= 0
     assert "controller" not in told and "trace" not in told and "shared" not in told
@@ -77,7 +77,8 @@ def test_the_page_explains_every_field() -> None:
     )
     story.submitted = story.first_token = 1.0
     story.opening, story.held, story.finish, story.error = 1.0, 1.0, ["stop"], InvalidRequest("no")
-    story.usage, story.span = Usage(shared_tokens=1), FakeSpan()
+    story.usage, story.span = Usage(shared_tokens=1, drafted_tokens=1, accepted_tokens=1, spared_tokens=1), FakeSpan()
+    story.policies, story.dropped_blocks = ("p",), 1
     assert all(f"`{name}`" in page for name in story.fields())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.controllers.composition import parts_of, user_controllers
+from bridle.deprecated_names import LOG_FIELDS
 from bridle.engine.request import name_of
 from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, PromptProgress, Rewind, TokenEvent
 from bridle.serving.requests.request_limits import DEFAULT_TERMS, RequestLimits
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 #: Maximum number of forks and rewinds that are recorded one by one; further ones are only counted.
 MAX_MOMENTS = 64
 _MAX_ERROR_CHARS = 300
-#: Kinds of tokens that most requests do not have. They are reported only if there are any.
-_RARE = ("shared", "drafted", "accepted")
+#: Kinds of tokens that most requests have none of; they are told where there are some.
+_RARE = ("shared", "drafted", "accepted", "best_of_saved")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -152,7 +153,7 @@ class RequestRecord:
         if self.submitted is not None:
             told["priority"] = self.terms.priority
         if self.usage is not None:
-            counts = {kind: getattr(self.usage, name) for kind, name in TOKEN_KINDS.items()}
+            counts = {LOG_FIELDS.get(kind, kind): getattr(self.usage, name) for kind, name in TOKEN_KINDS.items()}
             told |= {kind: count for kind, count in counts.items() if count or kind not in _RARE}
         if not all(isinstance(stream.prompt, PromptEvent) for stream in self.streams):
             told["computed"] = self.prompt_counts[0]
@@ -166,10 +167,10 @@ class RequestRecord:
     def _times(self) -> dict[str, float]:
         """Return times in milliseconds. A time that only some requests have is left out if it is zero."""
         seconds = {
-            "opening_ms": self.opening or None,
+            "controller_start_ms": self.opening or None,
             "queue_ms": None if self.submitted is None else self.queued,
             "first_token_ms": None if self.first_token is None else self.first_token - self.began,
-            "held_ms": self.held or None,
+            "controller_wait_ms": self.held or None,
             "ms": time.monotonic() - self.began,
         }
         return {name: round(1000 * each, 1) for name, each in seconds.items() if each is not None}
