@@ -100,7 +100,7 @@ def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
 def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
     """Add the fields of a request's line under their names of the last release."""
     if line.get("event") == "request":
-        line |= {old: line[new] for old, new in LOG_FIELDS.items() if new in line}
+        line.update({old: line[new] for old, new in LOG_FIELDS.items() if new in line})
     return line
 
 

@@ -194,7 +194,7 @@ class ChatSession:
         if turns:
             pictures, tokenizer = llm.model.pictures, llm.model.tokenizer
             look = None if pictures is None else look_of(pictures, tokenizer, Conversation(turns))
-            prepare(turns, look, tokenizer.chat_template.text)  # raises for what is no list of messages
+            prepare(turns, look, tokenizer.chat_template.text)  # raises an error if this is no list of messages
         session.turns = [dict(turn) for turn in turns]
         return session
 

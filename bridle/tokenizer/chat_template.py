@@ -32,9 +32,9 @@ Message = Mapping[str, Any]
 Prepared = list[dict[str, Any]]
 
 MAX_MESSAGES = 4_096
-#: Roles that messages may have whatever the chat template says: it writes, changes or refuses them.
+#: Roles that messages may have with any chat template. The template writes, changes or refuses each of them.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-#: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
+#: The types of content parts that are text. A `refusal` is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
@@ -255,11 +255,11 @@ class Look:
 
 
 def prepare(messages: Sequence[Message], look: Look | None = None, template: str | None = None) -> Prepared:
-    """Return checked copies of messages in one common form. The content is text (parts are joined with line breaks,
-    none becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON in a string.
+    """Return validated copies of messages in a common format. The content is text (parts are joined with line breaks,
+    and missing content becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON text.
 
-    Raises `InvalidRequest` if it is no list of messages, or if a role is not one of `ROLES` and not in `template`, the
-    source of the chat template. Raises `UnsupportedFeature` without `look` for images and other media.
+    Raises `InvalidRequest` if `messages` is not a list of messages, or if a role is neither one of `ROLES` nor in
+    `template`, the source of the chat template. Without `look`, raises `UnsupportedFeature` for images and other media.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")

@@ -263,9 +263,9 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for a conversation. `template` replaces the model's own and is rendered in a bounded
-        process of its own; `kwargs` are further variables of the template. Raises `InvalidRequest` when there
-        is no template, or when it refuses the messages, fails, or takes too long."""
+        """Return the prompt for a conversation. `template` replaces the model's own template, and is rendered in a
+        separate process with limits. `kwargs` are additional variables of the template. Raises `InvalidRequest` if
+        there is no template, or if the template refuses the messages, fails, or takes too long."""
         prepared = prepare(messages, template=self.chat_template.text if template is None else template)
         return self.chat_template.render(prepared, tools, template, kwargs, add_generation_prompt)
 

@@ -48,8 +48,8 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Parts of a sequence that memory lacks and the store has: the blocks `digests` after the blocks `held` of the
-    prefix cache, and the recurrent state at the end of block `state`."""
+    """Parts of a sequence that the store has and memory lacks. They are the blocks `digests` after the blocks `held` of
+    the prefix cache, and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
@@ -67,8 +67,8 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Reads of stored blocks in progress: the missing parts and their owners, the blocks before them, the blocks and
-    the state slot that the reads fill, and the sequences that wait."""
+    """Reads of stored blocks in progress: the missing parts with their owners and the blocks before them. It also has
+    the blocks and the state slot that the reads fill, and the sequences that wait."""
 
     owners: list[str]  # tenants of the parts with the keys `missing.keys`
     missing: _Missing

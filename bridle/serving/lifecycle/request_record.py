@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Maximum number of forks and rewinds that are recorded one by one; further ones are only counted.
 MAX_MOMENTS = 64
 _MAX_ERROR_CHARS = 300
-#: Kinds of tokens that most requests have none of; they are told where there are some.
+#: Kinds of tokens that most requests do not have. They are reported only if there are any.
 _RARE = ("shared", "drafted", "accepted", "best_of_saved")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 

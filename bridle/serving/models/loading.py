@@ -87,8 +87,8 @@ class LoadedModel:
     chat_format: dict[str, Any] | None = None  # how the model writes tool calls and reasoning, once known
     policies: PolicySet | None = None  # policies for all requests that do not come through a server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
-    pace: LoopPace = field(default_factory=LoopPace, repr=False)  # of the tasks that write its streams
-    has_embedded: bool = field(default=False, init=False, repr=False)  # once, or the warning about that was logged
+    pace: LoopPace = field(default_factory=LoopPace, repr=False)  # of tasks that write streams
+    has_embedded: bool = field(default=False, init=False, repr=False)  # the warning is logged once
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
     max_sequence_tokens: int = field(init=False, repr=False)

@@ -68,7 +68,8 @@ def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
 
 
 def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
-    """Refuse a model without vectors, and lengths that its vectors cannot have. Warn once of a generating model."""
+    """Raise `UnsupportedFeature` for a model without vectors, and for a number of dimensions that its vectors cannot
+    have. Log one warning for a model that generates text."""
     _check_kind(model, "embed", "ask /v1/classify, or /v1/score and /v1/rerank if there is one label")
     if model.pooling is None and not model.has_embedded:
         _log.warning(_NO_HEAD, model.name)

@@ -24,8 +24,9 @@ PHASES = ("commentary", "final_answer")
 def messages_of(
     instructions: str | None, items: str | JsonObjects, has_media: bool, template: str | None = None
 ) -> JsonObjects:
-    """The messages; images and sounds are left in them if the model `has_media`. Roles must be usual or in `template`,
-    the source of the chat template. Raises `InvalidRequest`, and `UnsupportedFeature` for items that no route reads."""
+    """Return the chat messages of items. If `has_media`, images and audio stay in the messages. Roles must be usual
+    or in `template`, the source of the chat template. Raises `InvalidRequest`, and `UnsupportedFeature` for
+    unsupported item types."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]

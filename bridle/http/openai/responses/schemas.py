@@ -129,8 +129,8 @@ class ResponsesBody(SamplingFields):
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
 
     def to_chat(self, model: str, modalities: Collection[str] = (), template: str | None = None) -> ChatBody:
-        """The same as a chat with `model`, which reads files of `modalities` and has a chat `template`. Raises
-        `InvalidRequest` that names the item, the tool or the field."""
+        """Return the request as a chat with `model`, which reads media of `modalities` and has a chat `template`.
+        Raises `InvalidRequest` that names the invalid item, tool or field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
