@@ -1,4 +1,4 @@
-"""Makes directions of hidden states that pairs of prompts leave behind each layer."""
+"""Computes directions from the hidden states of pairs of prompts, for the output of each layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ METHODS: tuple[Method, ...] = ("mean", "pca")
 
 
 class LastRows:
-    """Records the last row of each layer's output: of a step with one sequence, the state of its last token."""
+    """Records the last row of each layer's output. In a step with one sequence, this is the state of the sequence's
+    last token."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Tensor] = {}
@@ -23,14 +24,14 @@ class LastRows:
         self._rows[layer] = rows[-1].to("cpu", torch.float32, copy=True)  # layers may compute in place
 
     def states(self) -> Tensor:
-        """Return the states, [layers, hidden]."""
+        """Return the recorded states, [layers, hidden]."""
         return torch.stack([self._rows[layer] for layer in sorted(self._rows)])
 
 
 def make_directions(positive: Tensor, negative: Tensor, method: Method = "mean") -> dict[int, Tensor]:
-    """Return directions from `negative` to `positive`, states [pairs, layers, hidden] of the prompts of each pair, for
-    all layers but the first. `mean` is the mean difference. `pca` is the first principal component of the differences,
-    as long as they are along it on average. Raises `InvalidRequest`."""
+    """Return directions from `negative` to `positive` for all layers but the first. These are states [pairs, layers,
+    hidden] of the prompts of each pair. `mean` is the mean difference. `pca` is the first principal component of the
+    differences, with the length that they have along it on average. Raises `InvalidRequest`."""
     if method not in METHODS:
         raise InvalidRequest(f"method: got {method!r}; must be one of {', '.join(METHODS)}", "method")
     if positive.shape != negative.shape or positive.shape[0] < 1:
@@ -45,7 +46,8 @@ def _mean(differences: Tensor) -> Tensor:
 
 
 def _first_component(differences: Tensor) -> Tensor:
-    """[pairs, hidden] -> [hidden]; the differences are not centred, because their common part is the direction."""
+    """Return the first component, [pairs, hidden] -> [hidden]. The differences are not centred, because their common
+    part is the direction."""
     _, _, components = torch.linalg.svd(differences, full_matrices=False)
     first: Tensor = components[0]
     return first * (differences @ first).mean()

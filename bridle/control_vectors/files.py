@@ -1,6 +1,6 @@
-"""Files of control vectors: llama.cpp's GGUF files, and safetensors with the same names of tensors.
+"""Files of control vectors: llama.cpp's GGUF files, and safetensors files with the same tensor names.
 
-A tensor `direction.N` is added to the output of layer N, counted from 0. No file has one for layer 0.
+A tensor `direction.N` is added to the output of layer N, counted from 0. No file has a direction for layer 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 256 << 20
 _PREFIX = "direction."
 _ARCH = "controlvector"
 
-#: Directions by the number of the layer behind which each is added, float32 [hidden].
+#: Directions by the number of the layer after which each is added, float32 [hidden].
 Directions = Mapping[int, Tensor]
 
 
@@ -86,8 +86,8 @@ def _check(found: Directions, path: Path) -> None:
 
 
 def write_vector(path: Path, directions: Directions, model: str) -> None:
-    """Write a GGUF file that llama.cpp reads, too. `model` is the architecture that the directions are for. Raises
-    `UnsupportedModel` without the package that writes."""
+    """Write a GGUF file that llama.cpp also reads. `model` is the architecture of the model for the directions. Raises
+    `UnsupportedModel` if the package for writing is missing."""
     try:
         from gguf import GGUFWriter
     except ImportError:

@@ -1,7 +1,8 @@
 """The control vectors of one loaded model, by name.
 
-A name may get other directions at any time. Requests that have begun keep theirs until the last of them has ended;
-these have a key of their own. All methods are safe from any thread; only `add` may take long.
+A name may get other directions at any time. Requests that have begun keep the earlier directions until the last of
+these requests has ended; each set of directions has a key of its own. All methods are safe from any thread; only `add`
+may take long.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:+\-]{0,95}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ControlVectorInfo:
-    """A control vector as of one moment. `layers` are those behind which it adds something, `num_users` the requests
-    that use these directions."""
+    """The state of a control vector at one moment. `layers` are the layers after which it adds a direction; `num_users`
+    counts the requests that use these directions."""
 
     name: str
     source: str
@@ -52,19 +53,19 @@ class _Entry:
 
 class ControlVectors:
     """Vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type `dtype`
-    on `device`. Without a device the model is in another process, which gets the directions by key; torch is loaded
-    only if a file is read."""
+    on `device`. Without a device the model is in another process, which gets the directions by key; torch is then
+    loaded only if a file is read."""
 
     def __init__(
         self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
     ) -> None:
         self.num_layers, self.hidden_size = num_layers, hidden_size
         self._dtype, self._device = dtype, device
-        self._names: dict[str, str] = {}  # to keys
-        self._entries: dict[str, _Entry] = {}  # by key, those in use included that have no name any more
+        self._names: dict[str, str] = {}  # from names to keys
+        self._entries: dict[str, _Entry] = {}  # by key; includes entries in use whose name was removed
         self._mixes: OrderedDict[tuple[tuple[str, float], ...], Mapping[int, Tensor]] = OrderedDict()
         self._lock = threading.Lock()
-        #: Sees the output of each layer of all steps, while vectors are made.
+        #: Called with the output of each layer of all steps, while vectors are made.
         self.recorder: Callable[[int, Tensor], None] | None = None
 
     @property
@@ -72,10 +73,10 @@ class ControlVectors:
         """Return whether the model is in this process."""
         return self._device is not None
 
-    # -- managers ------------------------------------------------------------------------------------------------
+    # -- adding and removing -------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str | Path) -> ControlVectorInfo:
-        """Read a file and let requests use it as `name`, in place of the vector that had this name. Raises
+        """Read a file and let requests use it as `name`. An earlier vector with this name is replaced. Raises
         `InvalidRequest`."""
         from bridle.control_vectors.files import read_vector
 
@@ -88,7 +89,7 @@ class ControlVectors:
         return self.put(name, read_vector(Path(source).expanduser()), str(source))
 
     def put(self, name: str, directions: Directions, source: str = "") -> ControlVectorInfo:
-        """As `add`, with directions that are in memory."""
+        """Add directions that are in memory, as `add` does with those of a file."""
         directions = {layer: values for layer, values in directions.items() if layer < self.num_layers}
         self._check_fits(directions, source)
         digest = hashlib.blake2b(digest_size=16)
@@ -115,7 +116,7 @@ class ControlVectors:
             )
 
     def restore(self, other: ControlVectors) -> None:
-        """Replace the vectors by those of another store for the same model, with their directions."""
+        """Replace all vectors by those of another store for the same model, with their directions."""
         names = {info.name: info.source for info in other.list()}
         for info in self.list():
             if info.name not in names:
@@ -124,19 +125,19 @@ class ControlVectors:
             self.put(name, other.directions(name), source)
 
     def remove(self, name: str) -> None:
-        """Forget a name. Requests that use the vector run to their end with it. Raises `UnknownControlVector`."""
+        """Remove a name. Requests that use the vector keep it to their end. Raises `UnknownControlVector`."""
         with self._lock:
             key = self._key_of(name)
             del self._names[name]
             self._drop_unused(key)
 
     def list(self) -> tuple[ControlVectorInfo, ...]:
-        """All vectors as of now, in the order in which they came."""
+        """Return the current state of all vectors, in the order in which they were added."""
         with self._lock:
             return tuple(map(self._info, self._names))
 
     def get(self, name: str) -> ControlVectorInfo:
-        """Return one vector as of now. Raises `UnknownControlVector`."""
+        """Return the current state of one vector. Raises `UnknownControlVector`."""
         with self._lock:
             self._key_of(name)
             return self._info(name)
@@ -149,13 +150,13 @@ class ControlVectors:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise `UnknownControlVector` unless requests may use all of them."""
+        """Raise `UnknownControlVector` unless requests may use all named vectors."""
         with self._lock:
             for name in names:
                 self._key_of(name)
 
     def check_probe(self, name: str, layer: int | None) -> None:
-        """Raise `InvalidRequest` unless the vector has a direction for a layer (None: the last one)."""
+        """Raise `InvalidRequest` unless the vector has a direction for the layer (None: the last layer)."""
         known = self.directions(name)
         if (self.num_layers - 1 if layer is None else layer) not in known:
             raise InvalidRequest(
@@ -165,8 +166,8 @@ class ControlVectors:
             )
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
-        `UnknownControlVector`; then none is held."""
+        """Return the keys of the control vectors of a new request, by name. The vectors stay until `leave`. If a name
+        is unknown, no vector is held and `UnknownControlVector` is raised."""
         with self._lock:
             keys = {name: self._key_of(name) for name in names}
             for key in keys.values():
@@ -174,7 +175,7 @@ class ControlVectors:
         return keys
 
     def leave(self, keys: Iterable[str]) -> None:
-        """Release these keys, because a request that used them has ended."""
+        """Release the vectors with these keys, because a request that used them has ended."""
         with self._lock:
             for key in keys:
                 self._entries[key].num_users -= 1
@@ -183,18 +184,18 @@ class ControlVectors:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the vector of a key is there."""
+        """Return whether the store has the vector of a key."""
         return key in self._entries
 
     def held(self, key: str) -> Directions:
-        """Return the directions of a key. Raises `InternalError` if it is not there."""
+        """Return the directions of a key. Raises `InternalError` if the store does not have them."""
         try:
             return self._entries[key].directions
         except KeyError:
             raise InternalError(f"control vector {key!r} is not loaded") from None
 
     def hold(self, key: str, directions: Directions) -> None:
-        """Keep directions that another process names by this key, until `drop` or `clear`."""
+        """Store directions that another process names by this key, until `drop` or `clear`."""
         with self._lock:
             self._entries[key] = _Entry("", "", directions)
 
@@ -205,13 +206,13 @@ class ControlVectors:
             self._mixes.clear()
 
     def clear(self) -> None:
-        """Forget all vectors."""
+        """Remove all vectors."""
         with self._lock:
             for known in (self._entries, self._names, self._mixes):
                 known.clear()
 
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
-        """Return the scaled sum of vectors, given by key. It is added after each layer, [hidden]."""
+        """Return, by layer, the scaled sum of vectors, given by key. It is added to the layer's output, [hidden]."""
         with self._lock:
             found = self._mixes.get(mix)
             if found is None:
@@ -223,7 +224,8 @@ class ControlVectors:
             return found
 
     def unit(self, key: str, layer: int | None) -> tuple[int, Tensor]:
-        """Return a layer (the last one for None), and the vector's direction there of length 1, float32 [hidden]."""
+        """Return the number of a layer (the last one for None), and the vector's direction for it, scaled to length 1,
+        float32 [hidden]."""
         at = self.num_layers - 1 if layer is None else layer
         values = self._entries[key].directions[at]
         return at, (values / values.norm().clamp_min(_TINY)).to(device=self._device)

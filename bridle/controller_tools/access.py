@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What an owner of a key can be.
+#: Possible roles of a key's owner.
 ROLES = ("admin", "user")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPermission:
-    """With neither `users` nor `roles`, everybody."""
+    """The users and roles that may use a tool. Without both, every user may."""
 
     users: frozenset[str] = frozenset()
     roles: frozenset[str] = frozenset()

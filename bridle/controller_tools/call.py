@@ -1,6 +1,6 @@
-"""A tool call as its controller sees it: a handle at once, and an answer later.
+"""A tool call as its controller sees it: the controller gets a handle at once, and the answer later.
 
-A call ends once: with a text or with an error message. The first end counts. This module does not know the tools.
+A call ends once, with a text or with an error message; only the first end counts. This module does not know the tools.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PENDING = "has not answered yet"
 
 
 class Call:
-    """One call of the tool `name`. Safe from any thread; a copy of it is the call itself, so that a forked controller
-    waits for the same answer.
+    """One call of the tool `name`. Safe from any thread. Copying a call returns the call itself, so that a forked
+    controller waits for the same answer.
 
-    `is_done` once it ended, and then `error` is None or says why there is no answer. `text` is the answer, and `value`
-    the same parsed as JSON; both raise `ToolFailed` if there is none.
+    `is_done` is true once the call has ended; `error` is then None or the reason why there is no answer. `text` is the
+    answer, and `value` is the answer parsed as JSON; both raise `ToolFailed` if there is no answer.
     """
 
     __slots__ = ("_answer", "_error", "_lock", "_on_done", "is_done", "name", "notice", "num_owners")
@@ -29,8 +29,9 @@ class Call:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_done = False
-        self.num_owners = 1  # outputs that may still want the answer
-        self.notice: tuple[str, bytes] | None = None  # the variable that tells the client of it, if it is to answer
+        self.num_owners = 1  # outputs that may still need the answer
+        # the variable that asks the client for an answer, if it must answer
+        self.notice: tuple[str, bytes] | None = None
         self._answer = ""
         self._error: str | None = _PENDING
         self._lock = threading.Lock()
@@ -38,35 +39,36 @@ class Call:
 
     @classmethod
     def of(cls, name: Any) -> Call:
-        """A call by whatever name a controller gave, in a form that can be shown."""
+        """Return a call for the name that a controller gave, which may be any value, in a form that can be shown."""
         return cls(short_repr(name)[1:-1] if isinstance(name, str) else "?")
 
     @property
     def error(self) -> str | None:
-        """The reason why there is no answer; None if there is one, or if it is not known yet."""
+        """Return the reason why there is no answer; None if there is an answer, or if the call has not ended."""
         return self._error if self.is_done else None
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """Return the answer. Raises `ToolFailed` if there is none."""
         if not self.is_done or self._error is not None:
             raise ToolFailed(f"tool {self.name!r}: {self._error}")
         return self._answer
 
     @property
     def value(self) -> Any:
-        """The answer, read as JSON."""
+        """Return the answer parsed as JSON. Raises `ToolFailed` if there is none, or if it is not JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError) as error:
             raise ToolFailed(f"tool {self.name!r}: its answer is not JSON: {error}") from None
 
     def cancel(self) -> None:
-        """Cancel the call: it is done, and its executor is stopped. Has no effect on a call that is done."""
+        """Cancel the call: it is done at once, and its execution is stopped. Has no effect on a call that is already
+        done."""
         self.end(error="was cancelled")
 
     def end(self, answer: str = "", error: str | None = None) -> bool:
-        """End the call, unless it is done; returns whether this ended it."""
+        """End the call, unless it is already done. Returns whether this ended it."""
         with self._lock:
             if self.is_done:
                 return False
@@ -78,7 +80,7 @@ class Call:
         return True
 
     def when_done(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the call is done, from the thread that ends it; if it is done already, call it now."""
+        """Call `tell` once the call is done, from the thread that ends it; if it is already done, call `tell` now."""
         with self._lock:
             if not self.is_done:
                 self._on_done.append(tell)

@@ -1,4 +1,4 @@
-"""Tools whose answers come from the client: its stream reports a call, another request of the same user answers it.
+"""Tools whose answers come from the client: its stream reports a call, and another request of the same user answers it.
 
 An operator defines such a tool with a description, or a request names its own tools. The client must know how to answer
 them.
@@ -17,37 +17,38 @@ from bridle.controller_tools.offer import ToolOffer
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.safe_repr import short_repr
 
-#: How the variable is called by which a client is told of a call; its id follows.
+#: Prefix of the variable that reports a call to a client; the id of the call follows.
 CALL_VARIABLE = "tool_call:"
-#: The name under which calls of tools that requests name are counted; no tool can be called so.
+#: Name in the metrics for tools that requests name; no tool may have this name.
 OF_REQUESTS = "(client)"
 MAX_CLIENT_TOOLS, MAX_NAME_CHARS = 64, 128
 
 
 class ClientTool:
-    """Waits until the client has answered; the desk ends the call then."""
+    """A tool that the client answers. The tool executor ends the call when the answer arrives."""
 
     def __init__(self, description: str) -> None:
         self.description = description
 
     async def offers(self) -> list[ToolOffer]:
-        """Offer nothing: only a request of the client's own can ask the client."""
+        """Return no offers, because only a request of the client's own can ask the client."""
         return []
 
     async def call(self, member: str, arguments: dict[str, Any]) -> str:
-        """Never answers by itself."""
+        """Wait for ever, because the client's answer ends the call."""
         if member:
             raise ToolFailed(f"it has no part {short_repr(member)}")
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await answer
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing, because there are no resources to release."""
 
 
 def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[str, ...]:
-    """The tools that a request names as its client's own. They must not have a name that the operator has `taken`,
-    even if the user may not call that tool, because a client must not answer for it. Raises `InvalidRequest`."""
+    """Return the tools that a request names as its client's own. They must not have a name that the operator has
+    `taken`, even if the user may not call that tool, because a client must not answer for it. Raises
+    `InvalidRequest`."""
     if len(names) > MAX_CLIENT_TOOLS:
         raise InvalidRequest(f"client_tools has {len(names)} names; at most {MAX_CLIENT_TOOLS}", "client_tools")
     for name in names:
@@ -64,12 +65,12 @@ def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[st
 
 
 def new_call_id() -> str:
-    """An id by which a client answers a call, which no one else can guess."""
+    """Return an unguessable id, by which a client answers a call."""
     return secrets.token_urlsafe(18)
 
 
 def notice_of(call_id: str, name: str, arguments: Any) -> tuple[str, bytes]:
-    """The variable that notifies a client of a call."""
+    """Return the variable that notifies a client of a call."""
     return CALL_VARIABLE + call_id, msgspec.json.encode({"name": name, "arguments": arguments})
 
 

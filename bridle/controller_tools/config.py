@@ -1,4 +1,4 @@
-"""An operator's file of tools (TOML): the tools, their users, and their limits.
+"""An operator's file of tools (TOML): the tools, the users of each, and their limits.
 
     [tools.weather]
     python = "weather.py:now"
@@ -10,7 +10,7 @@
     mcp = ["mcp-server-time"]
     users = ["ann"]
 
-Any mistake in it is reported at the start, with the name of the table.
+Any mistake in the file is reported at the start, with the name of the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Maker = Callable[[str, Table, ToolLimits, Threads], Tool]
 
 
 def read_tools(path: Path) -> ToolExecutor:
-    """The tools of a file. Raises `InvalidRequest`, and `UnsupportedFeature` for a package that is missing."""
+    """Return the tools of a file. Raises `InvalidRequest`, and `UnsupportedFeature` if a needed package is missing."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidRequest(f"tools: {path.name} has more than {_MAX_FILE_BYTES} bytes", "tools")
@@ -55,7 +55,7 @@ def read_tools(path: Path) -> ToolExecutor:
 
 
 def make_desk(content: Table, folder: Path = Path()) -> ToolExecutor:
-    """The tools of a file's content; Python files in it are looked for in `folder`."""
+    """Return the tools of a file's content. Python files that it names are searched in `folder`."""
     _check_fields("tools", content, _TOP)
     limits = _limits(_table("limits", content.get("limits", {})))
     log = content.get("log", "none")

@@ -1,7 +1,7 @@
-"""Runs tool calls on an event loop in its own thread, so that no tool delays the engine's steps.
+"""Runs tool calls on an event loop in a separate thread, so that no tool delays the engine's steps.
 
 Only the handle reports the result of a call. A tool that fails, is late, returns too much or does not exist ends the
-call with an error message, never with an exception in the caller. Knows nothing of engines and of HTTP.
+call with an error message, never with an exception in the caller. This module does not know engines or HTTP.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from bridle.safe_repr import short_repr
 _log = logging.getLogger(__name__)
 
 _MAX_ERROR_CHARS = 2_000
-#: How long the desk waits at its end for tools that have to be closed, in seconds.
+#: Seconds that the executor waits at its end for tools to be closed.
 _PATIENCE = 5.0
-#: How many calls a client is told of at once that wait for its answers.
+#: Maximum number of calls waiting for a client's answers that are listed for the client at once.
 _MAX_TOLD = 100
 
 Arguments = dict[str, Any]
 T = TypeVar("T")
-#: What the log has of calls: nothing, which tool and how it went, or also what was said.
+#: Data of calls in the log: none, the tool and the outcome of each call, or also arguments and answers.
 LogLevel = Literal["none", "calls", "content"]
 
 
 class Tool(Protocol):
-    """Something that takes arguments and answers with a text. All its methods run on the desk's event loop, and must
+    """A tool that takes arguments and answers with a text. All its methods run on the executor's event loop, and must
     not block it."""
 
     @property
@@ -53,15 +53,15 @@ class Tool(Protocol):
         """Return the tools that a model may call, with full names. Raises `ToolFailed`."""
 
     async def call(self, member: str, arguments: Arguments) -> str:
-        """The answer. `member` is the part after the dot in a name such as `NAME.MEMBER`, else empty. Raises
-        `ToolFailed` with the public part of a failure. The call is cancelled if no caller waits for it any more."""
+        """Return the answer. `member` is the part after the dot in a name such as `NAME.MEMBER`, else empty. Raises
+        `ToolFailed` with the public part of a failure. The call is cancelled if no output waits for it any more."""
 
     async def close(self) -> None:
         """Release the tool's resources. Idempotent."""
 
 
 class _Job(NamedTuple):
-    """A running call: the tool `name`, and its part `member`."""
+    """A running call of the tool `name`. `member` is the part of the tool that is called."""
 
     name: str
     member: str
@@ -82,7 +82,8 @@ class ToolCounts:
 
 
 class ToolExecutor:
-    """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
+    """Runs calls of tools, which it has by name. Safe from any thread; `close` it when done. Its thread starts with the
+    first call.
 
     `grants` say which users may use a restricted tool, and `log` which data of calls is logged. Users may call the
     tools in `direct` themselves, without a controller.
@@ -109,17 +110,17 @@ class ToolExecutor:
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: set[Call] = set()
-        self._asked: dict[str, tuple[str, Call]] = {}  # calls that clients answer, and whose they are, by id
+        self._asked: dict[str, tuple[str, Call]] = {}  # calls that clients answer, by id, each with its user
         self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tools, in their order."""
+        """Return the names of all tools, in their order."""
         return tuple(self._tools)
 
     @property
     def of_clients(self) -> tuple[str, ...]:
-        """Those that the client of a request answers."""
+        """Return the names of the tools that the client of a request answers."""
         return tuple(name for name, tool in self._tools.items() if isinstance(tool, ClientTool))
 
     def describe(self, name: str) -> str:
@@ -135,11 +136,11 @@ class ToolExecutor:
             }
 
     def names_for(self, user: str, is_admin: bool) -> tuple[str, ...]:
-        """The tools that a user may use."""
+        """Return the names of the tools that a user may use."""
         return tuple(name for name in self._tools if self._grants.get(name, EVERYBODY).permits(user, is_admin))
 
     def direct_for(self, user: str, is_admin: bool) -> dict[str, Tool]:
-        """The tools that a user may call without a controller."""
+        """Return the tools that a user may call without a controller."""
         return {
             name: tool
             for name in self.names_for(user, is_admin)
@@ -147,7 +148,7 @@ class ToolExecutor:
         }
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop of the tools. Raises `ToolFailed` after the end."""
+        """Run a coroutine on the tools' event loop. Raises `ToolFailed` after `close`."""
         with self._lock:
             if self._closed:
                 work.close()
@@ -159,7 +160,7 @@ class ToolExecutor:
         self._listeners.add(on_done)
 
     def unwatch(self, on_done: Callable[[], None]) -> None:
-        """Stop calling it."""
+        """Stop calling `on_done` when calls end."""
         self._listeners.discard(on_done)
 
     def begin(
@@ -169,7 +170,7 @@ class ToolExecutor:
         timeout: float | None = None,
         behalf: ToolCallContext = NOBODY,
     ) -> Call:
-        """Begin a call on somebody's behalf. Never blocks, and never raises."""
+        """Begin a call for the user in `behalf`. Never blocks, and never raises."""
         call = Call.of(name)
         try:
             job = self._checked(call, name, arguments, timeout, behalf.client_tools)
@@ -186,12 +187,12 @@ class ToolExecutor:
         return call
 
     def take_answers(self, call_id: str, user: str, call: Call) -> None:
-        """Let this user answer a call by that id, until the call has ended."""
+        """Let this user answer the call by this id, until the call has ended."""
         self._asked[call_id] = user, call
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
 
     def asked_of(self, user: str) -> list[tuple[str, str]]:
-        """Return the calls that wait for this user's answer: their ids and notices; the oldest ones if there are
+        """Return the ids and notices of calls that wait for this user's answer; only the oldest ones if there are
         many."""
         asked = {call: call_id for call_id, (owner, call) in list(self._asked.items()) if owner == user}
         notices = [(call_id, call.notice) for call, call_id in list(asked.items())[:_MAX_TOLD]]
@@ -202,8 +203,8 @@ class ToolExecutor:
         return call_id in self._asked and self._asked[call_id][0] == user
 
     def answer(self, call_id: str, user: str, text: str, error: str | None = None) -> None:
-        """End a call that was reported to a client. Raises `InvalidRequest` if there is none of that user's, and for an
-        answer that is too long."""
+        """End a call that was reported to a client. Raises `InvalidRequest` if no such call of this user waits, or if
+        the answer is too long."""
         owner, call = self._asked.get(call_id, (None, None))
         if call is None or owner != user:
             raise InvalidRequest(f"no call {short_repr(call_id)} waits for an answer of this user's", "call_id")
@@ -216,7 +217,8 @@ class ToolExecutor:
         self._tell()
 
     def _find(self, name: str, client_tools: Collection[str]) -> tuple[str, str, Tool]:
-        """Return the tool of a name: its name in the metrics, the part of it (`NAME.PART`), and the tool."""
+        """Return the tool that a name means: its name in the metrics, its part that is called (`NAME.PART`), and the
+        tool."""
         entry = entry_of(name, self._tools)
         if entry is not None:
             return entry, name[len(entry) + 1 :], self._tools[entry]
@@ -240,7 +242,7 @@ class ToolExecutor:
         return _Job(entry, member, tool, msgspec.json.decode(packed), seconds, call)
 
     def _admit(self, job: _Job) -> asyncio.AbstractEventLoop:
-        """Count one more call; returns the loop that runs it. Raises `ToolFailed`."""
+        """Count one more call. Returns the loop that runs it. Raises `ToolFailed` if there is no room for it."""
         with self._lock:
             if self._closed:
                 raise ToolFailed("tools are shut down")
@@ -256,14 +258,14 @@ class ToolExecutor:
             return loop
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of the tools. The caller holds the lock."""
+        """Return the event loop of the tools, and start its thread if necessary. The caller must hold the lock."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
             self._thread.start()
         return self._loop
 
-    # -- the desk's thread -------------------------------------------------------------------------------
+    # -- on the executor's thread ------------------------------------------------------------------------
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -285,13 +287,13 @@ class ToolExecutor:
         task.add_done_callback(note)
 
         def stop() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the task has ended with it
                 loop.call_soon_threadsafe(task.cancel)
 
         job.call.when_done(stop)
 
     async def _answer(self, job: _Job) -> None:
-        """Run one call to its end, whatever that is."""
+        """Run one call to its end, for any result."""
         answer, error = "", None
         try:
             async with asyncio.timeout(job.seconds):
@@ -308,7 +310,7 @@ class ToolExecutor:
         job.call.end(answer, error)
 
     def _note_end(self, job: _Job, seconds: float) -> None:
-        """Record that nothing of a call is left, also if it was cancelled before it began."""
+        """Record that a call's task has ended, also if it was cancelled before it began."""
         counts, call = self._counts[job.name], job.call
         call.cancel()
         with self._lock:
@@ -320,7 +322,7 @@ class ToolExecutor:
         self._tell()
 
     def _write(self, job: _Job, seconds: float) -> None:
-        """Log a call that has ended, if the operator wants it."""
+        """Log a call that has ended, if the operator asked for it."""
         if self._log == "none":
             return
         call = job.call
@@ -344,8 +346,8 @@ class ToolExecutor:
             tell()
 
     async def _wind_up(self) -> None:
-        """End what is under way, and close the tools. What does not end in time is cancelled, so that it leaves no
-        process behind."""
+        """End all running calls, and close the tools. A tool that does not close in time is cancelled, so that it
+        leaves no process behind."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
 """Python functions as tools of an operator, or of the program that loads a model.
 
-A function that is `async` runs on the desk's event loop and can be stopped; any other gets a thread of its own. A
-thread cannot be stopped: after a cancelled call it continues, and its result is dropped. So the number of threads is
-limited.
+A function that is `async` runs on the executor's event loop and can be stopped; any other function gets a thread of its
+own. A thread cannot be stopped: after a cancelled call it continues, and its result is dropped. So the number of
+threads is limited.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Limit on the threads of tool functions. Safe from any thread."""
+    """A limit on the number of threads of tool functions. Safe from any thread."""
 
     def __init__(self, most: int) -> None:
         self.most, self.num = most, 0
         self._lock = threading.Lock()
 
     def start(self, function: Callable[[], T], name: str) -> Future[T]:
-        """Run a function in a thread of its own. Its place is free again once it has returned, or was given up before
-        it began. Raises `ToolFailed` where there are too many."""
+        """Run a function in a thread of its own. The thread counts until the function has returned, or until the call
+        was cancelled before it began. Raises `ToolFailed` if there are too many threads."""
         self._take()
         try:
             future = start_thread(function, name[:40])
-        except RuntimeError as error:  # the system gives no more threads
+        except RuntimeError as error:  # the system starts no more threads
             self._give_back()
             raise ToolFailed(f"no thread could be started: {error}") from None
         future.add_done_callback(lambda done: self._give_back())
@@ -58,8 +58,8 @@ class Threads:
 
 
 class FunctionTool:
-    """A function as a tool: called with the arguments as keywords. A string that it returns is the answer, anything
-    else is answered as JSON."""
+    """A function as a tool. It is called with the arguments as keywords. If it returns a string, this is the answer;
+    any other result is converted to JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str, threads: Threads) -> None:
         if not callable(function):
@@ -69,20 +69,20 @@ class FunctionTool:
 
     @property
     def description(self) -> str:
-        """The first line of the function's documentation."""
+        """Return the first line of the function's documentation."""
         return (inspect.getdoc(self._function) or "").partition("\n")[0][:_MAX_DESCRIPTION_CHARS]
 
     async def offers(self) -> list[ToolOffer]:
-        """Describe the function and its parameters."""
+        """Return the description of the function and its parameters."""
         return [ToolOffer(self._name, self.description, schema_of(self._function))]
 
     async def call(self, member: str, arguments: Arguments) -> str:
-        """Call it, and wait for its result."""
+        """Call the function, and wait for its result."""
         if member:
             raise ToolFailed(f"it has no part {short_repr(member)}")
         try:
             inspect.signature(self._function).bind(**arguments)
-        except ValueError:  # a function without a signature, such as some that are built in
+        except ValueError:  # a function without a signature, such as some built-in ones
             pass
         except TypeError as error:
             raise ToolFailed(f"its arguments do not fit: {error}") from None
@@ -100,13 +100,13 @@ class FunctionTool:
                 return self._function(**arguments)
             except Exception:
                 raise
-            except BaseException as error:  # it must not end the desk's loop
+            except BaseException as error:  # an exception must not end the executor's loop
                 raise ToolFailed(f"raised {error!r}") from None
 
         return await asyncio.wrap_future(self._threads.start(run, f"bridle-tool-{self._name}"))
 
     async def close(self) -> None:
-        """A function holds nothing."""
+        """Do nothing, because a function has no resources."""
 
 
 def as_text(result: Any) -> str:
@@ -120,6 +120,6 @@ def as_text(result: Any) -> str:
 
 
 def function_tools(functions: Mapping[str, Callable[..., Any]], limits: ToolLimits = DEFAULT_LIMITS) -> dict[str, Tool]:
-    """Functions as tools, by the same names."""
+    """Return functions as tools, by the same names."""
     threads = Threads(limits.max_threads)
     return {name: FunctionTool(function, name, threads) for name, function in functions.items()}

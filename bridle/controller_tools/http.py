@@ -2,8 +2,8 @@
 
     {"method": "GET", "url": "https://example.org/api/cities?name=Oslo"}
 
-Redirects are not followed. The connection goes to an address that was checked. Sizes and times are bounded. Each
-request has a connection and a thread of its own, which end when the call does.
+Redirects are not followed. Connections are made only to addresses that were checked. Sizes and times are limited. Each
+request has a connection and a thread of its own, which end with the call.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _FIELDS = ("method", "url", "body", "content_type")
 _TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:; ?charset=[A-Za-z0-9-]+)?")
 _CHARSET = re.compile(r"charset=\"?([A-Za-z0-9_-]+)")
-#: Others are rare by now, and some take long.
+#: Character sets that are decoded. Others are rare, and decoding some of them is slow.
 _ENCODINGS = frozenset({"utf-8", "utf-16", "ascii", "iso8859-1", "iso8859-15", "cp1252"})
 _MAX_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRule:
-    """A method, an origin, and how paths begin there."""
+    """A permitted method and origin, and the prefix of permitted paths."""
 
     method: str
     scheme: str
@@ -58,14 +58,14 @@ class HttpRule:
         return cls(method, target.scheme, target.host, target.port, target.path)
 
     def allows(self, method: str, target: HttpTarget) -> bool:
-        """Return whether a request matches: `/api/` allows paths below it, `/api` also itself."""
+        """Return whether a request matches: `/api/` allows paths below it, `/api` also allows itself."""
         if (method, target.scheme, target.host, target.port) != (self.method, self.scheme, self.host, self.port):
             return False
         path, prefix = target.path.partition("?")[0], self.prefix
         return path == prefix or path.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
-#: Arguments of a request, for models.
+#: JSON schema of a request's arguments, for models.
 _PARAMETERS = {
     "type": "object",
     "properties": {"method": {"enum": list(METHODS)}} | {name: {"type": "string"} for name in _FIELDS[1:]},
@@ -75,28 +75,28 @@ _PARAMETERS = {
 
 
 class HttpTool:
-    """Requests that a list of rules allows."""
+    """HTTP requests that a list of rules allows."""
 
     def __init__(self, rules: tuple[HttpRule, ...], bounds: HttpLimits, threads: Threads, name: str = "http") -> None:
         self._rules, self._bounds, self._threads, self._name = rules, bounds, threads, name
 
     @property
     def description(self) -> str:
-        """Description of the permitted requests."""
+        """Return a description of the permitted requests."""
         return "HTTP: " + ", ".join(f"{rule.method} {rule.scheme}://{rule.host}{rule.prefix}" for rule in self._rules)
 
     async def offers(self) -> list[ToolOffer]:
-        """Describe the requests."""
+        """Return the description of the tool and its arguments."""
         return [ToolOffer(self._name, self.description, _PARAMETERS)]
 
     async def call(self, member: str, arguments: Arguments) -> str:
-        """Send the request, and read its answer. A status from 300 on is a failure."""
+        """Send the request, and return its answer. A status from 300 on is a failure."""
         if member:
             raise ToolFailed(f"it has no part {short_repr(member)}")
         exchange, target = self._checked(arguments)
         seconds = self._bounds.timeout
         try:
-            async with asyncio.timeout(seconds):  # of all of it: a socket's own limit begins again with each byte
+            async with asyncio.timeout(seconds):  # for the whole call: a socket's own limit restarts with each byte
                 answer = await asyncio.wrap_future(self._threads.start(exchange.run, "bridle-tool-http"))
                 return _text(target, answer)
         except OutboundFailed as error:
@@ -125,7 +125,7 @@ class HttpTool:
         return HttpExchange(self._bounds, target, method, body, kind), target
 
     async def close(self) -> None:
-        """Connections end with their calls."""
+        """Do nothing, because connections end with their calls."""
 
 
 def _target(url: Any) -> HttpTarget:

@@ -12,9 +12,9 @@ class ToolLimits:
     """Bounds of every call, and of all calls of a request.
 
     A call ends after `timeout` seconds, or after the time that its controller sets, up to `max_timeout`. Its arguments
-    have at most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request has at most
-    `max_pending` calls under way and makes `max_calls` altogether. All requests together have `max_running` under way,
-    and at most `max_threads` Python functions, those included that were given up and have not returned.
+    have at most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request may have
+    `max_pending` running calls, and make `max_calls` in total. All requests together may have `max_running` running
+    calls and `max_threads` running Python functions. Functions of cancelled calls that have not returned count too.
     """
 
     timeout: float = 30.0

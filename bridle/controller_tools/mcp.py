@@ -1,7 +1,7 @@
-"""Servers of the Model Context Protocol as tools, by the official package `mcp` (extra `tools`).
+"""Servers of the Model Context Protocol as tools, through the official package `mcp` (extra `tools`).
 
 A server is started, or connected to, at the first call of one of its tools. If it ends, the running call fails, and the
-next call starts it again. `mcp_transports.py` has the transports. All of it runs on the tool executor's event loop.
+next call starts it again. `mcp_transports.py` has the transports. All code runs on the tool executor's event loop.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 __all__ = ["McpServer", "McpTool", "check_installed"]
 
 _MISSING = f"the package mcp is not installed; {install_hint('tools')}"
-#: How long a failed start is remembered, in seconds.
+#: Seconds for which the error of a failed start is kept.
 _PAUSE = 1.0
-#: How long a connection that was closed may take to say why, in seconds.
+#: Maximum number of seconds until a connection that was closed reports the reason.
 _MOMENT = 30.0
-#: What the package says where it was closed; servers use the same code for whatever they like.
+#: The package's message for a closed connection. Its error code is not enough, because servers use it for other errors.
 _CLOSED = "Connection closed"
 _MAX_SHOWN = 1_000
 _MAX_TOOLS = 1_000
 
 
 class McpTool:
-    """The tools of one server, each as `NAME.TOOL`."""
+    """The tools of one MCP server, each named `NAME.TOOL`."""
 
     def __init__(self, name: str, server: McpServer, pause: float = _PAUSE) -> None:
         self._name, self._server, self._pause = name, server, pause
         self.life: _Life | None = None
-        self._ending: set[_Life] = set()  # earlier ones that may still have a process or a connection
+        self._ending: set[_Life] = set()  # earlier lives that may still have a process or a connection
         self._failed_at = -1e9
         self._failure = ""
 
@@ -50,7 +50,7 @@ class McpTool:
         return f"MCP: {self._server.url or ' '.join(self._server.command)}"[:_MAX_SHOWN]
 
     async def offers(self) -> list[ToolOffer]:
-        """List the tools of the server, which is started if need be."""
+        """Return the tools of the server, which is started if necessary."""
         life = await self._ready()
         return [offer._replace(name=f"{self._name}.{name}") for name, offer in life.tools.items()]
 
@@ -60,7 +60,7 @@ class McpTool:
             raise ToolFailed(f"it is a server; its tools are called {self._name}.TOOL")
         try:
             return await self._call(member, arguments)
-        except _Forgotten:  # so the call has not been made
+        except _Forgotten:  # the call was not made yet
             return await self._call(member, arguments)
 
     async def _call(self, member: str, arguments: Arguments) -> str:
@@ -70,7 +70,8 @@ class McpTool:
         return await life.call(member, arguments)
 
     async def _ready(self) -> _Life:
-        """The server's present life; a new one if the last has ended. Other callers wait for the same start."""
+        """Return the server's present life; a new one if the last has ended. Several callers wait for the same
+        start."""
         life = self.life
         if life is None or life.is_over:
             if time.monotonic() - self._failed_at < self._pause:
@@ -85,25 +86,26 @@ class McpTool:
         return life
 
     async def close(self) -> None:
-        """End the server, if it runs, and wait for the ends of earlier ones."""
+        """End the server, if it runs, and wait until earlier lives have ended."""
         lives = self._ending if self.life is None else self._ending | {self.life}
         await asyncio.gather(*(life.close() for life in lives))
 
 
 class _Forgotten(ToolFailed):
-    """A server does not know the session, since it was started again."""
+    """The server does not know the session, because it was restarted."""
 
 
 class _Life:
-    """A server from its start to its end, in a task of its own. `ready` is done once its tools are known."""
+    """A server from its start to its end, in a task of its own. `ready` is done once the server's tools are known."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name, self._server = name, server
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody may have left
+        # marks an error as read; the caller may have been cancelled
+        self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.tools: dict[str, ToolOffer] = {}
-        self._ended: asyncio.Future[str] = loop.create_future()  # why it is over
+        self._ended: asyncio.Future[str] = loop.create_future()  # the reason for the end
         self._session: ClientSession | None = None
         self._is_forgotten = False
         self._task = loop.create_task(self._run())
@@ -115,20 +117,20 @@ class _Life:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether nothing is left of it."""
+        """Return whether the server's task has ended."""
         return self._task.done()
 
     def end(self, why: str) -> None:
-        """Have it end."""
+        """Begin to end the server, for the reason `why`."""
         if not self._ended.done():
             self._ended.set_result(why)
 
     def _forget(self) -> None:
-        """Log that the server answers again, after it was restarted."""
+        """Record that the server no longer knows the session, because it was restarted."""
         self._is_forgotten = True
 
     async def call(self, tool: str, arguments: Arguments) -> str:
-        """Call a tool; fails if the server ends first."""
+        """Call a tool. Fails if the server ends first."""
         assert self._session is not None
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
@@ -136,11 +138,11 @@ class _Life:
         asking = asyncio.ensure_future(self._session.call_tool(tool, arguments))
         try:
             await asyncio.wait((asking, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() or asking.cancelled():  # what carries its messages failed, which ends it
+            if not asking.done() or asking.cancelled():  # the transport failed, which ends the server
                 raise ToolFailed(f"{self._name} ended during the call: {await self._why()}")
             return _text_of(asking.result())
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED and error.message == _CLOSED:  # and then it says why
+            if error.code == CONNECTION_CLOSED and error.message == _CLOSED:  # the server then reports its reason
                 await asyncio.wait((self._ended,), timeout=_MOMENT)
             if self._ended.done():
                 raise ToolFailed(f"{self._name} ended during the call: {self._ended.result()}") from None
@@ -155,7 +157,7 @@ class _Life:
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _why(self) -> str:
-        """Wait for the reason of its end. A cancelled waiter must not cancel the future."""
+        """Wait for the reason of the server's end. A cancelled waiter must not cancel the future."""
         await asyncio.wait((self._ended,))
         return self._ended.result()
 
@@ -183,7 +185,7 @@ class _Life:
                 self.ready.set_exception(ToolFailed(f"{self._name} did not start: {why}"))
 
     async def _begin(self, session: ClientSession) -> None:
-        """Shake hands, and ask for the tools; fails if the server ends first."""
+        """Initialize the session, and request the list of tools. Fails if the server ends first."""
         from mcp_types import PaginatedRequestParams
 
         async def ask() -> list[ToolOffer]:
@@ -211,7 +213,7 @@ class _Life:
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """End the server, and wait until it has."""
+        """End the server, and wait until it has ended."""
         self.end("it was closed")
         if not self.ready.done():
             self._task.cancel()
@@ -228,7 +230,7 @@ def _words(error: BaseException) -> str:
 
 
 def _text_of(result: Any) -> str:
-    """The answer of a tool: its texts, or else its structured content as JSON."""
+    """Return the answer of a tool: its texts, or else its structured content as JSON."""
     from bridle.controller_tools.functions import as_text
 
     texts = [part.text for part in getattr(result, "content", ()) if getattr(part, "type", "") == "text"]
@@ -243,7 +245,7 @@ def _text_of(result: Any) -> str:
 
 
 def check_installed() -> None:
-    """Raise `UnsupportedFeature` unless the package is there."""
+    """Raise `UnsupportedFeature` unless the package `mcp` is installed."""
     from importlib.util import find_spec
 
     if find_spec("mcp") is None:

@@ -1,6 +1,6 @@
 """Transports of MCP (Model Context Protocol) messages: pipes to a child process, or HTTP.
 
-Whatever a server sends is bounded before it is read. Knows nothing of calls.
+Messages of a server are limited in size before they are read. This module does not know calls.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bridle.safe_repr import short_repr
 
 _log = logging.getLogger(__name__)
 
-#: How long a server may take to start, in seconds.
+#: Maximum number of seconds for the start of a server.
 START_SECONDS = 60.0
-#: A message holds more than the answer in it.
+#: Bytes of a message in addition to the answer in it.
 _ENVELOPE = 64 << 10
 _SESSION = "mcp-session-id"
 
-#: Streams of messages from a server and to it.
+#: Streams of messages: from a server, and to the server.
 Streams = tuple[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
     """Address of an MCP server: a `command` that uses standard input and output, with `env` added to the usual
-    variables, or a `url` with `headers`. Of its tools those in `tools` are offered (None: all)."""
+    variables, or a `url` with `headers`. Only tools of the server in `tools` are offered (None: all)."""
 
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -48,15 +48,15 @@ class McpServer:
 
     @property
     def max_message_bytes(self) -> int:
-        """Maximum bytes of a message that carries the largest answer."""
+        """Return the maximum number of bytes of a message that carries the largest answer."""
         return self.max_bytes + _ENVELOPE
 
 
 def connect(
     server: McpServer, end: Callable[[str], None], forget: Callable[[], None]
 ) -> AbstractAsyncContextManager[Streams]:
-    """Speak to a server, until the block ends. `end` is called with a reason when it has ended, `forget` when it does
-    not know the session any more."""
+    """Connect to a server until the block ends. `end` is called with the reason when the server has ended, `forget`
+    when it does not know the session any more."""
     return _over_http(server, forget) if server.url is not None else _over_pipes(server, end)
 
 
@@ -65,7 +65,7 @@ def connect(
 
 @contextlib.asynccontextmanager
 async def _over_http(server: McpServer, forget: Callable[[], None]) -> AsyncIterator[Streams]:
-    """A connection to a server over HTTP, whose answers are bounded."""
+    """Yield a connection to a server over HTTP, whose answers are limited in size."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -105,7 +105,8 @@ async def _over_http(server: McpServer, forget: Callable[[], None]) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIterator[Streams]:
-    """A server in a process of its own. A line that is too long, or the end of the process, ends it.
+    """Yield a connection to a server in a child process. A line that is too long ends the connection, and so does the
+    end of the process.
 
     The package's own transport keeps a line of any length; this one reads no more than the limit.
     """
@@ -118,7 +119,7 @@ async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIte
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=get_default_environment() | dict(server.env),
-        start_new_session=True,  # Ctrl-C in a terminal is for the server alone, which drains
+        start_new_session=True,  # the terminal's Ctrl-C must reach only bridle, which then ends in order
         limit=limit,
     )
     heard, reading = anyio.create_memory_object_stream[Any](0)
@@ -135,7 +136,7 @@ async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIte
 
 
 async def _listen(process: asyncio.subprocess.Process, limit: int, heard: Any, end: Callable[[str], None]) -> None:
-    """Pass on the process's output, line by line, until it ends or is too long."""
+    """Pass on the process's output, line by line, until the process ends or a line is too long."""
     import anyio
 
     assert process.stdout is not None
@@ -143,14 +144,14 @@ async def _listen(process: asyncio.subprocess.Process, limit: int, heard: Any, e
         while line := await process.stdout.readline():
             await heard.send(_message_of(line))
         end(f"its process ended with code {await process.wait()}")
-    except ValueError:  # of the reader, for a line beyond its limit
+    except ValueError:  # raised by the reader for a line beyond its limit
         end(f"it sent a message of more than {limit} bytes (max_result_bytes)")
     except anyio.BrokenResourceError:
         pass  # the session is over
 
 
 def _message_of(line: bytes) -> Any:
-    """The message of a line; an error, for the session to pass over, if it is none."""
+    """Return the message of a line. For an invalid line, return an error, which the session ignores."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -162,7 +163,7 @@ def _message_of(line: bytes) -> Any:
 
 
 async def _speak(process: asyncio.subprocess.Process, to_say: Any) -> None:
-    """Write messages to the process, one a line."""
+    """Write messages to the process, one per line."""
     import anyio
 
     assert process.stdin is not None
@@ -173,7 +174,7 @@ async def _speak(process: asyncio.subprocess.Process, to_say: Any) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process. Its input is closed first, and it is killed if it does not end then."""
+    """End a process. Its input is closed first; if it does not end then, it is killed."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:
@@ -181,7 +182,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started, as `npx` does
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started, as `npx` does
         while await process.stdout.read(1 << 16):
-            pass  # `wait` waits for the end of what it wrote, too
+            pass  # `wait` also waits for the end of its output
         await process.wait()

@@ -1,4 +1,4 @@
-"""Modules of an operator: trusted code, named by the operator's flags or files, never by a request."""
+"""Loads an operator's modules: trusted code, named by the operator's flags or files, never by a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridle.safe_repr import short_repr
 
 
 def load_module(name: str, param: str) -> ModuleType:
-    """The module of that name, or of that Python file. Raises `InvalidRequest`, about `param`."""
+    """Return the module with this name, or the module in this Python file. Raises `InvalidRequest` about `param`."""
     try:
         if not name.endswith(".py"):
             if "" not in sys.path:  # modules next to the command, as with `python -m`

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
-#: Kinds of parameters that a call by keywords can give.
+#: Kinds of parameters that can be passed by keyword.
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -23,7 +23,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the JSON schema of a function's parameters. A parameter without a simple type allows any value."""
     try:
         found = inspect.signature(function).parameters.values()
-    except ValueError:  # a function without a signature, such as some that are built in
+    except ValueError:  # a function without a signature, such as some built-in ones
         return {"type": "object"}
     named = [each for each in found if each.kind in _NAMED]
     return {
@@ -35,6 +35,6 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _type_of(annotation: Any) -> dict[str, str]:
-    """Return the schema of an annotation, a type or its name."""
+    """Return the JSON schema of an annotation, which is a type or its name."""
     kind = _TYPES.get(getattr(annotation, "__name__", str(annotation)))
     return {} if kind is None else {"type": kind}

@@ -18,8 +18,8 @@ _MAX_NAMED = 16
 
 
 class ToolCallContext(NamedTuple):
-    """On whose behalf a call is made: a user, whose client answers `client_tools`, and a request of theirs. `call_id`
-    is the id by which the client is to answer this call; empty: one is drawn."""
+    """The user for whom a call is made, whose client answers `client_tools`, and the user's request. `call_id` is the
+    id by which the client must answer this call; if it is empty, a random one is used."""
 
     user: str = ""
     client_tools: Collection[str] = ()
@@ -52,8 +52,8 @@ class Desk(Protocol):
 
 @dataclass(slots=True)
 class ToolSession:
-    """Calls tools on behalf of one request. `names` are those of the desk that it may use (None: all). One thread at a
-    time."""
+    """Calls tools for one request. `names` are the executor's tools that the request may use (None: all). One thread at
+    a time."""
 
     desk: Desk
     names: Collection[str] | None = None
@@ -64,7 +64,7 @@ class ToolSession:
     def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None, call_id: str = ""
     ) -> Call:
-        """Begin a call; one that may not be made has failed at once."""
+        """Begin a call. A call that is not allowed fails at once."""
         limits, theirs = self.desk.limits, self.behalf.client_tools
         self.pending = [call for call in self.pending if not call.is_done]
         why = None
@@ -85,14 +85,14 @@ class ToolSession:
 
 
 def pack_arguments(arguments: Mapping[str, Any] | None, timeout: float | None, limits: ToolLimits) -> bytes:
-    """The arguments of a call as JSON. Raises `ToolFailed` for a call that the limits do not allow."""
+    """Return the arguments of a call as JSON. Raises `ToolFailed` for a call that the limits do not allow."""
     if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout <= limits.max_timeout):
         raise ToolFailed(
             f"timeout is {short_repr(timeout)}; must be more than 0 and at most {limits.max_timeout:g} seconds"
         )
     try:
         packed = msgspec.json.encode(dict(arguments or {}))
-    except Exception as error:  # whatever the objects of a caller may raise
+    except Exception as error:  # objects of the caller may raise any exception
         raise ToolFailed(f"its arguments are not JSON: {error}") from None
     if len(packed) > limits.max_argument_bytes:
         raise ToolFailed(
@@ -112,7 +112,7 @@ def entry_of(name: Any, names: Collection[str]) -> str | None:
 
 
 def adopt(calls: Collection[Call]) -> list[Call]:
-    """The calls that a fork shares with the output that it comes from: those under way."""
+    """Return the calls that a fork shares with the output from which it was forked: those that have not ended."""
     shared = [call for call in calls if not call.is_done]
     for call in shared:
         call.num_owners += 1
@@ -120,7 +120,7 @@ def adopt(calls: Collection[Call]) -> list[Call]:
 
 
 def leave(calls: Collection[Call]) -> None:
-    """Record that an output has ended. Calls that no other output waits for are cancelled."""
+    """Record that an output has ended. Calls for which no other output waits are cancelled."""
     for call in calls:
         call.num_owners -= 1
         if not call.num_owners:
@@ -128,6 +128,6 @@ def leave(calls: Collection[Call]) -> None:
 
 
 def listed(names: Collection[str]) -> str:
-    """The first of some names, for a message."""
+    """Return the first of some names, for a message."""
     some = list(names)[:_MAX_NAMED]
     return ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "") or "none"

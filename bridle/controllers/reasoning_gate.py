@@ -1,7 +1,7 @@
 """Free text first, then a grammar: a model reasons within a budget and answers in a format, or calls tools after a
 token.
 
-The text up to the end token is free. When its budget is used up, the end is forced, and a grammar, if there is one,
+The text up to the end token is free. When its budget is used up, the end token is forced. A grammar, if there is one,
 applies to the text after it. Nothing is rolled back.
 """
 
@@ -76,15 +76,16 @@ async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGra
 class _Phase(Enum):
     BEFORE = "before"  # the first token decides whether there is a free part
     FREE = "free"
-    GAP = "gap"  # between the end token and what the grammar knows
+    GAP = "gap"  # between the end token and the text that the grammar describes
     BOUND = "bound"
 
 
 @dataclass(slots=True)
 class ReasoningThenGrammar(Controller):
-    """`end` is the token that ends the free part; `opening`, if given, may begin it as the first token of the
-    output. After `budget` tokens of the free part `closing` follows, the last of which is `end`, and after the end
-    `gap`, if the grammar `then` applies to the rest. The output may end within the free part only if it `may_stop`."""
+    """Lets a model write free text before a grammar applies. `end` is the token that ends the free part; `opening`, if
+    given, may begin it as the first token of the output. After `budget` tokens of the free part, the tokens `closing`,
+    which end with `end`, are forced. If the grammar `then` applies to the remaining text, the tokens `gap` follow the
+    end token. The output may end within the free part only if `may_stop` is true."""
 
     end: int
     opening: int | None = None
@@ -94,12 +95,12 @@ class ReasoningThenGrammar(Controller):
     then: CompiledGrammar | None = None
     may_stop: bool = True
 
-    __name__: ClassVar[str] = "free_part"  # as logs and traces have it
+    __name__: ClassVar[str] = "free_part"  # name in logs and traces
 
-    #: Front-ends read this: text can be shown at once.
+    #: Front ends read this attribute: text can be shown at once.
     max_rewind: ClassVar[int] = 0
     is_pure: ClassVar[bool] = True
-    #: As with constraints.
+    #: Alternatives to forced tokens can be requested, as with constraints.
     is_lenient: ClassVar[bool] = True
 
     _phase: _Phase = field(default=_Phase.FREE, init=False)
@@ -107,14 +108,14 @@ class ReasoningThenGrammar(Controller):
     _num_gap: int = field(default=0, init=False)
     _is_cut: bool = field(default=False, init=False)
     _mask: bytes = field(default=b"", init=False)
-    # What the part was before each token of the output, and whether the grammar was told of that token.
+    # For each token of the output: the state before the token, and whether the grammar was advanced by it.
     _past: list[tuple[_Phase, int, int, bool, bool]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._phase = _Phase.FREE if self.opening is None else _Phase.BEFORE
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReasoningThenGrammar:
-        """A copy without the time that copying each entry of `_past` takes: they never change."""
+        """Return a copy without copying each entry of `_past`, which takes time; entries never change."""
         twin = copy.copy(self)
         twin._past = self._past.copy()
         twin.then = copy.deepcopy(self.then, memo)
@@ -150,14 +151,14 @@ class ReasoningThenGrammar(Controller):
         return Decision.sample()
 
     def _without_end(self, view: SequenceView) -> bytes:
-        """Return the mask that allows every token but the end token, which the model may still want after the forced
-        end."""
+        """Return the mask that allows every token but the end token, which the model may still prefer after the forced
+        end token."""
         if not self._mask:
             self._mask = view.mask_of([self.end]).translate(_INVERTED)
         return self._mask
 
     def _forget(self, num_tokens: int) -> None:
-        """Return to the state before the last tokens, which contained a banned phrase."""
+        """Return to the state before the last tokens, which were rolled back."""
         before = len(self._past) - num_tokens
         num_bound = sum(was_bound for *_, was_bound in self._past[before:])
         if num_bound and self.then is not None:

@@ -1,4 +1,4 @@
-"""A pool that both the engine and the composed pool use. Answers are kept apart by their owner."""
+"""A pool that both the engine and the composed pool use. Answers are kept separately for each of the two."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bridle.engine.interfaces import Answer, ControllerPool, DelegatingPool
 
-#: The sequences of composed controllers have numbers from here on, above all of the engine's.
+#: First sequence number of members of composed controllers. The engine's own numbers are all smaller.
 FIRST_PART = 1 << 48
 
 
 class SharedPool(DelegatingPool):
-    """A pool that both the engine and the composed pool use."""
+    """A pool that both the engine and the composed pool use, with separate answers for each."""
 
     def __init__(self, pool: ControllerPool) -> None:
         super().__init__(pool)
@@ -21,7 +21,7 @@ class SharedPool(DelegatingPool):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the pool is busy or answers were kept."""
+        """Return whether the pool is busy or kept answers wait."""
         return self._pool.is_busy or bool(self._answers)
 
     def close(self, seq_ids: Sequence[int]) -> None:
@@ -38,8 +38,8 @@ class SharedPool(DelegatingPool):
         return answers
 
     def take_parts(self, seq_ids: Sequence[int], deadline: float | None, *, may_ask: bool) -> Mapping[int, Answer]:
-        """Return the answers for the composed pool: those that were kept, or else, if it `may_ask`, new ones of the
-        pool."""
+        """Return the answers for the composed pool: those that were kept, or, if there are none and `may_ask` is true,
+        new ones from the pool."""
         if may_ask and not self._parts:
             self._fetch(seq_ids, deadline)
         answers, self._parts = self._parts, {}

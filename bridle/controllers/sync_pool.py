@@ -1,4 +1,4 @@
-"""Base of pools whose controllers answer at once on the engine's thread."""
+"""Base class of pools whose controllers answer at once on the engine's thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Instance = TypeVar("_Instance")
 
 
 class SyncControllerPool(ControllerPool, Generic[_Instance]):
-    """A part of a `ControllerPool`. `open` stores a controller in `_opened` by the id of the request. `ask` moves it
-    to `_live` by the id of the sequence, and fills `_answers`."""
+    """A part of a `ControllerPool`. `open` stores a controller in `_opened` by request id. `ask` moves the controller
+    to `_live` by sequence id, and fills `_answers`."""
 
     answers_at_once = True
 
@@ -26,14 +26,14 @@ class SyncControllerPool(ControllerPool, Generic[_Instance]):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no request has a controller here."""
+        """Return whether no request has a controller in this pool."""
         return not (self._opened or self._live or self._answers)
 
     def abandon(self, request: Request) -> None:
         self._opened.pop(request.id, None)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers, which are ready as soon as `ask` returns."""
+        """Return all answers, which are ready as soon as `ask` returns."""
         answers, self._answers = self._answers, {}
         return answers
 
@@ -56,10 +56,10 @@ def opened(prompt: tuple[int, ...]) -> Future[tuple[int, ...]]:
 
 
 class NoopPool(SyncControllerPool[None]):
-    """Answers every ask at once with "sample". It replaces a pool that failed and may be left out."""
+    """Answers every ask at once with "sample". Used in place of a pool whose controller failed and may be left out."""
 
     def accepts(self, controller: object) -> bool:
-        """Return False: no controller is created here."""
+        """Return False, because this pool creates no controllers."""
         return False
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:

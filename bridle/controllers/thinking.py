@@ -1,5 +1,5 @@
-"""Limits reasoning by tokens, together with any other controller: after the budget, a sentence and the tag that ends
-reasoning are forced, and the tag that begins it is forbidden."""
+"""Limits reasoning to a number of tokens, together with any other controller. After this budget, a sentence and the tag
+that ends reasoning are forced, and the tag that begins it is forbidden."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bridle.safe_repr import short_repr
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
 
-#: The field of requests that has the sentence, and the most characters of it.
+#: The field of requests for the sentence, and the maximum number of its characters.
 FIELD, MAX_SENTENCE_CHARS = "thinking_budget_message", 2_000
-#: The texts around thoughts, in the models that are known.
+#: Pairs of tags around reasoning, in the known models.
 THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))
 
 
 def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that begin and end reasoning, if the vocabulary has them."""
+    """Return the tokens that begin and end reasoning, if the vocabulary has both; else None."""
     for opening, closing in THOUGHT_TAGS:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
         if first is not None and last is not None:
@@ -30,8 +30,8 @@ def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) -> tuple[int, ...]:
-    """The tokens of the sentence that ends reasoning, on a line of its own unless it begins with white space. Raises
-    `InvalidRequest` for a sentence that spells a tag or another special token."""
+    """Return the tokens of the sentence that ends reasoning, on a line of its own unless it begins with white space.
+    Raises `InvalidRequest` for a sentence that spells a tag or another special token."""
     if len(sentence) > MAX_SENTENCE_CHARS:
         raise InvalidRequest(
             f"{FIELD}: got {len(sentence)} characters; at most {MAX_SENTENCE_CHARS}. Shorten it", FIELD
@@ -49,8 +49,8 @@ def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) 
 
 @dataclass(slots=True)
 class ThinkingBudget(Controller):
-    """At most `budget` tokens of an output, and those of a `sentence` that ends them, may come between `opening` and
-    `closing`."""
+    """Limits reasoning: at most `budget` tokens, and the tokens of a `sentence` that ends reasoning, may come between
+    `opening` and `closing`."""
 
     opening: int
     closing: int

@@ -51,5 +51,5 @@ from bridle.traces.records import made as made
 from bridle.traces.replay_text import Rebuilt as Rebuilt
 from bridle.traces.replay_text import rebuild as rebuild
 
-if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
+if not TYPE_CHECKING:  # to a type checker, a removed name is an error
     __getattr__ = old_names(__name__)

@@ -1,6 +1,6 @@
-"""Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are left out,
-and so are steps: a controller may be late in one run and in time in the other. Moves of an output are compared in
-order. Its controller's logs and variables are compared separately."""
+"""Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are not compared.
+Steps are not compared either, because a controller may be late in one run and in time in the other. Moves of an output
+are compared in order. Its controller's logs and variables are compared separately."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from bridle.traces import records as r
 
-#: How many moves before a difference are shown with it.
+#: Number of moves before a difference that are shown with it.
 AROUND = 6
-#: Ends that come from outside: how far the other run got is no difference.
+#: Reasons that end an output from outside. The length of such an output does not count as a difference.
 _BROKEN_OFF = frozenset({"cancelled", "deadline"})
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of an output. Two moves are equal if a reader sees no difference; `record` has the rest."""
+    """One change of an output. Two moves are equal if they look the same to a reader; `record` has further details."""
 
     what: str
     values: tuple[object, ...]
@@ -46,8 +46,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """First difference of two traces in output `output`: the move of each (None: no more), and the moves `before`.
-    `gap` is how much more probable the best token was than the second one, in the first run."""
+    """The first difference of two traces in output `output`: the move of each (None: no more), and the moves `before`.
+    `gap` is the difference of log-probability between the best and the second-best token, in the first run."""
 
     output: int
     number: int
@@ -59,7 +59,8 @@ class TraceDifference:
 
 @dataclass(slots=True)
 class Comparison:
-    """`num_moves` were compared; `is_exact` if all log-probabilities were the same bits, too."""
+    """The result of a comparison. `num_moves` were compared. `is_exact` is true if all log-probabilities were equal to
+    the last bit."""
 
     num_moves: int = 0
     num_tokens: int = 0
@@ -98,7 +99,7 @@ class Comparison:
 
 
 def compare(old: r.Trace, new: r.Trace) -> Comparison:
-    """Compare a trace with another run of its request."""
+    """Compare a trace with another run of the same request."""
     found = Comparison()
     before, now = _moves(old.records), _moves(new.records)
     for output in sorted(before.keys() | now.keys()):
@@ -178,12 +179,12 @@ def _is_broken_off(moves: list[Move]) -> bool:
 
 
 def said_in(records: list[r.Record], output: int) -> str:
-    """Return everything that the controller of an output printed."""
+    """Return all text that the controller of an output printed."""
     return "".join(record.text for record in records if isinstance(record, r.LogRecord) and record.output == output)
 
 
 def wrote_in(records: list[r.Record], output: int) -> str:
-    """Return everything that the controller stored, a line for each write."""
+    """Return all writes of variables by the controller of an output, one line per write."""
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records

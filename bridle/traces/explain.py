@@ -1,5 +1,5 @@
 """Explanation of a request from its trace: conflicts between mask and model, the cost of controllers, and repeated
-computation. Everything is counted from the records; other modules display it."""
+computation. All figures are computed from the records; other modules display them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from bridle.traces import records as r
 
-#: A sampled token from which less than this was taken is no fight.
+#: Minimum probability that a mask must remove for a sampled token to count as a conflict.
 LEAST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Fight:
-    """A token for which mask and model disagree: the model gave `wanted` the probability `chance`, and the sampled
-    token `own`."""
+    """A token at which mask and model disagree: the model gave `wanted` the probability `chance`, and the sampled token
+    the probability `own`."""
 
     output: int
     at: int
@@ -44,7 +44,7 @@ class OutputCount:
 
 @dataclass(slots=True)
 class OperationCount:
-    """Counts of one kind of request to a control runtime: the longest was exchange number `slowest`."""
+    """Counts of one kind of request to a control runtime. The longest one was exchange number `slowest`."""
 
     name: str
     num_exchanges: int = 0
@@ -56,8 +56,8 @@ class OperationCount:
 
 @dataclass(slots=True)
 class Explanation:
-    """Counts and conflicts from a trace. `fights` go from the worst to the least; seconds are those of its sampling
-    steps."""
+    """Counts and conflicts from a trace. `fights` are sorted from the strongest to the weakest. Times of steps, in
+    seconds, count only steps that sampled."""
 
     trace: r.Trace
     outputs: list[OutputCount] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Explanation:
     queued: float = 0.0
     opening: float = 0.0
     num_again: int = 0
-    num_bits: float = 0.0  # that mask and bias told the model
+    num_bits: float = 0.0  # bits of information that mask and bias gave
     answer: float = 0.0
     slowest: r.TokenRecord | None = None
     waits: list[r.WaitRecord] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Explanation:
         return None if form is None else str(form.get("name"))
 
     def total(self, name: str) -> int:
-        """A count over all outputs."""
+        """Return a count summed over all outputs."""
         return sum(getattr(output, name) for output in self.outputs)
 
     @property
@@ -174,7 +174,7 @@ class Explanation:
 
 
 def explain(trace: r.Trace) -> Explanation:
-    """Count all records."""
+    """Return the explanation of a trace, counted over all records."""
     made = Explanation(trace)
     counts = {0: OutputCount(0)}
     for record in trace.records:

@@ -1,7 +1,7 @@
-"""Traces as JSON lines: a header, and then a record a line. A file may hold several traces, one after the other.
+"""Traces as JSON lines: a header, and then one record per line. A file may contain several traces, one after the other.
 
-The lines have the fields of the classes in `bridle.traces`, without those that have their default, and the schema is
-made of the same classes. So they need not be changed together.
+The lines have the fields of the classes in `bridle.traces`, except fields with their default value. The schema is
+generated from the same classes, so lines and schema always agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.traces.records import KINDS, VERSION, Record, Trace, TraceHeader
 
 HEADER = "header"
 _BEGINNING = b'{"type":"header"'
-#: As long as what an engine and its control runtime may send each other, modules included.
+#: Maximum length of a line: the maximum message between an engine and its control runtime, modules included.
 MAX_LINE_BYTES = 256 << 20
 
 
@@ -49,7 +49,7 @@ class _Line:
 def _default(field: Field[Any]) -> tuple[Any, ...]:
     if field.default_factory is not MISSING:
         return (msgspec.field(default_factory=field.default_factory),)
-    # Every header says its version, because a reader of the future asks for it first.
+    # Every header has its version, because later readers check it first.
     return () if field.default is MISSING or field.name == "version" else (field.default,)
 
 
@@ -64,12 +64,12 @@ _DECODER = msgspec.json.Decoder(_ANY)
 
 
 def encode_record(record: Record | TraceHeader) -> bytes:
-    """The record as a line of JSON, without its end."""
+    """Return the record as a line of JSON, without the newline."""
     return _ENCODER.encode(_LINES[type(record)].pack(record))
 
 
 def decode_record(line: bytes) -> Any:
-    """The `Record` or the `TraceHeader` that a line describes. Raises `InvalidRequest`."""
+    """Return the `Record` or the `TraceHeader` that a line describes. Raises `InvalidRequest`."""
     try:
         message = _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -81,19 +81,19 @@ def decode_record(line: bytes) -> Any:
 
 
 def plain_record(record: Record | TraceHeader) -> dict[str, Any]:
-    """The record as an object for a larger JSON text."""
+    """Return the record as an object for a larger JSON text."""
     plain: dict[str, Any] = msgspec.to_builtins(_LINES[type(record)].pack(record))
     return plain
 
 
 def encode_trace(trace: Trace) -> bytes:
-    """The trace as JSON lines."""
+    """Return the trace as JSON lines."""
     lines: list[Record | TraceHeader] = [trace.header, *trace.records]
     return b"".join(encode_record(each) + b"\n" for each in lines)
 
 
 def write(traces: Iterable[Trace], path: str | Path) -> None:
-    """Write traces to a file, and replace its content."""
+    """Write traces to a file. An existing file is replaced."""
     with Path(path).open("wb") as file:
         for trace in traces:
             file.write(encode_trace(trace))
@@ -116,13 +116,13 @@ def header_of(path: str | Path) -> TraceHeader | None:
 
 
 def parse(text: bytes) -> Iterator[Trace]:
-    """The traces in the bytes of a file, as a server sends them."""
+    """Yield the traces in the bytes of a file, as a server sends them."""
     yield from _traces(io.BytesIO(text), "the trace")
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, Record | TraceHeader]]:
-    """The lines of a file one by one, with their numbers from 1: a header, its records, perhaps another header. Raises
-    `InvalidRequest`, with the line, if it is no trace."""
+    """Yield the lines of a file with their numbers from 1: a header, its records, perhaps another header. Raises
+    `InvalidRequest`, with the line, if the file is not a trace."""
     with Path(path).open("rb") as file:
         yield from _numbered(file, str(path))
 
@@ -165,7 +165,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a line."""
+    """Return the JSON schema of a line."""
     made = msgspec.json.decode(_ENCODER.encode(msgspec.json.schema(_ANY)))  # defaults as JSON has them
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,7 +1,7 @@
 """Tokens coloured by origin: as HTML for notebooks, and as styles for terminals.
 
-Texts are escaped, and nothing is loaded from elsewhere. The colours are transparent, so that they suit light and dark
-pages. Rolled-back text is shown struck through at its place.
+Texts are escaped, and no external files are loaded. The colours are transparent, so that they suit light and dark
+pages. Rolled-back text is shown struck through where it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from html import escape
 from bridle.traces.records import Draw, ForkRecord, PromptRecord, ReplacedRecord, RewindRecord, TokenRecord, Trace
 from bridle.traces.replay_text import Rebuilt, rebuild
 
-#: Origins: the style in a terminal, and that of a page.
+#: Origins of text, each with its style in a terminal, and its style in a page.
 ORIGINS: dict[str, tuple[str, str]] = {
     "prompt": ("dim", "opacity:.6"),
     "cached": ("dim underline", "opacity:.6;text-decoration:underline dotted"),
@@ -24,9 +24,9 @@ ORIGINS: dict[str, tuple[str, str]] = {
     "fought": ("yellow", "background:rgba(240,176,32,.36)"),
     "rewound": ("red strike", "background:rgba(224,64,64,.18);text-decoration:line-through"),
 }
-#: A sampled token from which the mask took more than this shows that it was fought over.
+#: Minimum probability that the mask removed, for a sampled token to be shown as a conflict.
 FOUGHT = 0.5
-#: The most characters of a page.
+#: Maximum number of characters of a page.
 _MAX_CHARS = 200_000
 _MAX_TITLE_CHARS = 40
 
@@ -50,7 +50,7 @@ def origin_of(token: TokenRecord) -> str:
 
 
 def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan]:
-    """Return the text of an output in pieces, with its prompt and the rolled-back text."""
+    """Return the text of an output in pieces, with its prompt and its rolled-back text."""
     told = prompt_spans(trace.records) if prompt else []
     output = next((each for each in rebuild(trace) if each.index == index), Rebuilt(index))
     pieces = dict(zip(map(id, output.records), output.pieces, strict=False))
@@ -75,7 +75,7 @@ def prompt_spans(records: Iterable[object]) -> list[TextSpan]:
 
 
 def _line(trace: Trace, index: int) -> list[TokenRecord | ReplacedRecord]:
-    """Return all tokens that an output ever had, in order: those of its parent at the fork, and its own."""
+    """Return all tokens that an output ever had, in order: its parent's tokens at the fork, and its own."""
     lines: dict[int, list[TokenRecord | ReplacedRecord]] = {0: []}
     alive: dict[int, list[TokenRecord]] = {0: []}
     for record in trace.records:
@@ -120,7 +120,7 @@ def _percent(logprob: float) -> str:
 
 
 def html_of(pieces: Iterable[TextSpan]) -> str:
-    """Pieces as HTML, one element each, up to a bound."""
+    """Return pieces as HTML, one element each, up to a maximum length."""
     made, room = [], _MAX_CHARS
     for piece in pieces:
         if room <= 0:

@@ -1,6 +1,6 @@
-"""Records of a trace: the header with the request, then one record for each event of an output, in order. A trace
-has the provenance of each token, so that a text can be explained, shown and repeated. It is the engine's view: it
-includes tokens that a client never saw, because they were rolled back in the same step. Records are plain data;
+"""Records of a trace: the header with the request, then one record for each event of an output, in order. A trace has
+the provenance of each token, so that a text can be explained, shown and repeated. It shows the engine's view: it
+includes tokens that the client never received, because they were rolled back in the same step. Records are plain data;
 `bridle.traces` writes them."""
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The version of the format. It changes when a reader of the old one would be wrong.
+#: The version of the format. It changes when a reader of the old version would misread the new one.
 VERSION = 1
-#: The most records of one request, forks included; what comes later is counted.
+#: Maximum number of records of one request, forks included. Later ones are only counted.
 MAX_RECORDS = 1 << 16
-#: The most records of all requests that are traced at one time; what comes later is counted.
+#: Maximum number of records of all requests that are traced at one time. Later ones are only counted.
 MAX_LIVE_RECORDS = 1 << 19
-#: The most bytes of a file of exchanges with a control runtime; what comes later is counted.
+#: Maximum number of bytes of a file of exchanges with a control runtime. Later exchanges are only counted.
 MAX_EXCHANGES_BYTES = 1 << 30
-#: The most characters and bytes of logs and variables in the records of one request.
+#: Maximum number of characters of logs and bytes of variables in the records of one request.
 MAX_SAID = 1 << 20
-#: How many of the best tokens a draw is told with, before and after it was steered.
+#: Number of best tokens that are recorded of a distribution, before and after mask and bias.
 NUM_CANDIDATES = 5
-#: The most biases that are told of one draw.
+#: Maximum number of biases that are recorded of one sampled token.
 MAX_BIASES = 16
 
 
@@ -37,9 +37,9 @@ class Odds:
 
 @dataclass(slots=True)
 class Draw:
-    """Distributions behind a sampled token: the model's own, `before` mask and bias; and the one `after` them, None
-    if they changed nothing. `num_allowed` tokens were left (None: all); the others have the probability `taken` in
-    the model's own distribution."""
+    """Distributions behind a sampled token: the model's own, `before` mask and bias; and the one `after` them, None if
+    mask and bias changed nothing. `num_allowed` tokens were left (None: all). The forbidden tokens have the probability
+    `taken` in the model's own distribution."""
 
     before: Odds
     after: Odds | None = None
@@ -53,15 +53,15 @@ class Draw:
 
     @property
     def gap(self) -> float | None:
-        """Log-probability of the best token minus that of the second one."""
+        """Return the log-probability of the best token minus that of the second one; None if it is unknown."""
         top = self.odds.top
         return top[0][1] - top[1][1] if len(top) > 1 else None
 
 
 @dataclass(slots=True)
 class Cost:
-    """One step of the engine: its numbers of sequences and tokens, and three durations in seconds. These are of the
-    forward pass, of the wait for controllers, and of sampling, which waits for the device."""
+    """One step of the engine: its numbers of sequences and tokens, and three durations in seconds. The durations are
+    those of the forward pass, of the wait for controllers, and of sampling, which waits for the device."""
 
     num_rows: int
     num_tokens: int
@@ -83,8 +83,8 @@ class Record:
 
 @dataclass(slots=True)
 class PromptRecord(Record):
-    """The prompt is computed; the first `num_cached` tokens of it were found in the cache. `queued` is how many
-    seconds the request waited for room, `opening` how many its controller took to start."""
+    """The prompt is computed. Its first `num_cached` tokens were found in the cache. `queued` is how many seconds the
+    request waited for room, `opening` how many seconds its controller took to start."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -95,8 +95,8 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had been computed before. These were lost by a
-    preemption or with the device, or the logits of the last one were needed again."""
+    """Tokens from position `start` on were computed; `num_again` of them had been computed before. Their KV was lost by
+    a preemption or with the device, or the logits of the last one were needed again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -107,8 +107,8 @@ class ChunkRecord(Record):
 @dataclass(slots=True)
 class TokenRecord(Record):
     """One more token, number `at` of the output. `text` is the text that became final with it, `spelled` the text of
-    the token alone. It was sampled, or forced, `by` the controller of that name. `answer` is how many seconds the
-    controller took to answer since the last token. A `drafted` one was computed before it was sampled."""
+    the token alone. The token was sampled, or forced `by` the controller with that name. `answer` is how many seconds
+    the controller took to answer since the last token. A `drafted` token was computed before it was sampled."""
 
     at: int = 0
     token: int = 0
@@ -118,7 +118,7 @@ class TokenRecord(Record):
     by: str | None = None
     drafted: bool = False
     draw: Draw | None = None
-    biases: tuple[tuple[int, float | None], ...] = ()  # of this draw, at most MAX_BIASES; None forbids
+    biases: tuple[tuple[int, float | None], ...] = ()  # biases of this sample, at most MAX_BIASES; None forbids
     num_biases: int = 0
     answer: float = 0.0
     cost: Cost | None = None
@@ -136,7 +136,7 @@ class ReplacedRecord(Record):
 
 @dataclass(slots=True)
 class RewindRecord(Record):
-    """The last `num_tokens` tokens and `num_chars` characters are rolled back, and then `num_prompt` tokens of the
+    """The last `num_tokens` tokens and `num_chars` characters are rolled back, and then also `num_prompt` tokens of the
     prompt."""
 
     num_tokens: int = 0
@@ -147,7 +147,7 @@ class RewindRecord(Record):
 
 @dataclass(slots=True)
 class ForkRecord(Record):
-    """The output began as a copy of `parent`, which had `num_tokens` tokens then."""
+    """The output began as a copy of `parent`, which had `num_tokens` tokens at that time."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -155,8 +155,8 @@ class ForkRecord(Record):
 
 @dataclass(slots=True)
 class WaitRecord(Record):
-    """The output was held for `num_steps` steps, and is no longer: its controller was `late`, or it waited, for
-    `variables` if it named some."""
+    """The output was held for `num_steps` steps, and is no longer held. Its controller was `late`, or it waited; if it
+    waited for variables, `variables` names them."""
 
     late: bool = False
     variables: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class WaitRecord(Record):
 
 @dataclass(slots=True)
 class LogRecord(Record):
-    """The controller printed something."""
+    """The controller printed text."""
 
     text: str = ""
 
@@ -182,9 +182,10 @@ class StoredRecord(Record):
 
 @dataclass(slots=True)
 class ExchangeRecord(Record):
-    """Exchange of an engine with its control runtime, on the main channel or at its `side`: a `request` and,
-    `seconds` later, the `reply`. Both are JSON, or strings if they were not JSON. `at` is its time, in seconds since
-    1970. Such a record is about many outputs and has number 0 for all of them; `step` counts exchanges."""
+    """An exchange between an engine and its control runtime, on the main channel or on the side channel (`side`): a
+    `request` and, `seconds` later, the `reply`. Both are JSON, or strings if they were not JSON. `at` is the time of
+    the request, in seconds since 1970. An exchange is about many outputs, so its `output` is 0; `step` counts
+    exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0
@@ -195,9 +196,9 @@ class ExchangeRecord(Record):
 
 @dataclass(slots=True)
 class EndRecord(Record):
-    """The output is complete; `text` is the text that was held back until now. `stop` ended it, or `error`. `num_cut`
-    records of the request are missing, because it had too many. `modules` are the names of the request's Wasm
-    controllers, each with the hash of its module at the start of the controllers; the first output has them.
+    """The output is complete; `text` is the text that was held back until now. `stop` or `error` is what ended it.
+    `num_cut` records of the request are missing, because it had too many. `modules` are the names of the request's Wasm
+    controllers, each with the hash of its module when the controllers started; only the first output has them.
     `constraint` is the probability that steering removed from the model, as `usage.constraint` reports it."""
 
     reason: str = ""
@@ -210,7 +211,7 @@ class EndRecord(Record):
     modules: tuple[tuple[str, str], ...] = ()
 
 
-#: All kinds, by their names in files and streams.
+#: All kinds of records, by their names in files and streams.
 KINDS: dict[str, type[Record]] = {
     "prompt": PromptRecord,
     "chunk": ChunkRecord,
@@ -231,9 +232,9 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(slots=True)
 class TraceHeader:
-    """Request of a trace, complete enough to repeat it. `sampling` has the parameters that are not the default, the
-    seed always; `controller` is its plain form, or its name alone if it is code of one process. `chat_format` is how
-    the model writes calls and reasoning, where that was found out. The trace of a control `runtime` has the settings
+    """The request of a trace, complete enough to repeat it. `sampling` has the parameters that differ from the default,
+    and always the seed. `controller` is its plain form, or only its name if it is code of one process. `chat_format` is
+    how the model writes tool calls and reasoning, if that is known. The trace of a control `runtime` has the settings
     of its start, and then only exchanges."""
 
     request_id: str
@@ -244,7 +245,7 @@ class TraceHeader:
     sampling: dict[str, Any] = field(default_factory=dict)
     controller: dict[str, Any] | None = None
     adapter: str | None = None
-    num_media: int = 0  # pictures, which are not kept
+    num_media: int = 0  # number of images, which a trace does not contain
     engine: dict[str, Any] = field(default_factory=dict)
     chat_format: dict[str, Any] | None = None
     runtime: dict[str, Any] | None = None
@@ -252,21 +253,21 @@ class TraceHeader:
     made: str = ""
 
 
-#: What becomes a record when it is read, a function and its arguments: steps are not held up by what may never be
-#: look at.
+#: A record that is made when it is read: a function and its arguments. So records that are never read cost no time in
+#: steps.
 Later = tuple[Callable[..., Record], *tuple[Any, ...]]
 
 
 class Trace:
-    """Trace of one request."""
+    """The trace of one request."""
 
     __slots__ = ("_ends", "_later", "_made", "header")
 
     def __init__(self, header: TraceHeader, records: Iterable[Record | Later] = ()) -> None:
         self.header = header
         self._made: list[Record] = []
-        # What comes later stands in one flat list: a tuple for each would be gone through by the collector of garbage
-        # again and again.
+        # Unmade records are kept in one flat list, because the garbage collector would visit a tuple for each again and
+        # again.
         self._later: list[Any] = []
         self._ends: list[int] = []
         for record in records:
@@ -282,7 +283,7 @@ class Trace:
 
     @property
     def records(self) -> list[Record]:
-        """Records in order."""
+        """Return the records in order."""
         later, ends, self._later, self._ends = self._later, self._ends, [], []
         for start, end in zip([0, *ends], ends, strict=False):
             told = later[start:end]
@@ -291,12 +292,12 @@ class Trace:
 
     @property
     def num_records(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         return len(self._made) + len(self._ends)
 
     @property
     def num_cut(self) -> int:
-        """Number of missing records."""
+        """Return the number of missing records."""
         return max((record.num_cut for record in self.records if isinstance(record, EndRecord)), default=0)
 
     def __eq__(self, other: object) -> bool:
@@ -312,7 +313,7 @@ class Trace:
 
 
 def made(record: Record | Later) -> Record:
-    """The record itself."""
+    """Return the record, made now if necessary."""
     if isinstance(record, Record):
         return record
     make, *given = record

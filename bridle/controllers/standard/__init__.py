@@ -1,9 +1,9 @@
 """The controllers that come with bridle: their names and their built modules.
 
-Each is here as `NAME.wasm.xz`. The module that takes longest to compile is also here as machine code for the most
-common machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout
-`dev.controllers` has the source of each module and builds it again. This package knows nothing of the runtime that runs
-the controllers.
+Each module is in this folder as `NAME.wasm.xz`. The module that takes longest to compile is also here as machine code
+for the most common machines. `manifest.json` has the hash of every file, and files with other bytes are refused. In a
+checkout `dev.controllers` has the source of each module and builds it again. This package does not know the runtime
+that runs the controllers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bridle.errors import ControllerUnavailable, InvalidRequest
 
 FOLDER = Path(__file__).parent
 MANIFEST = FOLDER / "manifest.json"
-#: The largest size of an unpacked module.
+#: Maximum size of an unpacked module in bytes.
 MAX_BYTES = 64 << 20
 
 
 class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest's entry for machine code. `facts` are the compiler's facts about the module, as JSON."""
+    """The manifest's entry for machine code. `facts` is the compiler's metadata about the module, as JSON."""
 
     file: str
     sha256: str
@@ -34,9 +34,9 @@ class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandardModule(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest's entry for a module. `sha256` is of the module, and so its id on every server; `sources` are pinned
-    downloads with their hashes, `tools` the packages that built it with their versions. `code` has machine code by the
-    settings that it was compiled with: a key that a runtime knows how to make."""
+    """The manifest's entry for a module. `sha256` is the hash of the module, and so its id on every server. `sources`
+    are pinned downloads with their hashes, `tools` the packages that built the module with their versions. `code` has
+    machine code by a key of the settings with which it was compiled, which a runtime can compute."""
 
     file: str
     sha256: str
@@ -49,7 +49,7 @@ class StandardModule(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def manifest() -> dict[str, StandardModule]:
-    """The entries of all shipped modules, by name."""
+    """Return the entries of all shipped modules, by name."""
     try:
         return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, StandardModule])
     except (OSError, msgspec.DecodeError) as error:
@@ -57,13 +57,13 @@ def manifest() -> dict[str, StandardModule]:
 
 
 def names() -> tuple[str, ...]:
-    """The standard controllers, in alphabetical order."""
+    """Return the names of the standard controllers, in alphabetical order."""
     return tuple(sorted(manifest()))
 
 
 def load(name: str) -> bytes:
-    """The module of a standard controller. Raises `InvalidRequest` for an unknown name, and `ControllerUnavailable` if
-    the file is not the shipped one."""
+    """Return the module of a standard controller. Raises `InvalidRequest` for an unknown name, and
+    `ControllerUnavailable` if the file is not the shipped one."""
     shipped = manifest().get(name)
     if shipped is None:
         raise InvalidRequest(f"there is no standard controller {name!r}; there are {', '.join(names())}")
@@ -71,8 +71,8 @@ def load(name: str) -> bytes:
 
 
 def load_code(name: str, settings: str) -> tuple[bytes, str] | None:
-    """Machine code of a standard controller and the compiler's facts; None if there is none for these settings. Raises
-    `ControllerUnavailable` if the file is not the shipped one."""
+    """Return machine code of a standard controller and the compiler's metadata; None if there is none for these
+    settings. Raises `ControllerUnavailable` if the file is not the shipped one."""
     shipped = manifest()[name].code.get(settings)
     return None if shipped is None else (_read(shipped), shipped.facts)
 

@@ -1,20 +1,20 @@
-"""The names of the standard controllers: plain names, tags and `gh:` references, as AICI has them."""
+"""The names of the standard controllers: plain names, tags and `gh:` references, as in AICI."""
 
 from __future__ import annotations
 
 from bridle.controllers.standard import names
 
-#: The repository of AICI's own controllers. A reference with a version means exactly that release, which bridle does
-#: not ship.
+#: The repository of AICI's own controllers. A reference with a version means exactly that release, which is not shipped
+#: with bridle.
 _RELEASES = "gh:microsoft/aici/"
 _LATEST = "latest"
 
 
 def standard_name(reference: str) -> str | None:
-    """Return the standard controller of a reference; None for other references.
+    """Return the standard controller that a reference means; None for other references.
 
-    For `jsctrl` these are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and the same with
-    `/latest` behind it; the name of a release's file, `aici_jsctrl`, does as well as the bare name there.
+    For `jsctrl` these are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and the last one followed
+    by `/latest`. In `gh:` references, the name of a release's file, `aici_jsctrl`, may replace the bare name.
     """
     if reference.startswith(_RELEASES):
         reference = reference.removeprefix(_RELEASES).removesuffix(f"/{_LATEST}")

@@ -1,7 +1,7 @@
 """Templates for a new controller: a folder that builds with one command, in one of several languages.
 
-A template's files end in `.in`; `@NAME@`, in them and in their own names, becomes the controller's name. Languages that
-compile to a module share common files, and so do scripts.
+Files of a template end in `.in`; `@NAME@`, in files and in their names, is replaced by the controller's name. Languages
+that compile to a module share common files, and so do scripts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PLACEHOLDER = "@NAME@"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}\Z")
 _SCRIPTS = ("js", "python")
 _TRACES = "traces/"
-#: The interface that components are built against.
+#: The file with the interface against which components are built.
 _WIT = FOLDER.parents[1] / "aici" / "runtime" / "wit" / "controller.wit"
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedProject:
-    """The folder that was made. `first` is the file to open first."""
+    """The folder that was created. `first` is the file that the user should open first."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -39,8 +39,8 @@ class CreatedProject:
 
 
 def new_controller(name: str, language: Language, parent: Path, *, as_module: bool = False) -> CreatedProject:
-    """Make the folder `parent/name`. With `as_module`, Python becomes a module of its own instead of a script.
-    Raises `InvalidRequest` for an invalid name, or if the folder exists."""
+    """Create the folder `parent/name`. With `as_module`, a Python controller becomes a module of its own instead of a
+    script. Raises `InvalidRequest` for an invalid name, or if the folder exists."""
     if language not in LANGUAGES:
         raise InvalidRequest(f"the language is {language!r}; must be one of {', '.join(LANGUAGES)}", "lang")
     if as_module and language == "js":
@@ -58,15 +58,15 @@ def new_controller(name: str, language: Language, parent: Path, *, as_module: bo
 
 
 def _sources(name: str, template: str) -> Iterator[tuple[Path, str]]:
-    """The files to copy, with their targets, the controller itself first. A template's own files come before common
-    ones."""
+    """Yield the files to copy, with their targets, the controller itself first. A template's own files come before
+    common files."""
     common = _TEMPLATES / ("script" if template in _SCRIPTS else "module")
     found: dict[str, Path] = {}
     for base in (common, _TEMPLATES / template):
         for path in base.rglob(f"*{_SUFFIX}"):
             target = path.relative_to(base).as_posix().removesuffix(_SUFFIX).replace(_PLACEHOLDER, name)
             if target.startswith(_TRACES) and template == "python-module":
-                continue  # which compiles for longer than a test of traces waits
+                continue  # compiling it takes longer than a test of traces waits
             found[target] = path
     for target in sorted(found, key=lambda target: (not _is_program(target, name), target)):
         yield found[target], target
