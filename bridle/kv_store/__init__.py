@@ -1,8 +1,8 @@
-"""KV blocks in the host's memory and on disk, in append-only segments that several processes share, and the threads
+"""KV blocks in the host's memory and on disk, in append-only segments that several processes share; and the threads
 that move blocks.
 
-Blocks are runs of bytes under 16-byte keys. This package does not know the contents of the blocks, nor their place in a
-KV cache.
+Blocks are byte strings under 16-byte keys. This package does not know the contents of the blocks, or their position in
+a KV cache.
 """
 
 from bridle.kv_store.background import BlockStore as BlockStore

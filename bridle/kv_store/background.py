@@ -1,9 +1,9 @@
 """Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
 
-A block that is offered is copied at once, into a queue of bounded size, from which it can be loaded until it is
-written. If the queue is full, the block is dropped: it is a cache. Blocks of a device are copied to the host's memory,
-and from there to the disk as well, if there is a disk store and its rate allows it. The thread that writes has low
-priority, so that it takes little from a model on the same processors.
+A block that is offered is copied at once into a queue of limited size, from which it can be loaded until it is written.
+If the queue is full, the block is dropped, because the store is only a cache. Blocks of a device are copied to the
+host's memory, and from there to the disk as well, if there is a disk store and its rate allows it. The thread that
+writes has low priority, so that it takes little time from a model on the same processors.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bridle.kv_store.store import SegmentStore
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of blocks that wait to be written.
+#: Maximum number of bytes of blocks that wait to be written.
 MAX_QUEUED_BYTES = 128 << 20
-#: Bytes per second that are taken on average, and bytes that may be taken at once after a rest. More would wear the
-#: disk and slow the model down, for prompts most of which never come again.
+#: Bytes per second that are written on average, and bytes that may be written at once after a pause. More would wear
+#: out the disk and slow the model down, for prompts most of which never come again.
 RATE, BURST_BYTES = 32 << 20, 1 << 30
-#: What other processes have written is looked for at most this often, in seconds.
+#: Minimum number of seconds between two searches for blocks that other processes have written.
 _REFRESH_EVERY = 1.0
 
 
@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
 
 class _Allowance:
-    """Bytes that may be written: `RATE` per second on average, and `burst` at once after a rest."""
+    """Bytes that may be written: `RATE` per second on average, and `burst` at once after a pause."""
 
     def __init__(self, burst: int) -> None:
         self._burst, self._left, self._seen = burst, float(burst), time.monotonic()
@@ -52,7 +52,7 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Take a number of bytes if they are allowed. Returns whether they are."""
+        """Use up `num_bytes` if they are allowed now. Returns whether they are."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
         return is_allowed
@@ -88,7 +88,7 @@ class BlockStore:
         self.written_bytes = self.read_bytes = 0
 
     def count_present(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first keys are stored or wait to be written."""
+        """Return how many leading keys are stored or wait to be written."""
         if time.monotonic() - self._refreshed >= _REFRESH_EVERY:
             self._refreshed = time.monotonic()
             self.readers.submit(self.store.refresh)
@@ -97,18 +97,18 @@ class BlockStore:
     def has(self, key: bytes) -> bool:
         """Return whether a block is stored or waits to be written."""
         is_kept = key in self._queued or (self.host is not None and key in self.host)
-        return is_kept or key in self.store  # in this order: the writer takes it out of the queue last
+        return is_kept or key in self.store  # in this order, because the writer removes a block from the queue last
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether anything outlives this process."""
+        """Return whether stored blocks survive this process."""
         return self.store.limit > 0
 
     # -- writing -----------------------------------------------------------------------------------------
 
     def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer | Snapshot]) -> bool:
-        """Take a copy of a block to write it soon, unless it is stored already. Returns False if it was dropped,
-        because the queue is full or too much was offered."""
+        """Copy a block, to write it soon, unless it is already stored. Returns False if the block was dropped, because
+        the queue is full or too many bytes were offered."""
         if self.has(key):
             return True
         if not self.has_room(num_bytes):
@@ -152,7 +152,7 @@ class BlockStore:
                 self._changed.notify_all()
 
     def _keep(self, waiting: _Waiting) -> None:
-        """Write a block to the host's memory, if blocks are kept there, and to the disk."""
+        """Write a block to the disk, and to the host's memory if blocks are kept there."""
         key, tenant, num_bytes, block = waiting
         kept: Buffer | None = None
         try:
@@ -177,18 +177,20 @@ class BlockStore:
         return is_written
 
     def write(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block in this thread, once `stop` has ended the writing thread. Returns whether it is stored."""
+        """Write a block in this thread, after `stop` has ended the writing thread. Returns whether the block is
+        stored."""
         return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all that was offered is written, at most until `deadline`. Returns whether it is."""
+        """Wait until all offered blocks are written, at most until `deadline`. Returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, max(deadline - time.monotonic(), 0.0))
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def load(self, blocks: Sequence[LoadedBlock], is_beside: bool = False) -> Load:
-        """Begin to read blocks, in threads that call their `put`; `is_beside` others that compute."""
+        """Begin to read blocks, in threads that call their `put`. `is_beside` says that other threads compute
+        meanwhile."""
         return self.readers.begin(blocks, is_beside)
 
     def _end_load(self, load: Load) -> None:
@@ -199,7 +201,7 @@ class BlockStore:
         self.on_change()
 
     def read(self, block: LoadedBlock) -> bool:
-        """Read a block in this thread. Returns whether it is there."""
+        """Read a block in this thread. Returns whether it was found."""
         if (queued := self._queued.get(block.key)) is not None:
             block.put(memoryview(bytes_of(queued.block, block.num_bytes)))
             return True
@@ -221,7 +223,7 @@ class BlockStore:
         return memoryview(memory)
 
     def counts(self) -> dict[str, int]:
-        """Counters for an engine's statistics. Safe from any thread."""
+        """Return the counters for an engine's statistics. Safe from any thread."""
         host = self.host
         of_host = (
             {
@@ -245,7 +247,7 @@ class BlockStore:
     # -- life --------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the threads, once all that was offered is written. Idempotent."""
+        """End the threads, once all offered blocks are written. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -254,6 +256,6 @@ class BlockStore:
             self._writing.result()
 
     def close(self) -> None:
-        """Do as `stop`, and complete the segment of this process. Idempotent."""
+        """End the threads as `stop` does, and complete the segment of this process. Idempotent."""
         self.stop()
         self.store.close()

@@ -1,7 +1,7 @@
 """Encryption of blocks with an operator's key: AES-256-GCM, with a random nonce for each block.
 
-A block is sealed together with its name, so no block can be put in the place of another. The names depend on the key,
-too. So without the key, files reveal neither the contents of a block nor which prompts were computed.
+A block is encrypted together with its name, so no block can replace another one. The names depend on the key too. So
+without the key, files reveal neither the contents of a block nor which prompts were computed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class BlockCipher:
-    """Seals and opens blocks. `secret` is the operator's key."""
+    """Encrypts and decrypts blocks. `secret` is the operator's key."""
 
-    #: By how much a sealed block is longer.
+    #: Number of bytes by which an encrypted block is longer.
     overhead = _NONCE_BYTES + _TAG_BYTES
 
     def __init__(self, secret: bytes) -> None:
@@ -31,7 +31,7 @@ class BlockCipher:
         self._cipher = AESGCM(blake2b(secret, digest_size=32, person=b"bridle-kv-cipher").digest())
 
     def derive(self, text: str) -> str:
-        """Return a text that follows from `text` and the key, and from which neither can be found."""
+        """Return a text that is derived from `text` and the key, and reveals neither."""
         return blake2b(text.encode(), digest_size=16, key=self._secret, person=b"bridle-kv-names").hexdigest()
 
     def seal(self, name: bytes, block: Buffer) -> bytes:
@@ -40,8 +40,7 @@ class BlockCipher:
         return nonce + self._cipher.encrypt(nonce, block, name)
 
     def open(self, name: bytes, sealed: memoryview, into: memoryview) -> bool:
-        """Decrypt a block into memory of its size. Returns False if it is not the block that was sealed under this
-        name."""
+        """Decrypt a block into memory of its size. Returns False if the block was not encrypted under this name."""
         from cryptography.exceptions import InvalidTag
 
         try:

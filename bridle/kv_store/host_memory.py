@@ -1,7 +1,8 @@
-"""Blocks of a device in the host's memory, between the device and a disk: fast to read, bounded, and lost at the end.
+"""Blocks of a device in the host's memory, a level between device and disk: fast to read, limited, and lost when the
+process ends.
 
-Memory is taken in large pieces, since pinning it is slow, and never given back. The least recently used blocks are
-evicted. A block that is being read stays where it is.
+Memory is allocated in large pieces, because pinning it is slow, and is never freed. The least recently used blocks are
+evicted. A block that is being read is not moved or evicted.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-#: Most bytes that are taken at once.
+#: Maximum number of bytes that are allocated at once.
 PIECE_BYTES = 64 << 20
-#: Most blocks in them.
+#: Maximum number of blocks in one allocation.
 _MAX_COUNT = 4_096
 
 
 @dataclass(slots=True)
 class _Held:
-    """A block, its tenant's tag, and how many threads read it."""
+    """A block, its tenant's tag, and the number of threads that read it."""
 
     memory: memoryview
     tenant: bytes
@@ -31,8 +32,8 @@ class _Held:
 
 
 class HostMemory:
-    """At most `limit` bytes of blocks. `allocate` returns memory of a size that the device reads and writes by itself.
-    One thread calls `put`; all others are safe from any thread."""
+    """Keeps at most `limit` bytes of blocks. `allocate` returns memory that the device reads and writes by itself. One
+    thread calls `put`; all other methods are safe from any thread."""
 
     def __init__(self, limit: int, allocate: Callable[[int], memoryview]) -> None:
         self.limit, self._allocate = limit, allocate
@@ -49,8 +50,8 @@ class HostMemory:
         return len(self._held)
 
     def put(self, key: bytes, tenant: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> memoryview | None:
-        """Keep a block that `fill` writes, unless it is here already. Returns its memory, which is valid until the next
-        call; None if there is no room."""
+        """Store a block that `fill` writes, unless it is already stored. Returns its memory, which is valid until the
+        next call; None if there is no room."""
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 return held.memory
@@ -90,7 +91,7 @@ class HostMemory:
         free += [piece[at : at + num_bytes] for at in range(0, count * size, size)]
 
     def _evict(self, num_bytes: int, free: list[memoryview]) -> None:
-        """Drop the block of this size that was not used for the longest time, unless each is being read."""
+        """Evict the least recently used block of this size that is not being read."""
         for key, held in self._held.items():
             if len(held.memory) == num_bytes and not held.num_readers:
                 del self._held[key]
@@ -100,7 +101,7 @@ class HostMemory:
 
     @contextmanager
     def lend(self, key: bytes, num_bytes: int) -> Iterator[memoryview | None]:
-        """Give the bytes of a block, valid inside the `with` block; None if it is not here."""
+        """Yield the bytes of a block, valid inside the `with` block; None if the block is not stored."""
         with self._lock:
             held = self._held.get(key)
             if held is not None and len(held.memory) == num_bytes:
@@ -117,6 +118,6 @@ class HostMemory:
                     self.num_read += 1
 
     def newest(self) -> Iterator[tuple[bytes, bytes, memoryview]]:
-        """Yield key, tenant's tag and bytes of each block, the last used first, once nothing else runs."""
+        """Yield key, tenant's tag and bytes of each block, the last used first. No other call may run."""
         for key, held in reversed(self._held.items()):
             yield key, held.tenant, held.memory

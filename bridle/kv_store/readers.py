@@ -1,7 +1,7 @@
-"""Threads that read blocks: fast ones, and a slow one for use while a model computes on the same processors.
+"""Threads that read blocks: fast ones, and a slow one for times when a model computes on the same processors.
 
-The slow thread has low priority and rests after each block. Priority alone is not enough. The threads that compute a
-layer wait for the slowest of them, so each millisecond that the reader takes from one of them delays the whole step.
+The slow thread has low priority and rests after each block. Low priority alone is not enough. The threads that compute
+a layer wait for the slowest of them, so each millisecond that the reader takes from one of them delays the whole step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 _NUM_READERS = 2
 _NICENESS = 10
-#: Seconds of rest after each second of processor time for reading while others compute. Their steps lose more than this
-#: second, since what is read also takes the place of what they compute with in the processor's caches.
+#: Seconds of rest after each second of processor time for reading while other threads compute. Their steps lose more
+#: than this second, because the data that is read also displaces theirs from the processor's caches.
 PACE = 30.0
 
 
@@ -38,31 +38,31 @@ class LoadedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Load:
-    """Blocks that are being read. When `is_done`, the first `num_loaded` of them were put."""
+    """Blocks that are being read. Once `is_done` is true, the first `num_loaded` of them were passed to their `put`."""
 
     blocks: Sequence[LoadedBlock]
     num_readers: int = _NUM_READERS
-    pace: float = 0.0  # seconds of rest for each second of the processor
+    pace: float = 0.0  # seconds of rest for each second of processor time
     is_done: bool = False
     num_loaded: int = 0
-    failed: int = 1 << 62  # the first of them that was not found
+    failed: int = 1 << 62  # number of the first block that was not found
     numbers: count[int] = field(default_factory=count)
 
 
 class Readers:
-    """Threads that read blocks by `read`, which returns whether a block was found. When they have read a load, one of
-    them calls `end`, which sets `is_done`."""
+    """Threads that read blocks with `read`, which returns whether a block was found. When all blocks of a load are
+    read, one of the threads calls `end`, which sets `is_done`."""
 
     def __init__(self, read: Callable[[LoadedBlock], bool], end: Callable[[Load], None], pace: float) -> None:
         self._read, self._end, self.pace = read, end, pace
         self._lock, self._is_ended = threading.Lock(), threading.Event()
-        self.rest: Callable[[float], object] = self._is_ended.wait  # for so many seconds, or until the end
+        self.rest: Callable[[float], object] = self._is_ended.wait  # waits for a number of seconds, or until the end
         self._fast = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read")
         self._nice = ThreadPoolExecutor(1, "bridle-kv-read-nice", initializer=be_nice)
 
     def begin(self, blocks: Sequence[LoadedBlock], is_beside: bool) -> Load:
-        """Begin to read blocks; `is_beside` others that compute."""
-        if is_beside:  # one reader: two would contend for Python's lock with what computes
+        """Begin to read blocks. `is_beside` says that other threads compute meanwhile."""
+        if is_beside:  # one reader only, because two would contend for Python's lock with the computing threads
             load = Load(blocks, num_readers=1, pace=self.pace)
             self._nice.submit(self._run, load)
             return load
@@ -72,11 +72,11 @@ class Readers:
         return load
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Call a function behind others."""
+        """Call a function after those submitted before, in the slow thread."""
         self._nice.submit(function)
 
     def stop(self) -> None:
-        """End the threads; unread blocks are reported as not found. Idempotent."""
+        """End the threads. Unread blocks are reported as not found. Idempotent."""
         self._is_ended.set()
         self._fast.shutdown()
         self._nice.shutdown()
@@ -107,7 +107,7 @@ class Readers:
 
 
 def be_nice() -> None:
-    """Lower this thread's priority, where the system gives threads priorities of their own."""
+    """Lower this thread's priority, if the system has priorities of single threads."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,8 +1,8 @@
 """Records of a segment file: a header with digests, and the bytes of one block.
 
-A header says how long its record is, so that all records of a file can be found without an index. A header counts only
-if its own digest is right, and a block only if its bytes have the digest in the header. So whatever a crash, a full
-disk or a defect leaves behind is never taken for a block.
+A header has the length of its record, so that all records of a file can be found without an index. A header counts only
+if its own digest is right, and a block only if its bytes match the digest in the header. So data damaged by a crash, a
+full disk or a defect is never taken for a block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 MAGIC = b"bridleK\x02"
 KEY_BYTES = 16
 _FIELDS = struct.Struct("<8sQ16s16s16s")  # magic, bytes of the block, key, tag of the tenant, digest of the block
-HEADER_BYTES = _FIELDS.size + KEY_BYTES  # with its own digest
+HEADER_BYTES = _FIELDS.size + KEY_BYTES  # including the header's own digest
 #: Key and tag of a block that was erased.
 ERASED = bytes(KEY_BYTES)
 _PAGE_WORDS = 512
@@ -26,10 +26,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Snapshot(Protocol):
-    """A copy of a block that a device makes by itself."""
+    """A copy of a block that a device makes in the background."""
 
     def copy_into(self, memory: memoryview) -> None:
-        """Wait for the copy, and write it into memory of its size. Safe from any thread."""
+        """Wait for the copy, and write it into memory of the block's size. Safe from any thread."""
 
 
 def copy_block(block: Buffer | Snapshot, memory: memoryview) -> None:
@@ -51,7 +51,7 @@ def bytes_of(block: Buffer | Snapshot, num_bytes: int) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Fields of a header. `key` names the block, `tenant` is the tag of the user to whom it belongs."""
+    """Fields of a header. `key` names the block; `tenant` is the tag of the user that owns it."""
 
     num_bytes: int
     key: bytes
@@ -60,20 +60,20 @@ class Header:
 
 
 def tenant_tag(tenant: str) -> bytes:
-    """Return the tag under which the blocks of a user are stored."""
+    """Return the tag by which the blocks of a user are stored."""
     return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=b"bridle-kv-tenant").digest()
 
 
 def state_key(digest: bytes) -> bytes:
-    """Return the key of the recurrent state that belongs to the end of a block."""
+    """Return the key of the recurrent state at the end of a block."""
     return blake2b(digest, digest_size=KEY_BYTES, person=b"bridle-kv-state").digest()
 
 
 def block_digest(data: Buffer) -> bytes:
     """Return a digest that detects damage of a block. It covers the sums of the block's 64-bit words, by page of 4 KiB
     and by position in a page, and the bytes after the last page. Damage of a few words changes a sum, as does a page
-    that is lost, stale or in the wrong place. Sums take a tenth of the time of a cryptographic digest."""
-    import numpy as np  # the engine alone does without
+    that is lost, stale or in the wrong position. Sums take a tenth of the time of a cryptographic digest."""
+    import numpy as np  # imported here, because the engine alone does not need it
 
     whole = len(data) // (8 * _PAGE_WORDS) * _PAGE_WORDS
     pages = np.frombuffer(data, np.uint64, whole).reshape(-1, _PAGE_WORDS)
@@ -82,13 +82,13 @@ def block_digest(data: Buffer) -> bytes:
 
 
 def pack_header(header: Header) -> bytes:
-    """Return the header as it is written."""
+    """Return the header as bytes for a file."""
     fields = _FIELDS.pack(MAGIC, header.num_bytes, header.key, header.tenant, header.digest)
     return fields + _digest(fields)
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header in these bytes; None if they are no whole and undamaged one."""
+    """Return the header in these bytes; None if it is incomplete or damaged."""
     if len(data) != HEADER_BYTES or _digest(data[: _FIELDS.size]) != data[_FIELDS.size :]:
         return None
     magic, num_bytes, key, tenant, digest = _FIELDS.unpack_from(data)

@@ -1,7 +1,7 @@
 """Segments: files to which one process appends records, and which all processes read.
 
-The process that writes a segment holds a lock on it for as long as it lives. A file that no process has locked is
-complete: nothing is ever appended to it again. A reader ignores an incomplete record at the end.
+The process that writes a segment holds a lock on it until the process ends or closes it. A file that no process has
+locked is complete: no record is ever appended to it again. A reader ignores an incomplete record at the end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bridle.kv_store.records import ERASED, HEADER_BYTES, Buffer, Header, block_
 
 try:
     import fcntl
-except ImportError:  # on Windows nothing is stored
+except ImportError:  # on Windows no blocks are stored
     fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".kv"
 HAS_LOCKS = fcntl is not None
-#: A segment's time of use is set at most this often, in seconds.
+#: Minimum number of seconds between two updates of a segment's time of use.
 _USE_EVERY = 1.0
 
 
@@ -32,12 +32,12 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._end = 0  # of the records that were seen
+        self._end = 0  # end of the records that were read
         self._used = 0.0
 
     def scan(self) -> Iterator[tuple[int, Header]]:
         """Yield the position and the header of each complete record since the last call. A damaged header ends the
-        segment, since nothing says where the next one is."""
+        segment, because the position of the next one is then unknown."""
         try:
             size = os.fstat(self._file).st_size
             while (header := read_header(os.pread(self._file, HEADER_BYTES, self._end))) is not None:
@@ -50,8 +50,8 @@ class Segment:
             return
 
     def read(self, position: int, key: bytes, into: memoryview) -> bool:
-        """Read the block `key` of the record at `position` into memory of its size. Returns whether it is there and
-        undamaged."""
+        """Read the block `key` of the record at `position` into memory of its size. Returns whether the record has this
+        block undamaged."""
         try:
             head = bytearray(HEADER_BYTES)
             count = os.preadv(self._file, [head, into], position)
@@ -63,14 +63,14 @@ class Segment:
         return block_digest(into) == header.digest
 
     def note_use(self) -> None:
-        """Record that the segment is in use, so that others are dropped before it."""
+        """Record that the segment is in use, so that unused segments are removed before it."""
         now = time.monotonic()
         if now - self._used >= _USE_EVERY:
             self._used = now
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
-    def __del__(self) -> None:  # only once no thread reads it any more
+    def __del__(self) -> None:  # runs only once no thread reads it any more
         if hasattr(self, "_file"):
             os.close(self._file)
 
@@ -122,14 +122,14 @@ def _write_all(file: int, header: bytes, block: Buffer, position: int) -> None:
 
 
 def lock(file: int) -> None:
-    """Wait for the lock of a file, which lasts until the file is closed, also by the end of the process."""
+    """Wait for the lock of a file. The lock lasts until the file is closed, also by the end of the process."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def remove_if_complete(path: Path) -> bool:
     """Remove a segment unless a process is writing it. Returns whether it was removed."""
     with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as a process writes it
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process writes it
         path.unlink()
         return True
     return not path.exists()
@@ -148,8 +148,8 @@ def is_being_written(path: Path) -> bool:
 
 
 def erase(path: Path, tenant: bytes) -> int:
-    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns how many there were. The block is
-    erased first, so that the next process can find and complete an interrupted erasure."""
+    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns the number of blocks. Each block is
+    erased before its header, so that the next process can find and complete an interrupted erasure."""
     num_erased = 0
     with _opened(path, os.O_RDWR) as file:
         for position, header in Segment(path).scan():

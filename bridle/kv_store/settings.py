@@ -10,15 +10,15 @@ from bridle.errors import InvalidRequest
 from bridle.kv_store.cipher import BlockCipher, read_cipher
 from bridle.kv_store.store import LOCK
 
-#: By default a store takes at most this many bytes, and at most this share of the free disk.
+#: Default limit of a store in bytes, and maximum share of the free disk.
 DEFAULT_LIMIT, DISK_SHARE = 8 << 30, 0.1
-#: The value that stands for the folder in the user's cache.
+#: The value that means the folder in the user's cache.
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`folder` holds the blocks of all models, `limit` bytes at most, encrypted if there is a `cipher`."""
+    """`folder` holds the blocks of all models, at most `limit` bytes, encrypted if there is a `cipher`."""
 
     folder: Path
     limit: int
@@ -26,7 +26,7 @@ class StoreSettings:
 
 
 def default_folder() -> Path:
-    """Return the folder in the user's cache."""
+    """Return the store's folder in the user's cache."""
     from bridle.file_cache import cache_folder  # which imports numpy
 
     return cache_folder() / "kv"

@@ -1,10 +1,10 @@
 """Blocks of one model on disk: segments in a folder that several processes share, and an index in memory.
 
-`FOLDER/SCOPE/*.kv` are the segments of one scope: a model and the format of its KV. The index is made from the headers,
-so no file of it can be wrong. A process appends only to segments of its own, and finds the blocks of others when it
-looks again. The limit holds for all scopes together: before a segment is begun, complete ones are removed, those first
-that were not used for the longest time. A segment that is being written counts in full. A user gets at most half of the
-limit as long as other users have blocks of the model; then the user's own segments make room.
+`FOLDER/SCOPE/*.kv` are the segments of one scope: a model and the format of its KV. The index is built from the headers
+in memory, so no index file can be wrong. A process appends only to its own segments, and finds the blocks of other
+processes when it refreshes. The limit applies to all scopes together: before a segment is begun, complete segments are
+removed, the least recently used first. A segment that is being written counts in full. A user gets at most half of the
+limit as long as other users have blocks of the model; otherwise the user's own segments are removed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from bridle.kv_store.segment import SUFFIX, Segment, SegmentWriter
 
 _log = logging.getLogger(__name__)
 
-#: The limit holds this many segments, unless they would be larger than the second number.
+#: Number of segments into which the limit is divided, and maximum size of a segment.
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
 #: Number of small segments, left by restarts, that are kept beyond the limit of full ones: each is an open file.
 SMALL_FILES = 48
-#: A store takes nothing of the last bytes of a disk.
+#: Number of bytes of a disk that a store leaves free.
 RESERVE_BYTES = 1 << 30
-#: The part of the limit that one user's blocks may take while other users have blocks.
+#: Maximum share of the limit for one user's blocks while other users have blocks.
 MAX_SHARE = 0.5
-#: The file whose lock is held while segments are begun or removed.
+#: Name of the file whose lock is held while segments are begun or removed.
 LOCK = ".lock"
 
 
 @dataclass(slots=True)
 class _Contents:
-    """The records of a segment that were seen: their keys, and the bytes of each user."""
+    """The records of a segment that were read: their keys, and the number of bytes of each user."""
 
     segment: Segment
     keys: list[bytes] = field(default_factory=list)
@@ -47,8 +47,8 @@ class _Contents:
 
 
 class SegmentStore:
-    """Blocks of scope `scope` in `folder`, encrypted if there is a `cipher`. Keys have to depend on `root`. Safe from
-    any thread, except that one thread appends."""
+    """Blocks of scope `scope` in `folder`, encrypted if there is a `cipher`. Keys must depend on `root`. Safe from any
+    thread, except that only one thread may append."""
 
     def __init__(self, folder: Path, scope: str, limit: int, cipher: BlockCipher | None = None) -> None:
         self.folder, self.scope, self.limit, self._cipher = folder, scope, limit, cipher
@@ -59,10 +59,10 @@ class SegmentStore:
         self.max_files = SMALL_FILES + limit // max(self.segment_bytes, 1)
         self.index: dict[bytes, tuple[Segment, int]] = {}
         self._segments: dict[Path, _Contents] = {}
-        self._held: Counter[bytes] = Counter()  # bytes of each user, in all of them
+        self._held: Counter[bytes] = Counter()  # bytes of each user in all segments
         self._lock = threading.Lock()
         self._writer: SegmentWriter | None = None
-        self._has_failed = False  # the last attempt to write
+        self._has_failed = False  # whether the last attempt to write failed
         self.refresh()
 
     def __contains__(self, key: bytes) -> bool:
@@ -74,13 +74,13 @@ class SegmentStore:
     # -- reading -----------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Find the records that other processes have written, and forget those that they have removed."""
+        """Find the records that other processes have written, and forget records of removed segments."""
         with self._lock:
             found = set(self._own.glob(f"*{SUFFIX}"))
             for path in self._segments.keys() - found:
                 self._forget(path)
             for path in sorted(found - self._segments.keys()):
-                with contextlib.suppress(OSError):  # removed a moment ago
+                with contextlib.suppress(OSError):  # the file was removed a moment ago
                     self._segments[path] = _Contents(Segment(path))
             for contents in self._segments.values():
                 self._scan(contents)
@@ -95,14 +95,14 @@ class SegmentStore:
 
     def _forget(self, path: Path) -> None:
         contents = self._segments.pop(path)
-        self._held -= contents.num_bytes  # which leaves out users who have none
+        self._held -= contents.num_bytes  # also drops users without bytes
         for key in contents.keys:
             if (place := self.index.get(key)) is not None and place[0] is contents.segment:
                 del self.index[key]
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        """Read a block into memory of its size. Returns whether it is there and undamaged; a damaged one is not found
-        again."""
+        """Read a block into memory of its size. Returns whether it was found undamaged. A damaged block is removed from
+        the index."""
         place = self.index.get(key)
         if place is None:
             return False
@@ -114,7 +114,8 @@ class SegmentStore:
         return False
 
     def drop(self, key: bytes, place: tuple[Segment, int] | None = None) -> None:
-        """Remove a block from the index, so that it can be written again; with a `place`, only if it is there."""
+        """Remove a block from the index, so that it can be written again. With a `place`, the block is removed only if
+        it is at that place."""
         with self._lock:
             if place is None or self.index.get(key) == place:
                 self.index.pop(key, None)
@@ -128,8 +129,8 @@ class SegmentStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block unless the store has it. Return whether the store has it now. It does not if the disk is full,
-        the limit too small, or the user's part of the limit filled by a segment that is being written."""
+        """Write a block unless the store has it. Returns whether the store has the block now. It does not if the disk
+        is full, the limit too small, or the user's share filled by a segment that is being written."""
         if key in self.index:
             return True
         if self._cipher is not None:
@@ -156,8 +157,8 @@ class SegmentStore:
         return key in self.index
 
     def _fits_share(self, tenant: bytes, size: int) -> bool:
-        """Return whether a block leaves others their part. Segments that hold mostly this user's blocks make room for
-        it, the least recently used first."""
+        """Return whether a block leaves other users their share. Segments that hold mostly this user's blocks are
+        removed to make room, the least recently used first."""
         most = self.limit * MAX_SHARE - size
         with self._lock:
             if self._held[tenant] <= most or self._held.keys() <= {tenant}:
@@ -172,8 +173,8 @@ class SegmentStore:
         return self._held[tenant] <= most
 
     def _has_segment_for(self, size: int) -> bool:
-        """Begin a segment if the one that is written has no room. After a failure that one continues once there is
-        room again on disk, because each segment costs a descriptor."""
+        """Begin a segment if the current one has no room. Returns whether there is room. After a failure the current
+        segment is continued once the disk has room again, because each segment costs a file descriptor."""
         writer = self._writer
         if writer is None or writer.size + size > self.segment_bytes or (self._has_failed and writer.is_lost):
             self._writer = self._begin_segment()
@@ -196,7 +197,7 @@ class SegmentStore:
             writer.close()
 
     def _make_room(self) -> bool:
-        """Remove the least recently used segments until another one fits. Returns whether it does."""
+        """Remove the least recently used segments until another one fits. Returns whether one fits."""
         complete, taken = [], 0
         for path, size, used in list_segments(self.folder):
             if segments.is_being_written(path):
@@ -222,14 +223,14 @@ class SegmentStore:
 
 
 class NoDisk(SegmentStore):
-    """A store that keeps nothing. Keys have to depend on `root`."""
+    """A store that stores no blocks. Keys must depend on `root`."""
 
     def __init__(self, root: str) -> None:
         self.root, self.limit = root, 0
         self.index = {}
 
     def refresh(self) -> None:
-        """Find nothing."""
+        """Do nothing, because there are no segments."""
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
         return False
@@ -248,7 +249,7 @@ def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class ScopeFiles:
-    """The segments of one scope. `used` is when one of them was last used, a Unix time."""
+    """The segments of one scope. `used` is the time of their last use, as a Unix time."""
 
     folder: Path
     num_bytes: int
@@ -265,23 +266,23 @@ def list_scopes(folder: Path) -> list[ScopeFiles]:
 
 
 def remove_scope(folder: Path) -> int:
-    """Remove the segments of a scope, except those that a process is writing. Returns the bytes that are free now."""
+    """Remove the segments of a scope, except those that a process is writing. Returns the number of freed bytes."""
     sizes = [(path, path.stat().st_size) for path in folder.glob(f"*{SUFFIX}")]
     freed = sum(size for path, size in sizes if segments.remove_if_complete(path))
-    with contextlib.suppress(OSError):  # not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
     return freed
 
 
 def forget_tenant(folder: Path, tenant: str) -> int:
-    """Erase all blocks of a user, of all models. Returns how many there were. Processes that use the store find none of
-    them any more."""
+    """Erase all blocks of a user, for all models. Returns the number of blocks. Processes that use the store no longer
+    find these blocks."""
     return sum(segments.erase(path, tenant_tag(tenant)) for path, _, _ in list(list_segments(folder)))
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from beginning or removing segments meanwhile."""
+    """Keep other processes from beginning or removing segments inside the block."""
     with (folder / LOCK).open("ab") as file:
         segments.lock(file.fileno())
         yield

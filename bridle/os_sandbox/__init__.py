@@ -1,12 +1,12 @@
-"""The second wall around untrusted work: restrictions that the operating system keeps even if the first wall (Wasm, a
-template sandbox, a grammar compiler) is broken.
+"""A second sandbox around untrusted work: restrictions of the operating system that hold even if the first sandbox
+(Wasm, a template sandbox, a grammar compiler) is broken.
 
-A process that is about to work for a client calls `enter`. From then on it cannot write, create or open files, except
-those that it may read. It cannot reach the network, start programs, or signal and inspect other processes. There is no
-way back. Importing this costs nothing but the standard library.
+A process calls `enter` before it works for a client. After that it cannot write, create or open files, except to read
+permitted ones. It cannot reach the network, start programs, or signal and inspect other processes. The restrictions
+cannot be undone. Importing this package loads only the standard library.
 
-`BRIDLE_SANDBOX` sets the strictness: `strict` (all walls, or the process does not start), `best` (the walls that the
-kernel has) or `off`.
+`BRIDLE_SANDBOX` sets the strictness: `strict` (all mechanisms, or the process does not start), `best` (the mechanisms
+that the kernel has) or `off`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 VARIABLE = "BRIDLE_SANDBOX"
 MODES = ("strict", "best", "off")
-#: What each wall needs, for messages.
+#: Requirements of each mechanism, for messages.
 _NEEDS = {
     "Landlock": "Linux 5.13 or newer with `landlock` among its security modules",
     "seccomp": "Linux with seccomp filters, on x86-64 or ARM64",
@@ -31,21 +31,21 @@ _NEW_USER, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """Offers of this machine. `landlock` is the version of its interface; 0: none."""
+    """The mechanisms that this machine supports. `landlock` is the version of its interface; 0 if it is missing."""
 
     landlock: int
     has_seccomp: bool
 
     @property
     def missing(self) -> dict[str, str]:
-        """Names of missing walls, with the requirements of each."""
+        """Return the names of missing mechanisms, with the requirements of each."""
         present = {"Landlock": self.landlock > 0, "seccomp": self.has_seccomp}
         return {name: _NEEDS[name] for name, is_there in present.items() if not is_there}
 
 
 @cache
 def available_walls() -> Walls:
-    """Return the walls that this machine supports."""
+    """Return the mechanisms that this machine supports."""
     if sys.platform != "linux":
         return Walls(0, has_seccomp=False)
     from bridle.os_sandbox import landlock
@@ -56,14 +56,14 @@ def available_walls() -> Walls:
 
 
 def mode(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the mode that was asked for. An unknown word counts as `strict`, since no wall must fall by a typo."""
+    """Return the requested mode. An unknown word counts as `strict`, because a typo must not turn the sandbox off."""
     word = environment.get(VARIABLE, "best")
     return word if word in MODES else "strict"
 
 
 def choose(wanted: str) -> None:
-    """Set the mode of this process and of all that it starts. Raises `InvalidRequest` for `strict` where a wall is
-    missing."""
+    """Set the mode of this process and of all processes that it starts. Raises `InvalidRequest` for `strict` if a
+    mechanism is missing."""
     from bridle.errors import InvalidRequest
 
     problem = _obstacle(wanted)
@@ -80,8 +80,9 @@ def _obstacle(wanted: str) -> str | None:
 def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
     """Restrict this process for the rest of its life, as `mode()` says. It must not have started threads yet.
 
-    `readable`: files and folders that it may go on reading, besides Python's own. `may_fork`: it may start further
-    processes, which inherit the restrictions. Raises `OSError` if a wall that the kernel has cannot be raised.
+    `readable` are files and folders that the process may still read, in addition to Python's own. `may_fork` allows
+    further processes, which inherit the restrictions. Raises `OSError` if a mechanism that the kernel has cannot be
+    activated.
     """
     wanted = mode()
     if wanted == "off":
@@ -102,7 +103,7 @@ def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
 
 
 def preload() -> None:
-    """Do now the work that `enter` would do first in each process that is forked later."""
+    """Do in advance the work that `enter` would otherwise do in each process that is forked later."""
     if mode() != "off" and available_walls().has_seccomp:
         from bridle.os_sandbox import kernel, landlock, seccomp  # noqa: F401
 
@@ -113,7 +114,7 @@ def preload() -> None:
 
 def leave_namespaces() -> bool:
     """Move this process, and all that it starts, to a network without interfaces. Returns whether the kernel permits
-    that, which many containers do not. The process must not have threads."""
+    that; in many containers it does not. The process must not have threads."""
     if mode() == "off" or sys.platform != "linux":
         return False
     from bridle.os_sandbox import kernel
@@ -127,9 +128,9 @@ def leave_namespaces() -> bool:
 
 @cache
 def python_folders() -> tuple[Path, ...]:
-    """Return the folders that modules are imported from: of this interpreter, of installed packages, and of bridle. A
-    user's own packages, or those below another environment, are on the path alone. Other folders of the path, such as
-    the current one, may hold anything."""
+    """Return the folders from which modules are imported: those of this interpreter, of installed packages, and of
+    bridle. Packages of the user, or of another environment below this one, are found only on the path. Other folders of
+    the path, such as the current one, are left out, because they may contain any file."""
     found = [Path(os.__file__).parent, *map(Path, site.getsitepackages()), Path(__file__).resolve().parent.parent]
     found += [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
     return tuple(dict.fromkeys(found))

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 38, 22
-#: Landlock's calls have these numbers on every architecture.
+#: Numbers of Landlock's system calls, which are equal on all architectures.
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -1,6 +1,6 @@
-"""Landlock: the kernel refuses file names, TCP ports and signals that were not granted before.
+"""Landlock: the kernel refuses access to files, TCP ports and signals that was not granted before.
 
-Files that are open already stay usable.
+Files that are already open stay usable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridle.os_sandbox import kernel
 _VERSION_FLAG = 1
 _BENEATH_PATH = 1
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
-#: How many rights on files each version of the interface knows; versions after the last one know as many.
+#: Number of rights on files in each version of the interface; later versions have as many as the last one here.
 _NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _TCP = 0b11  # bind and connect, since version 4
 _SCOPES = 0b11  # abstract sockets and signals to processes outside, since version 6
@@ -31,7 +31,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the version of the kernel's interface, or 0 if it has none or it is switched off."""
+    """Return the version of the kernel's interface; 0 if it is missing or switched off."""
     try:
         return kernel.call(kernel.LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
     except OSError:
@@ -39,8 +39,8 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[Path]) -> None:
-    """Permit this process to read files at or beneath `readable`, and nothing else in file systems; no TCP, and no
-    signals to processes outside where the kernel knows these rules. Paths that do not exist are left out. Raises
+    """Permit this process to read files at or below `readable`, and no other access to file systems. TCP, and signals
+    to processes outside, are also forbidden if the kernel supports this. Paths that do not exist are left out. Raises
     `OSError`."""
     known = version()
     rights = (1 << _NUM_RIGHTS.get(known, _NUM_RIGHTS[5])) - 1

@@ -1,7 +1,7 @@
-"""A filter of system calls: a small program that the kernel runs before each call of a process, until its end.
+"""A filter of system calls: a small program that the kernel runs before each system call of a process.
 
-Calls in the list are permitted, some of them only with certain arguments. Calls that only an intruder makes end the
-process with SIGSYS. Every other call fails as if the kernel did not know it, so that libraries fall back to older ones.
+Calls in the list are permitted, some of them only with certain arguments. Calls that only an attacker makes end the
+process with SIGSYS. Every other call fails as if the kernel did not have it, so that libraries use older calls instead.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ _LOAD, IF_EQUAL, _IF_AT_LEAST, _IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _PERMIT = 0x80000000, 0x7FFF0000
 _ERRNO = 0x00050000
 _MODE_FILTER = 2
-#: Where the kernel's description of a call has its number, its architecture and its arguments (8 bytes each).
+#: Offsets of number, architecture and arguments (8 bytes each) in the kernel's description of a call.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-#: Numbers from here on belong to another calling convention of x86-64.
+#: First number of another calling convention of x86-64.
 _X32 = 0x40000000
 
 _CLONE_THREAD = 0x00010000
-#: Flags of `clone` that make namespaces.
+#: Flags of `clone` that create namespaces.
 _NAMESPACES = 0x7E020080
-#: Flags of `open` with which a file can change: write, create, truncate, append.
+#: Flags of `open` with which a file may change: write, create, truncate, append.
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000
-#: Signal at the parent's end, reading whether dumps are allowed, names of threads and memory, no new privileges.
+#: Permitted options of `prctl`: signal at the parent's end, reading whether dumps are allowed, names of threads and
+#: memory, no new privileges.
 _PRCTL = (1, 3, 15, 16, 0x53564D41, kernel.PR_SET_NO_NEW_PRIVS)
-#: Sizes and modes of descriptors, and whether one is a terminal. Writing to a terminal's input is not among them.
+#: Permitted requests of `ioctl`: sizes and modes of descriptors, and whether one is a terminal. Writing to a terminal's
+#: input is not permitted.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
 class Instruction(NamedTuple):
-    """One instruction. `if_true` and `if_false` are how many instructions to skip."""
+    """One instruction of the filter. `if_true` and `if_false` are numbers of instructions to skip."""
 
     code: int
     value: int
@@ -67,7 +69,7 @@ def filter_of_machine(*, may_fork: bool) -> tuple[Instruction, ...]:
 
 
 def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
-    """Return the program of a process that may fork, or may only start threads."""
+    """Return the filter of a process that may fork, or that may only start threads."""
     program = [
         Instruction(_LOAD, _ARCHITECTURE),
         Instruction(IF_EQUAL, calls.audit, if_true=1),
@@ -86,7 +88,7 @@ def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
 
 
 def install(program: Sequence[Instruction]) -> None:
-    """Filter this thread's calls, and those of all threads and processes that it starts. Raises `OSError`."""
+    """Filter the calls of this thread, and of all threads and processes that it starts. Raises `OSError`."""
     raw = (_RawInstruction * len(program))()
     for place, each in zip(raw, program, strict=True):
         place.code, place.if_true, place.if_false, place.value = each.code, each.if_true, each.if_false, each.value
@@ -101,7 +103,7 @@ def _each(numbers: Mapping[str, int], verdict: int) -> Iterator[Instruction]:
 
 
 def _check(name: str, *, may_fork: bool) -> Iterator[Instruction]:
-    """Return the verdict on a call by its arguments."""
+    """Return the instructions that decide about a call by its arguments."""
     if name == "open":
         return _without(1, _CHANGES, errno.EACCES)
     if name == "openat":
@@ -109,7 +111,7 @@ def _check(name: str, *, may_fork: bool) -> Iterator[Instruction]:
     if name == "clone":
         return _clone(may_fork=may_fork)
     if name == "prlimit64":
-        return _one_of(0, (0,))  # of this process alone
+        return _one_of(0, (0,))  # only for this process itself
     return _one_of(0, _PRCTL) if name == "prctl" else _one_of(1, _IOCTL)
 
 
@@ -137,5 +139,5 @@ def _one_of(argument: int, values: Iterable[int]) -> Iterator[Instruction]:
 
 
 def _argument(index: int) -> Instruction:
-    """Load an argument's lower half, which is all that the kernel reads of the checked ones."""
+    """Load an argument's lower half; the kernel reads only this half of the checked arguments."""
     return Instruction(_LOAD, _ARGUMENTS + 8 * index)

@@ -1,8 +1,8 @@
 """Numbers of system calls on x86-64 and ARM64, by their permission in a sandboxed process.
 
-Each entry is a name, its number on x86-64 and its number on ARM64; `-` where the architecture has no such call. The
-source is Linux's own headers. The lists come from a trace of the processes' work in the test suite. Calls that only
-other versions of the C library make are added.
+Each entry is a name, its number on x86-64 and its number on ARM64; `-` if the architecture has no such call. The
+numbers come from Linux's own headers. The lists come from a trace of the sandboxed processes in the test suite, with
+calls added that only other versions of the C library make.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PERMITTED = """
     faccessat2 439 439, stat 4 -, lstat 6 -, statx 332 291, readlink 89 -, readlinkat 267 78, getdents64 217 61,
     getcwd 79 17, fadvise64 221 223, exit 60 93, exit_group 231 94, sched_setaffinity 203 122
 """
-#: Permitted with certain arguments only.
+#: Calls that are permitted only with certain arguments.
 _CHECKED = """
     prlimit64 302 261, open 2 -, openat 257 56, clone 56 220, prctl 157 167, ioctl 16 29
 """
-#: For processes that may start others, which inherit all restrictions.
+#: Calls for processes that may start others, which inherit all restrictions.
 _FORKING = """
     fork 57 -, vfork 58 -, wait4 61 260, waitid 247 95, pidfd_open 434 434
 """
-#: Calls that no correct version of these processes makes. Whoever makes one has broken out of the first wall.
+#: Calls that no correct version of these processes makes. A process that makes one has broken out of the first sandbox.
 _FATAL = """
     execve 59 221, execveat 322 281, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,
     process_madvise 440 440, kcmp 312 272, pidfd_getfd 438 438, pidfd_send_signal 424 424, kill 62 129, tkill 200 130,
@@ -64,7 +64,7 @@ _FATAL = """
 
 
 class SystemCalls(NamedTuple):
-    """Numbers by name on one architecture. `audit` is the kernel's number of the architecture."""
+    """Numbers of system calls by name on one architecture. `audit` is the kernel's number of the architecture."""
 
     audit: int
     permitted: Mapping[str, int]

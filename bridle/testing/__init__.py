@@ -1,6 +1,6 @@
-"""Fakes of the engine's surroundings, shipped for users' tests as well as our own: `scripted` stands in for a model,
-`clock` for time, `text` for a tokenizer.
+"""Fakes of the engine's surroundings, shipped for users' tests as well as bridle's own: `scripted` replaces a model,
+`clock` replaces time, `text` replaces a tokenizer.
 
-Nothing outside of tests imports this package, and it imports its parts only where they are named, so that no part needs
-another's dependencies.
+Only tests import this package. It imports its modules when their names are used, so that no module needs another one's
+dependencies.
 """

@@ -1,7 +1,8 @@
-"""A scripted executor that answers late, as one does whose device works on while its caller does other things.
+"""A scripted executor that answers late, like an executor whose device computes while its caller does other work.
 
-Calls only queue work. It is done on the first wait for it, in order and never earlier, so that reading a token before
-it was taken finds none. The names of tokens in a plan are looked up by the device, which has sampled them.
+Calls only queue work. The work is done at the first wait for it, in order and never earlier, so a test notices if a
+token is read before it was taken. Placeholders in a plan are replaced by the simulated device, which has sampled the
+tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
 
 
 class LateCopy:
-    """A copy that the device makes after the work queued before. It is empty if a reset device never made it."""
+    """A copy that the device makes after the previously queued work. It is empty if the device was reset before making
+    it."""
 
     def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
         self._device, self._read, self._data = device, read, b""
@@ -35,7 +37,7 @@ class LateCopy:
 
 
 class LateBlocks(ScriptedBlocks):
-    """Blocks of a device that answers late. Memory of the host is any."""
+    """Blocks of a device that answers late. Any memory of the host can be used for copies."""
 
     def __init__(self, device: LateScriptedExecutor, paged: PagedKV, states: FakeStates, identity: str) -> None:
         super().__init__(paged, states, identity)
@@ -58,9 +60,10 @@ class LateBlocks(ScriptedBlocks):
 
 
 class LateScriptedExecutor(ScriptedExecutor):
-    """A `ScriptedExecutor` in two parts. It takes the same options, and needs a clock for `device_time`; sampling takes
-    no time. `faults` are raised by `forward`, `sample_faults` by `take`. `num_ahead` counts the steps that were
-    launched before the tokens of the one before were taken, `num_named` their rows that named such a token."""
+    """A `ScriptedExecutor` whose calls have two parts. It takes the same options, and needs a clock for `device_time`;
+    sampling takes no time. `faults` are raised by `forward`, `sample_faults` by `get_result`. `num_ahead` counts steps
+    that were launched before the tokens of the previous step were taken; `num_named` counts their rows with a
+    placeholder."""
 
     is_async = True
 
@@ -68,15 +71,15 @@ class LateScriptedExecutor(ScriptedExecutor):
         super().__init__(*args, **options)
         self.num_ahead = self.num_named = 0
         self._queue: deque[Callable[[], None]] = deque()
-        self._working = threading.RLock()  # others than the engine wait for the device, too
-        self._batch: SampleBatch | None = None  # sampled, and not taken
-        self._result: StepResult | None = None  # of that, if the device has come to it
-        self._tokens: list[int] = []  # of the last draw
-        self._forward_done = 0.0  # by the clock
+        self._working = threading.RLock()  # other threads than the engine's also wait for the device
+        self._batch: SampleBatch | None = None  # sampled, and not taken yet
+        self._result: StepResult | None = None  # the result of `_batch`, once the device has computed it
+        self._tokens: list[int] = []  # tokens of the last batch
+        self._forward_done = 0.0  # time at which the last forward is done
         self._draw_done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Queue the plan. A fault is raised here; tokens that were sampled before can still be read."""
+        """Queue the plan. A fault is raised by this call; tokens that were sampled before can still be read."""
         self._notice(plan)
         names = [token for row in plan.rows for token in row.new_tokens if token < 0]
         with Recorded(self.violations):
@@ -88,14 +91,14 @@ class LateScriptedExecutor(ScriptedExecutor):
         self._queue.append(lambda: self._compute(plan))
 
     def sample_async(self, batch: SampleBatch) -> None:
-        """Queue the batch."""
+        """Queue the sampling of the batch."""
         with Recorded(self.violations):
             require(self._batch is None, f"step {batch.step} draws while another one was not taken")
         self._batch, self._draw_done = batch, self._forward_done
         self._queue.append(lambda: self._draw_all(batch))
 
     def get_result(self) -> StepResult:
-        """Wait for the device to come so far."""
+        """Wait until the device has sampled the batch, and return the result."""
         with Recorded(self.violations):
             require(self._batch is not None, "nothing was drawn that could be taken")
         self._fail(self.device.begin_sample(until=self._draw_done))
@@ -109,7 +112,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         return self.get_result()
 
     def await_forward(self, seconds: float) -> bool:
-        """Let the clock continue, at most to the end of the last forward."""
+        """Advance the clock, at most to the end of the last forward."""
         clock = self.device.clock
         if clock is not None:
             clock.wait_until(min(self._forward_done, clock() + seconds))
@@ -119,7 +122,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         return True
 
     def reset(self) -> None:
-        """Forget everything, queued work included."""
+        """Forget all state, including queued work."""
         with self._working:
             super().reset()
             self._queue.clear()
@@ -128,7 +131,7 @@ class LateScriptedExecutor(ScriptedExecutor):
     # -- the device ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Do the next work that is queued."""
+        """Do the first item of queued work."""
         with self._working:
             if self._queue:
                 self._queue.popleft()()
@@ -139,13 +142,13 @@ class LateScriptedExecutor(ScriptedExecutor):
                 self._queue.popleft()()
 
     def after_all(self, work: Callable[[], None]) -> None:
-        """Do `work` after all that was queued, now."""
+        """Do all queued work, then `work`."""
         with self._working:
             self._catch_up()
             work()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Queue `work`."""
+        """Queue `work` for the device."""
         self._queue.append(work)
 
     def _make_blocks(self, identity: str) -> ScriptedBlocks:
@@ -165,9 +168,9 @@ class LateScriptedExecutor(ScriptedExecutor):
         super().compute(replace(plan, rows=[self._named(row) for row in plan.rows]))
 
     def _named(self, row: PlanRow) -> PlanRow:
-        """The row with its placeholders replaced by tokens."""
+        """Return the row with its placeholders replaced by tokens."""
         if not row.new_tokens or row.new_tokens[-1] >= 0:
-            return row  # none but the last can be a name
+            return row  # only the last token can be a placeholder
         drawn = self._tokens[placeholder_for_row(row.new_tokens[-1])]
         return replace(row, new_tokens=(*row.new_tokens[:-1], max(drawn, 0)))
 

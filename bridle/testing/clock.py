@@ -1,5 +1,5 @@
-"""A clock that tests hand to the engine in place of the system's. Time moves only when a test advances it: deadlines
-are tested without waiting."""
+"""A clock that tests give to the engine instead of the system's clock. Time moves only when a test advances it, so
+deadlines are tested without waiting."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Calling it gives seconds; `wait_until` lets the time come."""
+    """A clock. Calling it returns seconds; `wait_until` waits for a time."""
 
     def __call__(self) -> float: ...
     def wait_until(self, moment: float) -> None: ...
 
 
 class FakeClock:
-    """Time that moves only by `advance` and `wait_until`. Safe to use from several threads."""
+    """A clock whose time moves only by `advance` and `wait_until`. Safe from several threads."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now
@@ -26,13 +26,13 @@ class FakeClock:
             return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass; going back raises `ValueError`."""
+        """Advance the time by `seconds`. A negative number raises `ValueError`."""
         if seconds < 0:
             raise ValueError(f"cannot advance by {seconds} seconds")
         with self._lock:
             self._now += seconds
 
     def wait_until(self, moment: float) -> None:
-        """Jump to `moment` unless it has passed already."""
+        """Set the time to `moment`, unless that time has already passed."""
         with self._lock:
             self._now = max(self._now, moment)

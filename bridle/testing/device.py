@@ -1,5 +1,4 @@
-"""The behaviour of a device that a scripted executor simulates in addition to its results: calls that fail, and the
-time that a step takes."""
+"""Behaviour of a simulated device in addition to its results: calls that fail, and the time that a step takes."""
 
 from __future__ import annotations
 
@@ -11,8 +10,9 @@ from bridle.testing.clock import Clock
 
 
 class PlayedDevice:
-    """`faults` and `sample_faults` say which calls fail, by their numbers from 0. A forward pass takes
-    `seconds(plan)` of `clock`: it returns at once, and sampling waits for the rest."""
+    """Simulates failures and times of a device. `faults` and `sample_faults` say which calls fail, by their numbers
+    from 0. A forward pass takes `seconds(plan)` of `clock`: it returns at once, and sampling waits for the remaining
+    time."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class PlayedDevice:
         self.busy_until = 0.0
 
     def begin_forward(self) -> BridleError | None:
-        """Count a forward pass; gives its fault, if it is to fail."""
+        """Count a forward pass. Returns its fault if it must fail, else None."""
         self.num_forwards += 1
         return self.faults.get(self.num_forwards - 1)
 
     def run(self, plan: StepPlan) -> None:
-        """Let the device work on the plan from now on, or after its present work."""
+        """Let the device compute the plan from now on, or after its present work."""
         if self.clock is not None and self._seconds is not None:
             self.busy_until = max(self.busy_until, self.clock()) + self._seconds(plan)
 
     def begin_sample(self, until: float | None = None) -> BridleError | None:
-        """Wait for the device, or for a moment before it is done, and count a sampling; gives its fault, if it is to
-        fail."""
+        """Wait for the device, or until the time `until` if that comes first, and count a sampling. Returns its fault
+        if it must fail, else None."""
         self.num_samples += 1
         if self.clock is not None:
             self.clock.wait_until(self.busy_until if until is None else until)

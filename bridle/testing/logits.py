@@ -1,8 +1,8 @@
 """The scripted model: logits as a pure function of the tokens read so far, and of nothing else.
 
-Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. It stands for the keys
+Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. It represents the keys
 and values that a real model keeps for p. A logits row mixes the digests of all positions up to its own, so that one
-wrong slot anywhere in the cache gives another row. Values are small integers, hence exact in every float type. A test
+wrong slot anywhere in the cache gives another row. Values are small integers, and so exact in every float type. A test
 can give a function `next_token`, which chooses every token instead of the hash.
 """
 
@@ -19,12 +19,12 @@ Logits = NDArray[np.float64]
 NextToken = Callable[[tuple[int, ...]], "int | Sequence[float]"]
 
 _MASK = (1 << 64) - 1
-#: Logit of the token that `next_token` names; all others have 0, so that no temperature up to 1 picks them.
+#: Logit of the token that `next_token` returns. All others have 0, so no temperature up to 1 samples them.
 CERTAIN = 60.0
 
 
 def mix(value: int) -> int:
-    """A 64-bit number whose bits all depend on all bits of `value` (the finalizer of SplitMix64)."""
+    """Return a 64-bit number whose bits all depend on all bits of `value` (the finalizer of SplitMix64)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -32,12 +32,12 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, draw: int) -> float:
-    """The random number in [0, 1) for number `draw` under `key`: counter-based, no state."""
+    """Return random number `draw` of `key`, in [0, 1). It is computed from a counter, without state."""
     return (mix(mix(key & _MASK) + draw & _MASK) >> 11) * 2.0**-53
 
 
 class ScriptedModel:
-    """Prefixes to logits over `vocab_size` tokens; `spread` is the number of distinct logit values."""
+    """Computes logits over `vocab_size` tokens for a prefix; `spread` is the number of distinct logit values."""
 
     def __init__(self, vocab_size: int, seed: int = 0, next_token: NextToken | None = None, spread: int = 16) -> None:
         self.vocab_size = vocab_size
@@ -54,7 +54,7 @@ class ScriptedModel:
         return mix(self.seed ^ int.from_bytes(adapter.encode()[:64], "little") % _MASK)
 
     def extend(self, digest: int, tokens: Sequence[int]) -> list[int]:
-        """Digests of `tokens` that follow the position whose digest is `digest`."""
+        """Return the digests of `tokens` that follow the position whose digest is `digest`."""
         out = []
         for token in tokens:
             digest = mix(digest ^ (token * 0xD6E8FEB86659FD93 + 1 & _MASK))
@@ -62,7 +62,8 @@ class ScriptedModel:
         return out
 
     def rows(self, tokens: Tokens, digests: Digests, num_rows: int) -> list[Logits]:
-        """Logits at the last `num_rows` positions, from the `tokens` and `digests` [n] read back."""
+        """Return the logits at the last `num_rows` positions, from the `tokens` and `digests` [n] that were read from
+        the KV."""
         length = len(tokens)
         if self.next_token is not None:
             return [self._told(tokens[: end + 1]) for end in range(length - num_rows, length)]
@@ -71,7 +72,7 @@ class ScriptedModel:
         return [self._hashed(context) for context in contexts[length - num_rows :]]
 
     def row_after(self, tokens: Sequence[int], adapter: str | None = None) -> Logits:
-        """Logits after `tokens`, computed from nothing but the tokens."""
+        """Return the logits after `tokens`, computed only from the tokens."""
         digests = self.extend(self.root(adapter), tokens)
         return self.rows(np.array(tokens, dtype=np.int64), np.array(digests, dtype=np.uint64), 1)[0]
 

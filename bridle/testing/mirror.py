@@ -1,8 +1,8 @@
-"""The executor's side of each sequence, and every rule that a plan must keep.
+"""The executor's copy of each sequence, and every rule that a plan must keep.
 
 A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, frees and rows of
-a plan to them and raises `InternalError` at the first thing that no correct engine would send. It knows nothing of the
-contents of the KV cache: those are compared by the executor after this.
+a plan to these copies. It raises `InternalError` at the first operation that no correct engine would send. This module
+does not know the contents of the KV cache, which the executor compares afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def require(claim: bool, message: str) -> None:
 
 @dataclass(slots=True)
 class Mirror:
-    """One sequence as the executor knows it; `digests` are those that correct KV holds for `tokens`."""
+    """One sequence in the executor. `digests` are those that correct KV holds for `tokens`."""
 
     seq_id: int
     adapter: str | None
@@ -37,7 +37,7 @@ class Mirror:
     runs: Runs = ()
 
     def cut(self, num_tokens: int, num_blocks: int) -> None:
-        """Keep the first tokens and blocks."""
+        """Keep only the first tokens and blocks."""
         require(
             num_tokens <= len(self.tokens), f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}"
         )
@@ -49,7 +49,7 @@ class Mirror:
 
 
 class Mirrors:
-    """All mirrors of an executor."""
+    """All of an executor's copies of sequences."""
 
     def __init__(self, info: ExecutorInfo, model: ScriptedModel) -> None:
         self.info = info
@@ -67,11 +67,11 @@ class Mirrors:
         return len(self._mirrors)
 
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Forget all sequences."""
         self._mirrors.clear()
 
     def fork(self, row: ForkRow) -> None:
-        """Make the child's mirror."""
+        """Make the copy for the child of a fork."""
         parent = self[row.parent]
         require(row.child not in self, f"fork of {row.parent} makes sequence {row.child}, which exists")
         child = Mirror(
@@ -88,18 +88,18 @@ class Mirrors:
         self._mirrors[row.child] = child
 
     def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int]) -> Mirror:
-        """Make the mirror of a sequence whose first tokens are there already."""
+        """Make the copy of a sequence whose first tokens already have KV."""
         require(seq_id not in self, f"sequence {seq_id} is adopted, and exists")
         digests = list(self.model.extend(self.model.root(adapter), tokens))
         made = self._mirrors[seq_id] = Mirror(seq_id, adapter, list(tokens), digests)
         return made
 
     def free(self, seq_id: int) -> None:
-        """Forget one sequence. A sequence that ended before its first row was never known, which is no error."""
+        """Forget one sequence. An unknown id is no error, because a sequence may end before its first row."""
         self._mirrors.pop(seq_id, None)
 
     def apply(self, row: PlanRow) -> Mirror:
-        """Bring one mirror up to date with its row, and check the row against it."""
+        """Update the copy of a sequence by its row, and check the row against it."""
         known = row.seq_id in self
         if not known:
             self._mirrors[row.seq_id] = Mirror(row.seq_id, row.adapter)
@@ -126,7 +126,7 @@ class Mirrors:
         mirror.num_prompt = row.num_prompt
 
     def _seen(self, row: PlanRow) -> Sequence[int]:
-        """The new tokens, and at the positions of images a number for the image row."""
+        """Return the new tokens, with a number for the image row at positions of images."""
         seen = list(row.new_tokens)
         for run in row.runs:
             first = run.position - row.num_kept
@@ -167,7 +167,7 @@ class Mirrors:
 
 
 def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
-    """The rules about a plan as a whole that need no mirror."""
+    """Check the rules about a plan as a whole that need no copies of sequences."""
     require(plan.step > last_step, f"step {plan.step} follows step {last_step}")
     ids = [row.seq_id for row in plan.rows]
     require(len(set(ids)) == len(ids), f"a sequence has two rows in one plan: {ids}")
@@ -177,8 +177,8 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
 
 
 def check_states(plan: StepPlan, num_states: int) -> None:
-    """Each row has its own slot if there are slots, each copy goes to a slot of its own, and all slots are in the
-    pool."""
+    """Check that each row has its own slot if there are slots, that each copy has its own target, and that all slots
+    exist."""
     targets = [copy.target for copy in plan.state_copies]
     require(len(set(targets)) == len(targets), f"a state slot is the target of two copies: {plan.state_copies}")
     written = [save.slot for row in plan.rows for save in row.saves]
@@ -189,7 +189,7 @@ def check_states(plan: StepPlan, num_states: int) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Copies give the same whether made at once or one after the other: none reads a slot that an earlier one wrote."""
+    """Check that copies have the same result at once or in sequence: no copy reads a slot that an earlier one wrote."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks
@@ -200,7 +200,7 @@ def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
 
 
 def check_writes(plan: StepPlan, mirrors: Mirrors, block_size: int) -> None:
-    """No row writes into a block that another row of this plan maps."""
+    """Check that no row writes into a block that another row of this plan maps."""
     users = Counter(block for row in plan.rows for block in mirrors[row.seq_id].blocks)
     for row in plan.rows:
         first, last = row.start // block_size, (row.start + row.num_scheduled - 1) // block_size

@@ -1,4 +1,4 @@
-"""Logits to tokens for one row at a time, in plain numpy: small enough to be checked by reading.
+"""Samples tokens from logits for one row at a time, in plain numpy: small enough to be checked by reading.
 
 Order: raw log-probabilities, bias, mask, processed log-probabilities, penalties, DRY, top-n-sigma, temperature, top-k,
 top-p, min-p, typical-p, XTC, draw; Mirostat takes the place of all from top-k to XTC. Ties
@@ -22,7 +22,8 @@ from bridle.traces import Draw, Odds
 
 
 def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int) -> tuple[int, Logprob | None]:
-    """The token sampled from `logits` [V] under `row` (-1: none left), and its log-probability if asked for."""
+    """Return the token sampled from `logits` [V] for `row` (-1: no token is left), and its log-probability if
+    requested."""
     sampling = row.sampling
     steered = _steer(logits, row)
     if not np.any(np.isfinite(steered)):
@@ -39,7 +40,7 @@ def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_promp
 
 
 def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int, token: int) -> float:
-    """Mirostat's state after `token` was sampled from `logits` under `row`."""
+    """Return Mirostat's state after `token` was sampled from `logits` for `row`."""
     sampling = row.sampling
     scores = _dry(_penalize(_steer(logits, row), sampling, history, num_prompt), sampling, history)
     probs = distribution(scores, row)
@@ -48,7 +49,7 @@ def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: 
 
 
 def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
-    """Log-probability of `token` under softmax of `logits` [V], with the `num_top` best tokens."""
+    """Return the log-probability of `token` under softmax of `logits` [V], with the `num_top` best tokens."""
     finite = logits[np.isfinite(logits)]
     peak = float(finite.max())
     logprobs = logits - (peak + float(np.log(np.exp(finite - peak).sum())))  # [V]
@@ -105,7 +106,7 @@ def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], 
 
 
 def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Logits:
-    """Each token loses by the longest repetition that it continues with."""
+    """Return the logits after DRY: each token is reduced by the longest repetition that it would continue."""
     if not sampling.has_dry:
         return logits
     breakers = set(sampling.dry_breaker_ids)
@@ -128,7 +129,7 @@ def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Lo
 
 
 def distribution(scores: Logits, row: SampleRow) -> NDArray[np.float64]:
-    """Probabilities [V] of the tokens sampled from `scores`, not normalized."""
+    """Return the probabilities [V] of the tokens sampled from `scores`, not normalized."""
     sampling = row.sampling
     scores = _within_sigma(scores, sampling)
     scores = scores / _temperature(scores, sampling)
@@ -181,7 +182,7 @@ def _unsurprising(probs: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
 
 
 def _keep(scores: Logits, sampling: SamplingParams) -> NDArray[np.float64]:
-    """Probabilities [V] after truncation; those left out are 0. Not normalized."""
+    """Return the probabilities [V] after truncation, not normalized; tokens left out have 0."""
     probs: NDArray[np.float64] = np.exp(scores - scores[np.isfinite(scores)].max())
     if sampling.top_k > 0:
         probs[_descending(scores)[sampling.top_k :]] = 0.0

@@ -1,8 +1,9 @@
-"""An executor without a model: for the engine's properties, for users' own tests, for measuring the engine alone.
+"""An executor without a model: for testing the engine's properties, for users' tests, and for measuring the engine
+alone.
 
 `ScriptedExecutor` follows each `StepPlan` exactly on a fake KV cache and computes its logits from the KV that it reads
-back. So a wrong block, a missed copy or a stale prefix is found. It also checks every plan against the contract and
-raises `InternalError` at once. It needs neither torch nor weights and knows nothing of text.
+back. So a wrong block, a missed copy or a stale prefix is found. It also checks every plan against the contract of
+executors and raises `InternalError` at once. It needs neither torch nor weights and does not know text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)
@@ -37,7 +38,7 @@ from bridle.traces import Draw
 
 @dataclass(frozen=True, slots=True)
 class _LogitsRow:
-    """One row of the last forward: which position of which sequence it belongs to."""
+    """One row of the last forward: its sequence, its position, and its logits."""
 
     seq_id: int
     position: int
@@ -45,7 +46,7 @@ class _LogitsRow:
 
 
 class ScriptedBlocks:
-    """Blocks and states of the fake KV cache, for a store; `identity` identifies the model that has computed them."""
+    """Blocks and states of the fake KV cache, for a store. `identity` identifies the model that computed them."""
 
     def __init__(self, paged: PagedKV, states: FakeStates, identity: str) -> None:
         self._paged, self._states, self._identity = paged, states, identity
@@ -69,7 +70,8 @@ class ScriptedBlocks:
 
 
 class ScriptedSequences:
-    """KV of whole sequences of the fake cache, for a store. It can be cut, unless `is_cuttable` is set to False."""
+    """KV of whole sequences of the fake cache, for a store. It can be truncated, unless `is_cuttable` is set to
+    False."""
 
     def __init__(self, mirrors: Mirrors, cells: SequenceKV, identity: str) -> None:
         self._mirrors, self._cells, self._identity = mirrors, cells, identity
@@ -105,12 +107,12 @@ class ScriptedSequences:
 class ScriptedExecutor:
     """A scripted `Executor`.
 
-    `kv` chooses the way of keeping KV, `next_token(prefix)` gives a token id or a row of logits where the seeded hash
-    should not decide. `faults` maps the number of a forward call (from 0) to the error that it raises before doing
-    anything, `sample_faults` likewise. `device_time(plan)` is how many seconds of `clock` a forward takes: `forward`
-    returns at once and `sample` waits for the rest. `on_forward` is called first, in the engine's thread. `record`
-    keeps all plans and batches in `plans` and `batches`. `violations` holds the refused operations. With an
-    `embedding_size` it gives embeddings, too.
+    `kv` chooses how KV is kept. `next_token(prefix)` returns a token id or a row of logits, to replace the seeded hash.
+    `faults` maps the number of a forward call (from 0) to the error that the call raises before doing anything;
+    `sample_faults` does so for sampling. `device_time(plan)` is how many seconds of `clock` a forward takes: `forward`
+    returns at once and `sample` waits for the remaining time. `on_forward` is called first, in the engine's thread.
+    `record` keeps all plans and batches in `plans` and `batches`. `violations` holds the refused operations. With an
+    `embedding_size` the executor also gives embeddings.
     """
 
     def __init__(
@@ -172,22 +174,22 @@ class ScriptedExecutor:
 
     @property
     def num_forwards(self) -> int:
-        """Calls of `forward` so far."""
+        """Return the number of calls of `forward` so far."""
         return self.device.num_forwards
 
     @property
     def num_mirrors(self) -> int:
-        """Sequences that the executor still remembers."""
+        """Return the number of sequences that the executor still knows."""
         return len(self._mirrors)
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows; `InternalError` if it breaks the contract."""
+        """Apply the plan and compute its rows. Raises `InternalError` if the plan breaks the contract."""
         self._notice(plan)
         self.compute(plan)
         self.device.run(plan)
 
     def compute(self, plan: StepPlan) -> None:
-        """Run a plan as the device does."""
+        """Compute a plan on the simulated device."""
         with Recorded(self.violations):
             require(not self.is_closed, f"step {plan.step} on a closed executor")
             self._run(plan)
@@ -200,12 +202,12 @@ class ScriptedExecutor:
             self.plans.append(plan)
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Sample and score from the last forward's logits; `InternalError` if the batch does not fit them."""
+        """Sample and score from the last forward's logits. Raises `InternalError` if the batch does not fit them."""
         self._fail(self.device.begin_sample())
         return self.read(batch)
 
     def read(self, batch: SampleBatch) -> StepResult:
-        """Sample a batch as the device does."""
+        """Sample a batch on the simulated device."""
         if self._record:
             self.batches.append(batch)
         with Recorded(self.violations):
@@ -223,7 +225,7 @@ class ScriptedExecutor:
         return StepResult(batch.step, tokens, logprobs, scores, mus if any(mus) else [], draws if any(draws) else [])
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
+        """Return a vector of length 1 for each row: a hash of all that was read from the KV cache for the row."""
         with Recorded(self.violations):
             require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
             require(self._is_sampled, f"step {step} is to be embedded before it is sampled")
@@ -232,7 +234,7 @@ class ScriptedExecutor:
             return [embedding_of(self._rows[index].logits, self.info.embedding_size) for index in logits_rows]
 
     def reset(self) -> None:
-        """Forget every mirror and all KV."""
+        """Forget all sequences and all KV."""
         self._mirrors.clear()
         self._paged.clear()
         self._by_sequence.clear()
@@ -240,7 +242,7 @@ class ScriptedExecutor:
         self._rows = []
 
     def close(self) -> None:
-        """Idempotent; a forward after it is a violation."""
+        """Close the executor. A later forward is a violation. Idempotent."""
         self.is_closed = True
         self.reset()
 
@@ -361,21 +363,21 @@ class ScriptedExecutor:
 
 
 def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
-    """The row with these ids forbidden."""
+    """Return the row with the `unnamed` ids forbidden."""
     logits = row.logits.copy()
     logits[list(unnamed)] = -math.inf
     return replace(row, logits=logits)
 
 
 def embedding_of(logits: Logits, size: int) -> array[float]:
-    """The vector of length 1 that identifies a row of logits."""
+    """Return a vector of length 1 that identifies a row of logits."""
     values = [byte + 1 for byte in hashlib.shake_128(logits.tobytes()).digest(size)]
     length = math.hypot(*values)
     return array("f", [value / length for value in values])
 
 
 class Recorded:
-    """Remembers an `InternalError` on its way out, in case the engine swallows it."""
+    """Records an `InternalError` before it is raised further, in case the engine catches it."""
 
     def __init__(self, violations: list[InternalError]) -> None:
         self._violations = violations
