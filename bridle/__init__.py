@@ -5,8 +5,8 @@
     llm = LLM("demo")
     print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].text)
 
-Everything listed in `__all__` is a promise; the modules below may move. Names are loaded when first used:
-`import bridle` alone costs nothing and `from bridle import SamplingParams` does not import torch.
+All names in `__all__` are stable; the modules that define them may move. Names are loaded when they are first used:
+`import bridle` alone costs nothing, and `from bridle import SamplingParams` does not import torch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _HOMES = {
 }
 HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = [*sorted(HOME_OF), "__version__"]  # type checkers read the imports above
+__all__ = [*sorted(HOME_OF), "__version__"]  # type checkers read the imports above instead
 
 
 def _load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m bridle` is the `bridle` command."""
+"""Runs the `bridle` command for `python -m bridle`."""
 
 import sys
 

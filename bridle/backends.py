@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_backend(config: ModelConfig) -> None:
-    """Refuse settings that the backend does not take, before a model is fetched. Raises the backend's errors."""
+    """Raise the backend's errors for settings that it does not support, before a model is fetched."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import check_settings
 
@@ -24,7 +24,7 @@ def check_backend(config: ModelConfig) -> None:
 def load_executor(
     config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | PooledExecutor | LlamaExecutor:
-    """Load a model with its backend and make it ready to compute. Raises the backend's errors."""
+    """Load a model with its backend, ready to compute. Raises the backend's errors."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import load_executor as load_into_llamacpp
 

@@ -1,7 +1,7 @@
-"""The resources of this process: how much memory and processor time its control groups allow (containers and service
-managers set these), and how many cores it may run on.
+"""The resources of this process: the memory and processor time that its control groups allow (containers and service
+managers set these), and the number of cores on which it may run.
 
-Linux has two versions of control groups, which may be mounted at once. Elsewhere there are no such limits.
+Linux has two versions of control groups, which may be mounted at the same time. Other systems have no such limits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-#: By version of control groups: the files with the limit and with the memory in use, and the statistic of what the
-#: kernel can drop of it.
+#: For each version of control groups: the file with the limit, the file with the memory in use, and the statistic of
+#: memory that the kernel can drop.
 _MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -22,21 +22,21 @@ _MEMORY_FILES = {
 
 
 def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """The bytes that may still be taken before the tightest limit; None if there is no limit."""
+    """Return the bytes that may still be allocated before the tightest limit; None if there is no limit."""
     rooms = (_room(folder, version) for folder, version in _folders("memory", root, membership))
     return min((room for room in rooms if room is not None), default=None)
 
 
 def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
-    """The number of cores that this process may use, at least 1. It is the number that it may run on, or its share of
-    processor time if that is less."""
+    """Return the number of cores that this process may use, at least 1. It is the number of cores on which it may run,
+    or its share of processor time if that is less."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))
     return max(min([allowed, *(math.ceil(share) for share in shares if share is not None)]), 1)
 
 
 def _folders(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
-    """The control groups of this process, from the innermost to the outermost."""
+    """Yield the control groups of this process, from the innermost to the outermost."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -66,7 +66,7 @@ def _room(folder: Path, version: int) -> int | None:
 
 
 def _share(folder: Path, version: int) -> float | None:
-    """The allowed processor time, in seconds per second."""
+    """Return the allowed processor time, in seconds per second; None if there is no limit."""
     try:
         if version == 2:
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,6 +1,6 @@
 """Settings of a model and of the engine around it, as plain checked values.
 
-Front-ends (command line, environment, `LLM`) fill these in; nothing here loads or computes anything.
+Front ends (command line, environment, `LLM`) fill in these settings; this module loads and computes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0", "fp8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 
-#: The most memory that adapters take by default, on the device and on the host, in bytes.
+#: Default limits of the memory for adapters in bytes, on the device and on the host.
 ADAPTER_MEMORY = 1 << 30
 ADAPTER_HOST_MEMORY = 4 << 30
 
@@ -60,9 +60,9 @@ _ENGINE_COUNTS = (
 )
 #: Formats of KV in a store.
 KV_STORE_FORMATS = ("exact", "int8")
-#: The share of the KV cache that parked conversations hold at most, by default, and for how many seconds.
+#: Default for parked conversations: maximum share of the KV cache, and number of seconds.
 PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
-#: The share of it that a user's retained prefixes hold at most, by default.
+#: Default maximum share of the parked KV that a user's retained prefixes take.
 RETAINED_SHARE = 0.5
 
 
@@ -140,7 +140,8 @@ class ModelConfig:
             )
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
-        """The same settings, with room for an engine with these limits. Values that are set here stay."""
+        """Return the settings with room for an engine with these limits. Values that are set in this configuration
+        stay."""
         is_sized = self.num_blocks is not None or self.kv_memory is not None
         step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
         if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:

@@ -1,7 +1,7 @@
 """Effects of steering on one output: how much probability masks removed, and how likely forced text was.
 
-A constraint makes a text valid, not likely. These figures show where the two differ. They are measured only for
-requests that ask for them (`constraint_report`, `constraint_floor`).
+A constraint makes a text valid, not likely. These figures show where a valid text is unlikely. They are measured only
+for requests that ask for them (`constraint_report`, `constraint_floor`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ForcedText:
 class ConstraintUsage:
     """Figures of one output, or of several together.
 
-    `removed_sum` and `removed_max` are probabilities, between 0 and 1 for each of the `masked_tokens`, which were
-    sampled under a mask. A scored choice counts as one token. `least_likely` is the forced run of the lowest
-    log-probability. `noncanonical_tokens` are those that the tokenizer would not write for the same text.
-    `runs_below_floor` counts runs that stayed in the text although they are less likely than `constraint_floor`;
-    `rewound_runs` counts those that were rolled back.
+    Each of `removed_sum`'s terms and `removed_max` is a probability, for one of the `masked_tokens`, which were sampled
+    under a mask. A scored choice counts as one token. `least_likely` is the forced run with the lowest log-probability.
+    `noncanonical_tokens` counts tokens that the tokenizer would not produce for the same text. `runs_below_floor`
+    counts runs that stayed in the text although they are less likely than `constraint_floor`; `rewound_runs` counts
+    runs that were rolled back.
     """
 
     masked_tokens: int = 0
@@ -40,11 +40,11 @@ class ConstraintUsage:
 
     @property
     def removed_mean(self) -> float:
-        """The mean probability that a mask removed; 0 without a mask."""
+        """Return the mean probability that a mask removed; 0 without a mask."""
         return self.removed_sum / self.masked_tokens if self.masked_tokens else 0.0
 
     def add_removed(self, probability: float) -> None:
-        """Count one sampled token, where a mask removed tokens of this total probability."""
+        """Count one token sampled under a mask that removed tokens of this total probability."""
         self.masked_tokens += 1
         self.removed_sum += probability
         self.removed_max = max(self.removed_max, probability)
@@ -58,7 +58,7 @@ class ConstraintUsage:
         self.least_likely = min(found, key=lambda each: each.logprob, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain data, as `usage.constraint` reports them."""
+        """Return the figures as plain data, in the form of `usage.constraint`."""
         least = self.least_likely
         return {
             "masked_tokens": self.masked_tokens,

@@ -1,5 +1,5 @@
-"""Names of the release before this one: modules, exports and fields of the log that were renamed. They still work, and
-those of Python warn; the next release is without them.
+"""Names of the previous release: modules and exports that were renamed. They still work, with a warning; the next
+release will remove them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-#: Modules by what they were called. A package stands for all that lies in it under the name that it still has.
+#: New names of modules by their old names. A package stands for all modules in it that kept their own name.
 MODULES = {
     "bridle.cluster": "bridle.distributed",
     "bridle.cluster.remote": "bridle.distributed.remote_executor",
@@ -36,9 +36,7 @@ MODULES = {
     "bridle.traced.colours": "bridle.traces.highlight",
     "bridle.traced.rebuild": "bridle.traces.replay_text",
 }
-#: Fields of a request's log line. Lines in JSON have both names.
-LOG_FIELDS = {"opening_ms": "controller_start_ms", "held_ms": "controller_wait_ms", "spared": "best_of_saved"}
-#: What packages offered, by package: the old name and the new one.
+#: Old and new names of exports, by package.
 NAMES: dict[str, dict[str, str]] = {
     "bridle.engine.interfaces": {
         "Drawing": "PendingSample",
@@ -69,7 +67,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def old_names(module: str, more: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """A module's `__getattr__`: its old names, and then those that `more` knows."""
+    """Return a module's `__getattr__`, which finds its old names, and then names that `more` knows."""
 
     def get(name: str) -> Any:
         new = NAMES[module].get(name)
@@ -96,7 +94,7 @@ def new_module(name: str) -> str | None:
 
 
 class _Renamed(MetaPathFinder, Loader):
-    """Gives the module under its new name: one module, however it is called."""
+    """Imports a module of an old name as the module with the new name, so that there is only one copy."""
 
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
@@ -117,11 +115,12 @@ class _Renamed(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It ran already. Importing set its spec to the one of the old name."""
+        """Do nothing but restore the spec: the module ran already, and importing set its spec to the one of the old
+        name."""
         module.__spec__ = self._specs.pop(module.__name__)
 
 
 def install() -> None:
-    """Install before other finders, which would load a second copy of the contents of a renamed package."""
+    """Install this finder before others, which would load a second copy of the modules of a renamed package."""
     if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

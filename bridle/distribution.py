@@ -1,8 +1,8 @@
-"""The name under which pip installs bridle. It is not the name of the package that programs import."""
+"""The name under which pip installs bridle, which differs from the name of the package that programs import."""
 
 from __future__ import annotations
 
-#: As in pyproject.toml. `bridle` itself is another project on the package index.
+#: The name in pyproject.toml. `bridle` is another project on the package index.
 NAME = "bridle-llm"
 
 

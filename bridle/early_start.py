@@ -1,5 +1,5 @@
 """Prepares a model's files while the serving libraries are imported, because imports keep only one core busy. A thread
-reads torch's own library, and another process unpacks a GGUF file that is new."""
+reads torch's own library, and another process unpacks a new GGUF file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ UNPACKING: list[subprocess.Popen[bytes]] = []
 
 
 def preload_torch() -> Future[None]:
-    """Read torch's library without importing torch, in a thread. Completes when that is done, or there is none."""
+    """Read torch's library in a thread, without importing torch. The future completes when that is done, or at once
+    without torch."""
     return start_thread(_load_library, "bridle-preload")
 
 
@@ -26,24 +27,24 @@ def _load_library() -> None:
     spec = find_spec("torch")
     path = None if spec is None or spec.origin is None else Path(spec.origin).parent / "lib" / _LIBRARY
     if path is not None and path.is_file():
-        ctypes.CDLL(str(path))  # which other threads do not wait for
+        ctypes.CDLL(str(path))  # other threads run meanwhile
 
 
 def begin_unpacking(path: Path) -> bool:
-    """Unpack a GGUF file in a process of its own. Returns whether one was started: there is none for a file that is
-    unpacked, or where there is no core to spare."""
+    """Unpack a GGUF file in a separate process. Returns whether a process was started. None is started if the file is
+    already unpacked, or if there is no spare core."""
     from bridle.gguf.folder import is_unpacked
 
     if num_cores() < 2 or not path.is_file() or is_unpacked(path):
         return False
     command = [sys.executable, "-m", "bridle.tokenizer.unpacking", str(path)]
-    nothing = subprocess.DEVNULL  # errors are found again by who loads the file
+    nothing = subprocess.DEVNULL  # the loader of the file reports errors again
     UNPACKING.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))  # noqa: S603
     return True
 
 
 def await_unpacking() -> None:
-    """Wait until the files that were begun are unpacked. Meanwhile torch is imported, which is needed next."""
+    """Wait until the GGUF files are unpacked. Meanwhile this thread imports torch, which is needed next."""
     while UNPACKING:
         process = UNPACKING.pop()
         if process.poll() is None:

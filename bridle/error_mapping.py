@@ -1,7 +1,7 @@
-"""Mapping of bridle's errors to those of clients, for every API: one table.
+"""Mapping of bridle's errors to the errors that clients get, in one table for every API.
 
-Each API has its own names and format for a kind of failure. The kind of each error, its HTTP status, and whether a
-retry may help are the same everywhere.
+Each API has its own names and format for a kind of error. The kind of each error, its HTTP status, and whether a retry
+may help are equal in all APIs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ class ErrorKind(Enum):
     """Kind of an error, as the client sees it."""
 
     UNAUTHORIZED = "unauthorized"
-    INVALID = "invalid"  # the request cannot be served as it stands
+    INVALID = "invalid"  # the request cannot be served in this form
     TEMPLATE = "template"  # the conversation cannot be rendered
-    CONTROLLER = "controller"  # its controller broke a rule
+    CONTROLLER = "controller"  # the request's controller broke a rule
     OVERLOADED = "overloaded"  # there is no room for this client now
-    BUSY = "busy"  # there is nothing to serve it with now
-    LOST = "lost"  # a process that it needs is gone
+    BUSY = "busy"  # the model or runtime for the request is not available now
+    LOST = "lost"  # a process that the request needs has ended
     CANCELLED = "cancelled"
-    LATE = "late"  # its own time is up
+    LATE = "late"  # the request's own deadline has passed
     BUG = "bug"
 
 
 class MappedError(NamedTuple):
-    """`status` is the HTTP status. An error that `may_pass` does not concern the request itself."""
+    """An error as a client gets it. `status` is the HTTP status. If `may_pass`, the cause is not the request itself, so
+    a retry may help."""
 
     kind: ErrorKind
     status: int
     may_pass: bool = False
 
 
-# The first class that matches decides: subclasses come before their bases.
+# The first class that matches is used, so subclasses come before their bases.
 _TABLE: tuple[tuple[type[errors.BridleError], MappedError], ...] = (
     (errors.Unauthorized, MappedError(ErrorKind.UNAUTHORIZED, 401)),
     (errors.UnknownModel, MappedError(ErrorKind.INVALID, 404)),
@@ -67,12 +68,12 @@ _UNKNOWN = MappedError(ErrorKind.BUG, 500)
 
 
 def failure_of(error: errors.BridleError) -> MappedError:
-    """Return the error as the client receives it."""
+    """Return the error in the form that the client receives."""
     return next((failure for kind, failure in _TABLE if isinstance(error, kind)), _UNKNOWN)
 
 
 def retry_after(error: errors.BridleError) -> float | None:
-    """In how many seconds to ask again, if that is known."""
+    """Return the number of seconds after which a retry may help; None if unknown."""
     return (
         error.retry_after
         if isinstance(error, (errors.Overloaded, errors.ModelUnavailable, errors.ShardUnavailable, errors.EngineFailed))
@@ -81,7 +82,7 @@ def retry_after(error: errors.BridleError) -> float | None:
 
 
 def error_text(error: errors.BridleError, *, hides_bugs: bool = True) -> str:
-    """Return the text of an error for the client, of bounded length. Internal errors get a generic text unless
+    """Return the text of an error for the client, of limited length. Internal errors get a generic text unless
     `hides_bugs` is False."""
     is_hidden = hides_bugs and isinstance(error, errors.InternalError)
     text = "internal error; the server's log has more" if is_hidden else public_text(error)

@@ -1,7 +1,7 @@
 """Every error that bridle raises on purpose.
 
-A message names the offending value and the limit. `param` names the field of the request, so that every
-front-end can point at it in its own error format.
+A message names the invalid value and the limit. `param` names the field of the request, so that every front end can
+report the field in its own error format.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 class BridleError(Exception):
     """Base of all errors that bridle raises on purpose."""
 
-    #: Short, stable name of the kind of error; front-ends map it onto their own error types.
+    #: Short, stable name of the kind of error; front ends map it to their own error types.
     code = "error"
 
     def __init_subclass__(cls, code: str = "") -> None:
@@ -19,7 +19,7 @@ class BridleError(Exception):
 
 
 class InvalidRequest(BridleError, ValueError, code="invalid_request"):
-    """The request cannot be served in this form. `param` names the field at fault, when one is."""
+    """The request cannot be served in this form. `param` names the field at fault, if there is one."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class InvalidRequest(BridleError, ValueError, code="invalid_request"):
 
 
 class UnknownKeyword(InvalidRequest, TypeError, code="unknown_keyword"):
-    """A call in Python was given a keyword that it does not have; the message has the nearest one."""
+    """A Python call was given an unknown keyword; the message has the most similar known one."""
 
 
 class ContextOverflow(InvalidRequest, code="context_length_exceeded"):
@@ -35,7 +35,7 @@ class ContextOverflow(InvalidRequest, code="context_length_exceeded"):
 
 
 class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
-    """The feature exists, but this model or this build does not have it."""
+    """The feature exists, but this model or this build does not support it."""
 
 
 class TemplateFailure(InvalidRequest, code="template_error"):
@@ -44,56 +44,56 @@ class TemplateFailure(InvalidRequest, code="template_error"):
 
 
 class UnknownModel(InvalidRequest, code="model_not_found"):
-    """No model of that name is served here; the message lists those that are."""
+    """No model with this name is served; the message lists the served ones."""
 
 
 class UnknownAdapter(InvalidRequest, code="adapter_not_found"):
-    """The model has no adapter of that name; the message lists those it has."""
+    """The model has no adapter with this name; the message lists its adapters."""
 
 
 class UnknownControlVector(InvalidRequest, code="control_vector_not_found"):
-    """The model has no control vector of that name; the message lists those it has."""
+    """The model has no control vector with this name; the message lists its control vectors."""
 
 
 class AdapterRefused(InvalidRequest, code="adapter_refused"):
-    """An adapter cannot be applied as its files are: damaged, hostile, of another model, or of a kind that would give
-    wrong results. The message says which part, and why."""
+    """An adapter cannot be applied: its files are damaged, malicious, made for another model, or of a kind that would
+    give wrong results. The message names the part at fault and the reason."""
 
 
 class MediaRefused(InvalidRequest, code="media_refused"):
-    """An image, a sound or a video cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a
-    limit. The message names the rule, and never repeats a library's message about it."""
+    """An image, a sound or a video cannot be used: it is damaged, malicious, of an unsupported kind, or exceeds a
+    limit. The message names the rule, and never contains a library's own message."""
 
     def __init__(self, message: str, param: str | None = "image") -> None:
         super().__init__(message, param)
 
 
 class UnknownTrace(InvalidRequest, code="trace_not_found"):
-    """No trace of that request is kept for this user."""
+    """No trace of this request is stored for this user."""
 
 
 class UnknownResponse(InvalidRequest, code="response_not_found"):
-    """No response of that id is kept for this user."""
+    """No response with this id is stored for this user."""
 
 
 class UnknownConversation(InvalidRequest, code="conversation_not_found"):
-    """No conversation of that id, or no item of that id in it, is kept for this user."""
+    """No conversation with this id, or no item with this id in it, is stored for this user."""
 
 
 class UnknownFile(InvalidRequest, code="file_not_found"):
-    """No file of that id is kept for this user."""
+    """No file with this id is stored for this user."""
 
 
 class UnknownBatch(InvalidRequest, code="batch_not_found"):
-    """No batch of that id is kept for this user."""
+    """No batch with this id is stored for this user."""
 
 
 class UnknownCache(InvalidRequest, code="cache_not_found"):
-    """No prompt cache of that id is kept for this user."""
+    """No prompt cache with this id is stored for this user."""
 
 
 class UnknownStream(InvalidRequest, code="unknown_stream"):
-    """No stream can be resumed under that key, or not from that position: it is forgotten, or never existed."""
+    """No stream can be resumed under this key from this position: the stream was dropped, or never existed."""
 
 
 class UnsupportedModel(BridleError, code="unsupported_model"):
@@ -110,7 +110,7 @@ class ModelUnavailable(BridleError, code="model_unavailable"):
 
 
 class Unauthorized(BridleError, code="unauthorized"):
-    """The request carries no valid key, or its owner may not do this."""
+    """The request has no valid key, or the key's owner may not make this request."""
 
 
 class OutOfBlocks(BridleError, code="out_of_blocks"):
@@ -118,7 +118,7 @@ class OutOfBlocks(BridleError, code="out_of_blocks"):
 
 
 class Overloaded(BridleError, code="overloaded"):
-    """The service takes no further request now. `retry_after` is a hint in seconds."""
+    """The server accepts no further request now. `retry_after` is a hint in seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -126,18 +126,18 @@ class Overloaded(BridleError, code="overloaded"):
 
 
 class ControllerError(BridleError, code="controller_error"):
-    """A controller failed or asked for something forbidden; ends its own request only. `logs` is the end of its log,
-    where that is known."""
+    """A controller failed or violated a rule; only its own request ends. `logs` is the end of the controller's log, if
+    known."""
 
     logs: str = ""
 
 
 class ControllerTimeout(ControllerError, code="controller_timeout"):
-    """A controller did not answer in time, too often."""
+    """A controller missed too many deadlines."""
 
 
 class ControllerDeadlock(ControllerError, code="controller_deadlock"):
-    """All outputs of a request wait, and nothing can end that."""
+    """All outputs of a request wait, and no event can end their waits."""
 
 
 class ControllerTrap(ControllerError, code="controller_trap"):
@@ -145,12 +145,12 @@ class ControllerTrap(ControllerError, code="controller_trap"):
 
 
 class ToolFailed(ControllerError, code="tool_failed"):
-    """A tool gave no answer, or none that can be used: it failed, was late, said too much, or does not exist. Raised
-    where a controller reads the answer, and ends its output unless the controller takes it."""
+    """A tool gave no usable answer: it failed, was late, returned too much, or does not exist. Raised where a
+    controller reads the answer; the output ends unless the controller catches the error."""
 
 
 class ControllerUnavailable(ControllerError, code="controller_unavailable"):
-    """The runtime that hosts controllers is not up, or failed by itself. Trying again may help."""
+    """The runtime that hosts controllers does not run, or failed by itself. A retry may help."""
 
 
 class ShardUnavailable(BridleError, code="shard_unavailable"):
@@ -164,12 +164,12 @@ class DeviceLost(ShardUnavailable):
 
 
 class ConnectionLost(BridleError, code="connection_lost"):
-    """The server cannot be reached, or the connection broke and could not be made again."""
+    """The server cannot be reached, or the connection broke and could not be established again."""
 
 
 class RemoteError(BridleError):
-    """A server answered with an error of a kind that is not known here; `code` is its name there. `is_retryable` says
-    whether another try may help, according to the server."""
+    """A server answered with an error of an unknown kind; `code` is the server's name for it. `is_retryable` says
+    whether a retry may help, according to the server."""
 
     def __init__(self, message: str, code: str = "error", *, is_retryable: bool = False) -> None:
         super().__init__(message)
@@ -178,15 +178,15 @@ class RemoteError(BridleError):
 
 
 class ProtocolError(BridleError, code="protocol_error"):
-    """A peer sent something that its wire format does not allow."""
+    """A peer sent a message that its wire format does not allow."""
 
 
 class RequestCancelled(BridleError, code="cancelled"):
-    """The request was cancelled by its owner."""
+    """The request was cancelled by its client."""
 
 
 class IncompleteOutput(BridleError, code="incomplete_output"):
-    """An output that was to be an object ended before it was one: more `max_tokens` may help. `text` is the incomplete
+    """An output ended before it was a complete object; a larger `max_tokens` may help. `text` is the incomplete
     text."""
 
     def __init__(self, message: str, text: str = "") -> None:
@@ -203,11 +203,11 @@ class EngineClosed(BridleError, code="engine_closed"):
 
 
 class EngineFailed(EngineClosed, code="engine_failed"):
-    """The engine failed while, or before, the request ran. A server starts it again: `retry_after` is a hint in
+    """The engine failed while, or before, the request ran. A server restarts the engine: `retry_after` is a hint in
     seconds."""
 
     retry_after = 1.0
 
 
 class InternalError(BridleError, code="internal_error"):
-    """A bug in bridle. Please report it with the message and the log around it."""
+    """A bug in bridle. Please report the message with the surrounding log."""

@@ -1,8 +1,9 @@
-"""Files of the cache folder, which can be created again at any time. They are written atomically, and read only if
-their digest is right. If all of them exceed a limit, the least recently used are removed.
+"""Files of the cache folder, which can be created again at any time. They are written atomically, and used only if
+their digest is right. If all files together exceed a limit, the least recently used ones are removed.
 
-An entry is a short text that describes it, and a long run of bytes. Both have digests. Whatever is missing, damaged,
-made by another version or for something else is not found. Several processes may read and write the same entries.
+An entry is a short text that describes it, and a long byte string. Both have digests. An entry that is missing,
+damaged, or made by another version or for other inputs is not found. Several processes may read and write the same
+entries.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from bridle.errors import InvalidRequest
 
 try:
     import fcntl
-except ImportError:  # on Windows nothing is kept
+except ImportError:  # on Windows no files are cached
     fcntl = None  # type: ignore[assignment]
 
 _log = logging.getLogger(__name__)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-#: Where entries of more than the limit are removed, in bytes; the environment variable changes it.
+#: Default limit of all entries in bytes; the environment variable changes it.
 DEFAULT_LIMIT = 20 << 30
 LIMIT_VARIABLE = "BRIDLE_CACHE_LIMIT"
 _MAGIC = b"bridle\x00\x01"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, bytes of the text, bytes of the data, digest of text and sums
-_ALIGNMENT = 4096  # where the data begin
+_ALIGNMENT = 4096  # alignment of the start of the data
 _MAX_TEXT = 64 << 20
-PIECE_BYTES = 1 << 20  # bytes that are read, and summed, at once
+PIECE_BYTES = 1 << 20  # bytes that are read, and checked, at once
 _MAX_SUMS = 1 << 20
 _THREADS = 2
 _DRAFT, _SUFFIX = ".draft-", ".entry"
@@ -52,7 +53,8 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int:
-    """The bytes that entries may take, from the environment. Raises `InvalidRequest` if it says something else."""
+    """Return the number of bytes that entries may take, from the environment. Raises `InvalidRequest` for an invalid
+    value."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
@@ -63,7 +65,7 @@ def cache_limit() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheFile:
-    """An entry as it lies on the disk. `used` is when it was last read, a Unix time."""
+    """An entry on the disk. `used` is the time of its last use, as a Unix time."""
 
     path: Path
     num_bytes: int
@@ -71,25 +73,26 @@ class CacheFile:
 
 
 class FileCache:
-    """Entries of one kind, in a folder of their own, by names that hold a digest of all that they depend on."""
+    """Entries of one kind, in a folder of their own. The name of an entry has a digest of all inputs that determine
+    it."""
 
     def __init__(self, kind: str) -> None:
         self.folder = cache_folder() / kind
 
     def path(self, name: str, key: bytes) -> Path:
-        """The file of an entry; `name` is for people."""
+        """Return the file of an entry. `name` makes the file name readable."""
         digest = hashlib.blake2b(key, digest_size=16).hexdigest()
         return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:60]}-{digest}{_SUFFIX}"
 
     def read_text(self, path: Path) -> bytes | None:
-        """The text of an entry; None if there is none that can be used. Its data are not looked at."""
+        """Return the text of an entry; None if there is no valid one. Its data are not read."""
         with _opened(path) as file:
             found = None if file is None else _read_text(file)
         return None if found is None else found[0]
 
     def read(self, path: Path, allocate: Callable[[int], Bytes]) -> tuple[bytes, Bytes] | None:
-        """The text and the data of an entry, in memory that `allocate` gives; None if there is none that can be used.
-        A damaged one is removed."""
+        """Return the text and the data of an entry, in memory that `allocate` returns; None if there is no valid entry.
+        A damaged entry is removed."""
         with _opened(path) as file:
             if file is None:
                 return None
@@ -105,8 +108,8 @@ class FileCache:
         return found[0], data
 
     def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
-        """Write an entry, unless there is no room for it. Parts follow each other without gaps. Returns whether it is
-        there; only the log has the reason if not."""
+        """Write an entry, unless there is no room for it. Parts follow each other without gaps. Returns whether the
+        entry exists afterwards; if it does not, only the log has the reason."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
         if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False
@@ -123,7 +126,7 @@ class FileCache:
 
 
 def entries() -> list[CacheFile]:
-    """All entries of all kinds, the least recently used first."""
+    """Return all entries of all kinds, the least recently used first."""
     found = []
     for path in cache_folder().glob(f"*/*{_SUFFIX}"):
         with contextlib.suppress(OSError):
@@ -133,8 +136,8 @@ def entries() -> list[CacheFile]:
 
 
 def remove_oldest(limit: int) -> int:
-    """Remove entries, oldest use first, until all take no more than `limit` bytes; also remove files of writers that
-    were killed. Returns the bytes that are free now."""
+    """Remove entries, the least recently used first, until all take at most `limit` bytes. Also remove files of writers
+    that were killed. Returns the number of freed bytes."""
     freed = _remove_drafts()
     found = entries()
     left = sum(entry.num_bytes for entry in found)
@@ -142,7 +145,7 @@ def remove_oldest(limit: int) -> int:
         if left <= limit:
             break
         with contextlib.suppress(OSError):
-            entry.path.unlink()  # who has read it does not need it any more
+            entry.path.unlink()  # processes that have read the entry do not need the file any more
         left -= entry.num_bytes
         freed += entry.num_bytes
     return freed
@@ -152,7 +155,7 @@ def _remove_drafts() -> int:
     freed = 0
     for path in cache_folder().glob(f"*/{_DRAFT}*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as somebody writes it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process writes the file
             freed += os.fstat(file.fileno()).st_size
             path.unlink()
     return freed
@@ -163,7 +166,7 @@ def _remove_drafts() -> int:
 
 @contextlib.contextmanager
 def _draft(folder: Path) -> Iterator[Any]:
-    """Create a file under a temporary name, which is removed afterwards unless it was renamed."""
+    """Yield a file with a temporary name. It is removed afterwards unless it was renamed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=_DRAFT, delete=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -210,7 +213,8 @@ def write_all_bytes(file: int, data: Bytes, at: int) -> int:
 
 
 def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
-    """The text, the number of bytes behind it, and their sums; None for anything that was not written here."""
+    """Return the text, the number of data bytes after it, and their sums; None for a file that this module did not
+    write."""
     try:
         head = os.pread(file, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -251,7 +255,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
 
 
 def _begin(length: int, size: int) -> int:
-    """The byte at which the data begin."""
+    """Return the offset at which the data begin."""
     head = _HEAD.size + length + 8 * _num_sums(size)
     return -(-head // _ALIGNMENT) * _ALIGNMENT
 
@@ -261,7 +265,7 @@ def _num_sums(size: int) -> int:
 
 
 class _Sums:
-    """The sums of pieces of `PIECE_BYTES` bytes, of data that come in parts of any size."""
+    """The sums of pieces of `PIECE_BYTES` bytes, for data that come in parts of any size."""
 
     def __init__(self) -> None:
         self._found: list[int] = []
@@ -281,7 +285,7 @@ class _Sums:
 
 
 def _sum(piece: Bytes) -> int:
-    """A sum that depends on every bit, at the speed of memory: it is against damage, not against forgery."""
+    """Return a sum that depends on every bit, at the speed of memory. It detects damage, not forgery."""
     whole = piece.nbytes // 8 * 8
     words = piece[:whole].view(np.uint64)
     middle = len(words) // 2

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used: a process that needs one module does not load all."""
+"""Imports a package's names when they are first used, so that a process that needs one module does not load all."""
 
 from __future__ import annotations
 

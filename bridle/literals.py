@@ -1,4 +1,4 @@
-"""Parse text that a client or a model wrote as a Python expression. Nothing is evaluated."""
+"""Parses text that a client or a model wrote as a Python expression. The text is never evaluated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SOURCE = "<literal>"
 
 def parse_expression(text: str) -> ast.expr:
     """Return the syntax tree of `text`. Raises the errors of `ast.parse`, but never warns, because the operator cannot
-    mend an odd escape or number in a client's text."""
-    # A filter for this source alone. `catch_warnings` would swap the filters of every thread.
+    correct an odd escape or number in a client's text."""
+    # Add a filter for this source only. `catch_warnings` would replace the filters of every thread.
     warnings.filterwarnings("ignore", module=_SOURCE)
     return ast.parse(text, _SOURCE, mode="eval").body

@@ -1,8 +1,8 @@
-"""Tells how far a long task is: a bar that moves on a terminal, elsewhere lines on standard error or in the log, at
-sensible steps.
+"""Reports the progress of a long task: with a moving bar on a terminal, elsewhere with lines on standard error or in
+the log, at reasonable intervals.
 
-It knows nothing of models. Loading code calls a `Report` with its current stage and its progress from 0 to 1. A
-separate stage, such as a download before it, begins at 0 again.
+This module does not know models. Loading code calls a `Report` with its current stage and its progress from 0 to 1. A
+separate stage, such as a download before loading, begins at 0 again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 Report = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
-#: Within a stage a line is written if so much more is done, and so many seconds have passed.
+#: Within a stage, minimum progress and minimum number of seconds between two lines.
 _STEP, _SECONDS = 0.1, 5.0
-#: How long a task that prints its progress may say nothing, in seconds.
+#: Maximum number of seconds without a line, for a task that prints its progress.
 _SILENCE = 10.0
-#: Who is told of downloads that nobody else watches, in the thread that downloads.
+#: The `Report` for downloads in this thread that have no other one.
 _watching: ContextVar[Report | None] = ContextVar("watching", default=None)
 
 
 def silent(stage: str, share: float) -> None:
-    """A `Report` that reports nothing."""
+    """Report nothing. A `Report` for tasks without a display."""
 
 
 def part_of(begin: float, end: float, share: float) -> float:
-    """The progress of a stage that takes the share of the whole from `begin` to `end`: exactly these at its ends."""
+    """Return the overall progress of a stage that covers the range from `begin` to `end` of the whole. The result is
+    exactly `begin` or `end` if `share` is 0 or 1."""
     return begin * (1.0 - share) + end * share
 
 
@@ -58,7 +59,7 @@ class LoggedSteps:
 
 
 class PrintedSteps:
-    """A `Report` that prints a line at least every `silence` seconds, from a thread, even if nothing is reported. A
+    """A `Report` that prints a line at least every `silence` seconds, from a thread, even if no progress is reported. A
     task that ends sooner prints nothing."""
 
     def __init__(self, title: str, console: Console, silence: float = _SILENCE) -> None:
@@ -85,7 +86,7 @@ class PrintedSteps:
             )
 
     def line(self, seconds: float) -> str:
-        """Return the line printed after `seconds`."""
+        """Return the line that is printed after `seconds`."""
         stage = f": {self._stage}, {100 * self._share:.0f}%" if self._stage else ""
         return f"{self._title}{stage}, {seconds:.0f} s so far"
 
@@ -94,9 +95,9 @@ class PrintedSteps:
 def shown(
     title: str, *, is_wanted: bool = True, prints: bool = False, console: Console | None = None
 ) -> Iterator[Report]:
-    """A `Report` that moves a bar on standard error, which disappears at the end. If standard error is no terminal, it
-    writes lines to the log, or `prints` one now and then. Downloads within the block are reported as well. Not
-    `is_wanted`, it reports nothing."""
+    """Yield a `Report` that moves a bar on standard error, which disappears at the end. If standard error is not a
+    terminal, lines are written to the log, or with `prints` to standard error. Downloads within the block are reported
+    as well. If `is_wanted` is False, nothing is shown."""
     if not is_wanted:
         yield silent
         return
@@ -115,14 +116,14 @@ def _shown_on(title: str, console: Console, *, prints: bool) -> AbstractContextM
 
 @contextmanager
 def bar(title: str) -> Iterator[Report]:
-    """As `shown`, but without output if standard error is no terminal."""
+    """Show progress as `shown` does, but only if standard error is a terminal."""
     with shown(title, is_wanted=sys.stderr.isatty()) as report:
         yield report
 
 
 @contextmanager
 def watched(report: Report) -> Iterator[None]:
-    """Report downloads in this thread to `report`, in this block."""
+    """Report downloads of this thread to `report` inside the block."""
     token = _watching.set(report)
     try:
         yield
@@ -131,7 +132,7 @@ def watched(report: Report) -> Iterator[None]:
 
 
 def on_download() -> Callable[[float], None]:
-    """Return a callback that reports a download in this thread."""
+    """Return a callback that reports the progress of a download in this thread."""
     report = _watching.get() or silent
     return lambda share: report("downloading", share)
 

@@ -1,6 +1,6 @@
-"""Logs as structlog writes them: readable lines on a terminal, JSON elsewhere.
+"""Logs in structlog's formats: readable lines on a terminal, JSON elsewhere.
 
-On a terminal the line of a request has five fields; the formats `full` and `json` have all of them.
+On a terminal a request's line has only five fields; the formats `full` and `json` have all fields.
 
 A process passes its format to its child processes in environment variables (`log_variables`). So all lines of a server
 have the same format, including those of its control runtime, shards and replicas.
@@ -24,7 +24,7 @@ LogFormat = Literal["auto", "console", "full", "json"]
 
 _FORMAT, _LEVEL = "BRIDLE_LOG_FORMAT", "BRIDLE_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
-#: What child processes are told; empty until this process has set up its own logs.
+#: Environment variables for child processes; empty until this process has set up its own logs.
 shown: dict[str, str] = {}
 
 
@@ -54,7 +54,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 sort_keys=False,
-                exception_formatter=structlog.dev.plain_traceback,  # others show variables: texts of clients, slowly
+                # other formatters show variables, which may contain clients' texts, and are slow
+                exception_formatter=structlog.dev.plain_traceback,
             )
         ]
         if is_console
@@ -81,8 +82,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
 
 
 def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
-    """Reduce the line of a request to its route, status, model, tokens (prompt + output) and seconds, and its error if
-    it has one. A request that came over a WebSocket has no status but a reason why it finished."""
+    """Reduce a request's line to route, status, model, tokens (prompt + output), seconds, and the error if there is
+    one. A request over a WebSocket has no status but a finish reason."""
     if line.get("event") != "request" or "route" not in line:
         return line
     kept = {name: line[name] for name in ("timestamp", "level", "event", "route") if name in line}
@@ -105,22 +106,23 @@ def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
 
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:
-    """Set up logging as the process wants that started this one, or by default if it did not say."""
+    """Set up logging as the parent process requested, or with `default` if it did not request a format."""
     log_format, level = os.environ.get(_FORMAT), os.environ.get(_LEVEL)
     configure_logs(
-        log_format if log_format in get_args(LogFormat) else default,  # type: ignore[arg-type]  # it is one of them
+        # the value is one of the formats
+        log_format if log_format in get_args(LogFormat) else default,  # type: ignore[arg-type]
         level if level in _LEVELS else "info",
     )
 
 
 def log_variables() -> dict[str, str]:
-    """The environment variables that make a child process log as this one does."""
+    """Return the environment variables that make a child process log in the same format as this one."""
     return dict(shown)
 
 
 def log_failures() -> None:
-    """Log uncaught exceptions and warnings instead of printing them, in a process that is bridle's own. In readable
-    logs a traceback stays as Python prints it."""
+    """Log uncaught exceptions and warnings instead of printing them, in a process of bridle itself. In readable logs a
+    traceback has Python's own format."""
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if shown.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):
@@ -142,7 +144,7 @@ _log = logging.getLogger("bridle")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Writes to the present standard error. While a progress bar moves, lines are printed above it."""
+    """Writes to the current standard error. While a progress bar moves, lines are printed above the bar."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -157,7 +159,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Return if a record reports more than a request that was cut when the server was ended."""
+    """Return whether a record reports more than a request that was cancelled because the server ended."""
     from asyncio import CancelledError
 
     return record.exc_info is None or not isinstance(record.exc_info[1], CancelledError)

@@ -1,6 +1,6 @@
-"""The results of a request: events while it runs, and the outputs that they add up to.
+"""The results of a request: events while it runs, and the outputs that the events make up.
 
-Every front-end (HTTP, LMTP, the Python API) reads the same events and turns them into its own format. Events are plain
+Every front end (HTTP, LMTP, the Python API) reads the same events and converts them to its own format. Events are plain
 data. Positions count generated tokens of one output, from 0.
 """
 
@@ -19,18 +19,18 @@ from bridle.traces.highlight import page_of
 
 
 class FinishReason(str, Enum):
-    """Why an output ended."""
+    """The reason why an output ended."""
 
     STOP = "stop"  # end-of-sequence token, stop token, stop string, stopping criterion
     LENGTH = "length"  # max_tokens or the context limit
-    CONTROLLER = "controller"  # its controller said stop
+    CONTROLLER = "controller"  # its controller decided to stop
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
-    OUTRANKED = "outranked"  # others of its request are certainly better
+    OUTRANKED = "outranked"  # other outputs of its request are certainly better
     ERROR = "error"
 
 
-#: How outputs end that somebody may go on from.
+#: Reasons of ends from which a later request may continue the conversation.
 BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.CONTROLLER})
 
 
@@ -38,8 +38,8 @@ BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.CONTROLLER})
 class Logprob:
     """Log-probability (natural logarithm) of one token, and the best alternatives, best first.
 
-    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed. `text` is the
-    token's own text, `top_texts` are those of `top`; an engine with a tokenizer fills them in.
+    `top` holds (token, log-probability) pairs. `rank` counts from 1; None if it was not computed. `text` is the token's
+    own text, `top_texts` are the texts of `top`; an engine with a tokenizer fills in the texts.
     """
 
     token: int
@@ -50,7 +50,7 @@ class Logprob:
     top_texts: tuple[str, ...] = ()
 
     def spelled(self, text_of: Callable[[int], str]) -> Logprob:
-        """The same value with its texts filled in."""
+        """Return the same value with its texts filled in."""
         texts = tuple([text_of(token) for token, _ in self.top])
         return Logprob(self.token, self.logprob, self.top, self.rank, text_of(self.token), texts)
 
@@ -63,34 +63,34 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
-    sampled_tokens: int = 0  # draws, including those of tokens that were rolled back
+    sampled_tokens: int = 0  # sampled tokens, including those that were rolled back
     forced_tokens: int = 0  # appended by a controller without sampling
     rewound_tokens: int = 0  # rolled back
-    shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
+    shared_tokens: int = 0  # tokens whose KV was computed once, by the sequence from which this one was forked
     drafted_tokens: int = 0  # guessed and computed before they were sampled
-    accepted_tokens: int = 0  # of those, the ones that were sampled
-    retained_tokens: int = 0  # of the prompt, whose KV is kept as the request asked for
-    spared_tokens: int = 0  # the most that an output that was outranked could still have had
+    accepted_tokens: int = 0  # draft tokens that were accepted
+    retained_tokens: int = 0  # prompt tokens whose KV is kept, as the request asked
+    spared_tokens: int = 0  # maximum number of tokens that an outranked output could still have had
     constraint: ConstraintUsage | None = None
 
     @property
     def rejected_tokens(self) -> int:
-        """Drafted tokens that were not sampled."""
+        """Return the number of draft tokens that were not accepted."""
         return self.drafted_tokens - self.accepted_tokens
 
     def predictions(self) -> dict[str, int]:
-        """The draft tokens in OpenAI's fields, from any proposer."""
+        """Return the counts of draft tokens, from any proposer, in OpenAI's fields."""
         return {
             "accepted_prediction_tokens": self.accepted_tokens,
             "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
         }
 
     def constraint_fields(self) -> dict[str, Any]:
-        """The field `constraint` as plain data; nothing if it was not measured."""
+        """Return the field `constraint` as plain data; empty if it was not measured."""
         return {} if self.constraint is None else {"constraint": self.constraint.to_dict()}
 
     def fields(self) -> dict[str, Any]:
-        """All counts by name, for protocols that have no names of their own for them."""
+        """Return all counts by name, for protocols that have no names of their own for the counts."""
         counts = {name: getattr(self, name) for name in TOKEN_KINDS.values()}
         return counts | self.predictions() | self.constraint_fields()
 
@@ -103,16 +103,16 @@ class Usage:
             self.constraint.add(other.constraint)
 
 
-#: The kinds of tokens, in the words of logs and metrics, and the fields of `Usage` that count them.
+#: The kinds of tokens, as named in logs and metrics, and the fields of `Usage` that count them.
 TOKEN_KINDS = {name.removesuffix("_tokens"): name for name in Usage.__slots__ if name.endswith("_tokens")}
 
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened to output `index` of request `request_id`.
+    """An event of output `index` of request `request_id`.
 
-    Events are not frozen, because freezing costs a microsecond for each of the thousands that a second makes.
-    Nobody changes one after it was made.
+    Events are not frozen, because freezing costs a microsecond for each of thousands of events per second. They are
+    never changed after they were made.
     """
 
     request_id: str
@@ -121,10 +121,11 @@ class Event:
 
 @dataclass(slots=True)
 class PromptEvent(Event):
-    """The prompt was computed: how much of it was cached, and its log-probabilities if asked for.
+    """The prompt was computed. The event has the number of cached tokens, and log-probabilities if requested.
 
-    `logprobs[i]` belongs to prompt token i; the first is None. `opening` is how long, in seconds, its controller took
-    to be made, `queued` how long the request then waited for room. Sent once per request, before any token.
+    `logprobs[i]` belongs to prompt token i; the first is None. `opening` is how many seconds the creation of the
+    controller took, `queued` how many seconds the request then waited for room. Sent once per request, before any
+    token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -136,9 +137,9 @@ class PromptEvent(Event):
 
 @dataclass(slots=True)
 class PromptProgress(Event):
-    """A part of the prompt was computed: so far `num_computed` tokens, in addition to `num_cached` that were found in
-    the prefix cache. Sent after each step that leaves some of it to do. Readers of a stream get it only if they ask for
-    it (`EventStream.with_progress`); `EventStream.prompt` is the latest."""
+    """A part of the prompt was computed: `num_computed` tokens so far, in addition to `num_cached` tokens found in the
+    prefix cache. Sent after each step that leaves a part of the prompt to compute. Readers of a stream get this event
+    only on request (`EventStream.with_progress`); `EventStream.prompt` is the latest one."""
 
     num_computed: int = 0
     num_cached: int = 0
@@ -146,8 +147,8 @@ class PromptProgress(Event):
 
 @dataclass(slots=True)
 class TokenEvent(Event):
-    """One more token. `text` is the text that became certain with it: text that could still be part of a stop string or
-    of an unfinished character comes with a later event."""
+    """One more token. `text` is the text that became certain with the token. Text that may still be part of a stop
+    string or of an unfinished character comes with a later event."""
 
     token: int = 0
     text: str = ""
@@ -165,8 +166,8 @@ class Rewind(Event):
 
 @dataclass(slots=True)
 class Forked(Event):
-    """Output `index` was created as a copy of `parent`, which had `num_tokens` tokens and the text `text` (released so
-    far) at that moment."""
+    """Output `index` was created as a copy of `parent`, which had `num_tokens` tokens and the released text `text` at
+    that time."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -198,15 +199,15 @@ class Embedded(Event):
 
 @dataclass(slots=True)
 class Resuming(Event):
-    """The device that computed this output is lost; the output continues once there is a device again. Sent only to
+    """The device that computed this output is lost; the output continues once a device is available again. Sent only to
     requests that ask for it."""
 
 
 @dataclass(slots=True)
 class Traced(Event):
-    """A record of the output's trace, sent as it happens to requests that ask for one. There may be several for one
-    token, and they come before the events that they are about. It is `told` as a function that makes it, until it is
-    read."""
+    """A record of the output's trace, sent to requests that ask for a trace. There may be several records for one
+    token, and they come before the events that they describe. Until it is read, `told` is a function that makes the
+    record."""
 
     told: Record | Later
 
@@ -220,8 +221,8 @@ class Traced(Event):
 @dataclass(slots=True)
 class Finished(Event):
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token or the
-    string that ended it, `error` the error that did. `is_last` ends the whole request. `held` is how long, in seconds,
-    its controller kept it from going on."""
+    string that ended it, `error` the error that ended it. `is_last` says that the whole request is over. `held` is how
+    many seconds the controller held up the output."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
@@ -243,14 +244,14 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ChatMessage:
-    """An output of a conversation, parsed: the model's reasoning, its text, and the functions that it calls."""
+    """A parsed output of a conversation: the model's reasoning, its text, and the functions that it calls."""
 
     thoughts: str = ""
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
-        """The message for a notebook: reasoning is pale, and calls are below the text."""
+        """Return the message for a notebook: reasoning is pale, and calls are below the text."""
         calls = [f"{call.name}({call.arguments})" for call in self.calls]
         thoughts = f"{self.thoughts}\n" if self.thoughts else ""
         return page_of(None, thoughts, ["\n".join(filter(None, [self.content, *calls]))], [0])
@@ -258,10 +259,9 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the same
-    parsed, once a conversation's output has ended. `score` is that of a beam: the sum of its log-probabilities, divided
-    by its length to the power of the length penalty. `seed` repeats this output alone, as a request's only one; a beam
-    has none, and neither have the forks of a controller among several outputs."""
+    """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the parsed
+    text, once a conversation's output has ended. `score` is the score of a beam: the sum of its log-probabilities,
+    divided by its length to the power of the length penalty."""
 
     index: int
     text: str = ""
@@ -277,11 +277,11 @@ class CompletionOutput:
     seed: int | None = None
 
     def _repr_html_(self) -> str:
-        """The text for a notebook; where its tokens came from, the whole `RequestOutput` shows."""
+        """Return the text for a notebook. The origin of its tokens is shown by the whole `RequestOutput`."""
         return page_of(None, "", [self.text], [self.index])
 
 
-#: The variable with the probabilities of the options of a choice, in their order, and their log-probabilities.
+#: Name of the variable with the probabilities of the options of a choice, in their order, and their log-probabilities.
 OPTIONS = "bridle.options"
 
 
@@ -301,22 +301,22 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Text of the first output."""
+        """Return the text of the first output."""
         return self.outputs[0].text
 
     def _repr_html_(self) -> str:
-        """The output for a notebook; with a trace, tokens have the colours of where they came from."""
+        """Return the output for a notebook; with a trace, tokens are coloured by their origin."""
         texts, indexes = [output.text for output in self.outputs], [output.index for output in self.outputs]
         return page_of(self.trace, self.prompt or "", texts, indexes)
 
     @property
     def message(self) -> ChatMessage | None:
-        """The first output of a conversation, split into reasoning, content and tool calls."""
+        """Return the first output of a conversation, split into reasoning, content and tool calls."""
         return self.outputs[0].message
 
     @property
     def usage(self) -> Usage:
-        """Counts summed over the outputs; the prompt is counted once."""
+        """Return the counts summed over the outputs; the prompt is counted once."""
         total = Usage()
         for output in self.outputs:
             total.add(output.usage)

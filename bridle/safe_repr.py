@@ -1,8 +1,8 @@
-"""Values in messages: short, and cheap to show whatever they hold.
+"""Values in messages: short, and cheap to show whatever their size.
 
-A client may send a list of a million numbers in the place of a name. The error shows its beginning; writing all of it
-would take longer than handling the request. And the network need not know paths on the server's machine. Messages of
-libraries and of the operating system often name files, so only the last part of each path is kept.
+A client may send a list of a million numbers in place of a name. The error shows only the beginning, because writing
+the whole list would take longer than handling the request. Clients also need not know paths on the server's machine.
+Messages of libraries and of the operating system often name files, so only the last part of each path is kept.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bridle.errors import (
 )
 
 MAX_SHOWN_CHARS = 80
-#: A path in quotes may contain spaces; the address of a socket is a path, too. A URL is not.
+#: A path in quotes may contain spaces. The address of a socket counts as a path; a URL does not.
 _QUOTED = re.compile(r"""(?<=['"])(?:unix:)?/(?:[^'"/\n]+/)+(?=[^'"/\n]+['"])""")
 _PLAIN = re.compile(r"""(?:\bunix:(?://)?/?|(?<![\w/:.])/)(?:[^\s'"`/,;()<>]+/)+""")
 
 
 class _Short(Repr):
-    """`repr`, but only of the beginning of long values."""
+    """A `repr` that shows only the beginning of long values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,20 +55,20 @@ _short = _Short()
 
 
 def short_repr(value: object) -> str:
-    """A value as its `repr`, cut after some eighty characters."""
+    """Return the `repr` of a value, cut after some eighty characters."""
     text = _short.repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 
 
 def public_text(error: BridleError) -> str:
-    """An error's message for a client. A message about the request is passed on unchanged; all others lose the server's
-    folders."""
+    """Return an error's message for a client. A message about the request is unchanged; in all other messages, the
+    server's folders are removed."""
     text = str(error)
     return text if _is_about_the_request(error) else without_folders(text)
 
 
 def without_folders(text: str) -> str:
-    """The text with each path cut to its last part."""
+    """Return the text with each path reduced to its last part."""
     return _PLAIN.sub("", _QUOTED.sub("", text))
 
 

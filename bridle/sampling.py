@@ -31,24 +31,24 @@ MAX_LOGPROBS = 100
 MAX_SEED = 1 << 64
 MAX_BAD_WORDS = 1_024
 MAX_BANNED_PHRASES = 256
-MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
+MAX_BAD_WORD_TOKENS = 1 << 14  # of all bad words together
 MAX_BREAKER_IDS = 1 << 20
 MAX_ALLOWED_TOKENS = 1 << 20
-#: The most tokens that are drafted at once, and the number that leaves it to the engine.
+#: Maximum number of tokens that are drafted at once. Further below: the value that lets the engine decide.
 MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
-#: The most forced tokens after a candidate that count when a token is chosen.
+#: Maximum number of forced tokens after a candidate that count when a token is chosen.
 MAX_LOOKAHEAD = 64
-#: The most restarts of an output that is sampled by whole texts.
+#: Maximum number of restarts of an output with aligned sampling.
 MAX_ALIGNED = 1_024
 AUTO_DRAFTS = -1
-#: How a constraint treats tokens that the tokenizer would not write.
+#: Values for a constraint's treatment of tokens that the tokenizer would not produce.
 CANONICAL = ("strict", "prefer", "off")
-#: What happens to a forced text that is less likely than its floor.
+#: Actions for a forced text that is less likely than its floor.
 ON_FLOOR = ("flag", "refuse", "rewind")
 DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
 
-#: Ends of names of fields that matter only with another field.
+#: Endings of names of fields that have an effect only together with another field.
 _NUMBERS_OF_OTHERS = ("_threshold", "_exponent", "_tau", "_eta", "_base", "_length", "_last_n", "_ids")
 
 Part = Literal["draw", "report", "output"]
@@ -59,9 +59,9 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 class Meaning:
     """Metadata of a field of `SamplingParams`, for all code that lists such fields. `part` says what the field affects:
     `draw` the choice of a token, `report` the data returned about a token, `output` the whole output. A sampler needs
-    the first two. A controller `may_change` the field for one token. `names` are its names in APIs that do not use its
-    own; None: it is not supported there, or set by other fields. A number lies `within` two others, and is an integer
-    if they are."""
+    the first two kinds. A controller `may_change` the field for one token. `names` are its names in APIs that use
+    another name; None: the API does not support the field, or sets it by other fields. A number lies `within` two
+    others, and is an integer if these are."""
 
     part: Part = "output"
     may_change: bool = False
@@ -74,7 +74,7 @@ def _draw(default: Any, within: tuple[float, float] | None = None, **names: str 
 
 
 def _fixed(default: Any, within: tuple[float, float] | None = None, **names: str | None) -> Any:
-    """A field for sampling that is constant for the whole output, because its computation keeps a state or names
+    """Return a field for sampling that is constant for the whole output, because its computation keeps a state or names
     texts."""
     return field(default=default, metadata={"meaning": Meaning("draw", False, names, within)})  # type: ignore[arg-type]
 
@@ -83,12 +83,12 @@ def _param(default: Any, within: tuple[float, float] | None = None, part: Part =
     return field(default=default, metadata={"meaning": Meaning(part, False, names, within)})  # type: ignore[arg-type]
 
 
-#: How much of a name is right if it is probably a slip.
+#: Minimum similarity of an unknown name to a known one, for a suggestion.
 _ALIKE = 0.7
 
 
 def _unknown(name: str) -> UnknownKeyword:
-    """The error for an unknown field, with the field to use instead."""
+    """Return the error for an unknown field, which names the field to use instead."""
     from bridle.compat.request_fields import BY_NAME
     from bridle.compat.suggestions import nearest
 
@@ -231,7 +231,7 @@ class SamplingParams:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if type(value) is type(low) and low <= value <= high:
-                continue  # as most are
+                continue  # true for most fields
             if value is not None or name not in _OPTIONAL:
                 check_number(name, value, low, high)
         if self.logprobs_mode not in ("raw", "processed"):
@@ -305,15 +305,15 @@ class SamplingParams:
         return self.mirostat == 2 and not self.is_greedy
 
     def with_(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from the defaults, JSON-ready."""
+        """Return the fields that differ from the defaults, JSON-ready."""
         changed = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
         mark = changed.pop("watermark", None)
-        if mark is not None and not mark.key:  # an operator's is not the client's business
+        if mark is not None and not mark.key:  # an operator's watermark is hidden from the client
             changed["watermark"] = {"gamma": mark.gamma, "delta": mark.delta}
         return changed
 
@@ -337,7 +337,7 @@ def _freeze_collections(params: SamplingParams) -> None:
 
 
 def _check_aligned(params: SamplingParams) -> None:
-    """Refuse fields that change the required distribution of whole texts."""
+    """Raise `InvalidRequest` for fields that change the required distribution of whole texts."""
     for each in fields(params):
         value = getattr(params, each.name)
         is_usual = value == getattr(DEFAULT_SAMPLING, each.name) or (each.name, value) == ("top_k", -1)
@@ -347,12 +347,13 @@ def _check_aligned(params: SamplingParams) -> None:
 
 
 def _bends(given: Field[Any]) -> bool:
-    """Return whether a field changes probabilities of tokens, where it is more than a number for another field."""
+    """Return whether a field changes the probabilities of tokens by itself, and is not just a number for another
+    field."""
     return given.metadata["meaning"].part == "draw" and not given.name.endswith(_NUMBERS_OF_OTHERS)
 
 
 def drafts_of(given: Any) -> Any:
-    """The number of drafts that a number or a word means. Raises `InvalidRequest` for anything else."""
+    """Return the number of draft tokens that a number or a word means. Raises `InvalidRequest` for any other value."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     if not isinstance(given, str) or given not in DRAFT_WORDS:
@@ -363,7 +364,7 @@ def drafts_of(given: Any) -> Any:
     return DRAFT_WORDS[given]
 
 
-#: Lists of texts, with the most entries and the most characters of an entry, and what to call these.
+#: Lists of texts: maximum number of entries, maximum characters of an entry, and words for error messages.
 _TEXTS = {
     "stop": (MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "strings", "a stop string has"),
     "dry_sequence_breakers": (MAX_STOP_STRINGS, 64, "entries", "dry_sequence_breakers has an entry of"),
@@ -405,11 +406,11 @@ def _check_lists(params: SamplingParams) -> None:
             check_number("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
 
 
-# -- what the fields are -----------------------------------------------------------------------------------
+# -- metadata of the fields --------------------------------------------------------------------------------
 
 
 def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning]:
-    """Every field with its meaning."""
+    """Return every field with its metadata."""
     return {each.name: each.metadata["meaning"] for each in fields(params)}
 
 
@@ -419,11 +420,11 @@ DEFAULT_SAMPLING = SamplingParams()
 
 
 def fields_on(api: Api, params: type[SamplingParams] = SamplingParams) -> tuple[str, ...]:
-    """The fields that an API takes under their own names."""
+    """Return the fields that an API accepts under their own names."""
     return tuple(name for name, meaning in meanings(params).items() if meaning.names.get(api, name) == name)
 
 
-#: What whatever draws needs: a shard is sent these and no others.
+#: Fields that affect sampling: only these are sent to a shard.
 SENT_WITH_DRAWS = tuple(name for name, meaning in meanings().items() if meaning.part != "output")
-#: What a controller may change for one draw.
+#: Fields that a controller may change for one sampled token.
 OVERRIDABLE = frozenset(name for name, meaning in meanings().items() if meaning.may_change)

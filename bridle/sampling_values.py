@@ -1,4 +1,4 @@
-"""Values of sampling parameters that have a structure of their own: biases of tokens and a watermark; and the checks of
+"""Values of sampling parameters that have a structure of their own: token biases and a watermark; and the checks of
 numbers."""
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from bridle.safe_repr import short_repr
 MAX_STOP_STRING_CHARS = 1_024
 MAX_TOKENS_LIMIT = 1 << 31
 MAX_LOGIT_BIAS = 1 << 20
-_MANY_BIASES = 256  # more are packed
+_MANY_BIASES = 256  # more biases than this are packed
 MAX_BIAS_TEXTS = 256
-#: The most options of a choice that are scored as a whole, and the most tokens of all of them together.
+#: Maximum number of options of a choice that are scored as a whole, and maximum number of all their tokens.
 MAX_SCORED, MAX_OPTION_TOKENS = 4_096, 16_384
-#: The most last tokens that choose the green list of a watermark.
+#: Maximum number of last tokens that determine the green list of a watermark.
 MAX_WATERMARK_CONTEXT = 8
-#: The most control vectors of a request, the largest scale of one, and the most probes.
+#: Maximum number of control vectors of a request, their maximum scale, and maximum number of probes.
 MAX_CONTROL_VECTORS, MAX_SCALE, MAX_PROBES = 8, 1_000.0, 8
-#: The least number above 0.
+#: The smallest number above 0.
 TINY = math.ulp(0.0)
 
 
 class LogitBias(Mapping[int, float]):
-    """Biases of many tokens, packed: a mask over half of a large vocabulary is two arrays, not a hundred thousand
-    objects. `tokens` are 64-bit integers, all different, `addends` doubles; neither is to be changed."""
+    """Biases of many tokens, packed: a mask over half of a large vocabulary is then two arrays, not a hundred thousand
+    objects. `tokens` are distinct 64-bit integers, `addends` are doubles. Neither may be changed."""
 
     __slots__ = ("_by_token", "addends", "tokens")
 
@@ -49,7 +49,7 @@ class LogitBias(Mapping[int, float]):
             if bias and (min(packed.tokens) < 0 or not math.isfinite(sum(packed.addends))):
                 raise ValueError
         except (ValueError, OverflowError):
-            check_biases(bias)  # raises an error that names the bad entry, if there is one
+            check_biases(bias)  # raises an error that names the invalid entry, if there is one
             packed = cls(array("q", bias), array("d", bias.values()))
         return packed
 
@@ -67,8 +67,9 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits.
-    With the `key` of a policy, a secret and the last `context` tokens choose that share; no request names one."""
+    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits. A
+    policy sets a secret `key`; the key and the last `context` tokens then determine this share. Requests cannot set a
+    key."""
 
     gamma: float = 0.5
     delta: float = 2.0
@@ -82,7 +83,7 @@ class Watermark:
 
     @classmethod
     def of(cls, given: object) -> Watermark | None:
-        """Read a caller's value: True for the usual one, False for none, or its fields as plain data."""
+        """Read a caller's value: True for the default watermark, False for none, or its fields as plain data."""
         if isinstance(given, Watermark):
             return given
         if isinstance(given, bool):
@@ -93,7 +94,7 @@ class Watermark:
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raise `InvalidRequest` for anything but a number from `low` to `high`; an integer if `low` is one."""
+    """Raise `InvalidRequest` unless the value is a number from `low` to `high`, and an integer if `low` is one."""
     is_whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)
@@ -106,7 +107,7 @@ def check_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def split_biases(bias: Mapping[Any, float]) -> tuple[Mapping[int, float], tuple[tuple[str, float], ...]]:
-    """Return the biases of token ids, packed if they are many, and those of texts."""
+    """Return the biases of token ids, packed if there are many, and the biases of texts."""
     if isinstance(bias, LogitBias):
         return bias, ()
     texts: tuple[tuple[str, float], ...] = ()
@@ -117,7 +118,7 @@ def split_biases(bias: Mapping[Any, float]) -> tuple[Mapping[int, float], tuple[
 
 
 def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
-    """Raise `InvalidRequest` for too many texts, a text that is empty or too long, or a bad addend."""
+    """Raise `InvalidRequest` for too many texts, a text that is empty or too long, or an invalid addend."""
     if len(texts) > MAX_BIAS_TEXTS:
         raise InvalidRequest(f"logit_bias names {len(texts)} texts; at most {MAX_BIAS_TEXTS}", "logit_bias")
     for text, value in texts:
@@ -130,10 +131,10 @@ def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
 
 
 def check_biases(bias: Mapping[int, float]) -> None:
-    """Raise `InvalidRequest` for too many biases, or a bias that is no number for a token id."""
+    """Raise `InvalidRequest` for too many biases, or for a bias that is not a number for a token id."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
-    for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed
+    for token, value in () if isinstance(bias, LogitBias) else bias.items():  # a packed bias was already checked
         check_number("logit_bias", token, 0, MAX_TOKENS_LIMIT)
         _check_addend(token, value)
 
@@ -146,7 +147,7 @@ def _check_addend(name: int | str, value: Any) -> None:
 
 
 def check_scales(scales: Mapping[str, float]) -> None:
-    """Raise `InvalidRequest` for too many control vectors, or one whose name or scale is not allowed."""
+    """Raise `InvalidRequest` for too many control vectors, or for one whose name or scale is not allowed."""
     if not isinstance(scales, Mapping):
         raise InvalidRequest(
             f"control_vectors: got {short_repr(scales)}; must map names to scales, such as {{'polite': 0.5}}",
@@ -177,7 +178,7 @@ def check_probes(probes: tuple[str, ...]) -> None:
 
 
 def split_probe(probe: str) -> tuple[str, int | None]:
-    """Return the vector and the layer of a probe: None for the last layer, 0 for an invalid one."""
+    """Return the vector and the layer of a probe. The layer is None for the last layer, and 0 for an invalid one."""
     name, at, layer = probe.partition("@")
     is_number = layer.isascii() and layer.isdigit() and len(layer) < 6
     return name, (int(layer) if is_number else 0) if at else None

@@ -1,7 +1,8 @@
 """Sets up OpenTelemetry's SDK in a process that sends traces.
 
-A process sends traces if it is given an endpoint, or if one of the standard variables names one. The `OTEL_*` variables
-set everything else (sampler, resource, size of batches), as the SDK reads them. OpenTelemetry is imported only then.
+A process sends traces if an endpoint is configured, or if one of the standard variables names one. The `OTEL_*`
+variables set all other options (sampler, resource, size of batches), as the SDK reads them. OpenTelemetry is imported
+only if traces are sent.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
-    """A provider that sends spans as the standard variables say, from a thread of its own; to be shut down. Raises
-    `UnsupportedFeature` if a package is missing, `InvalidRequest` for a variable that cannot be followed."""
+    """Return a provider that sends spans as the standard variables say, from a thread of its own. The caller must shut
+    it down. Raises `UnsupportedFeature` if a package is missing, `InvalidRequest` for an invalid variable."""
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -67,8 +68,8 @@ def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
 
 @contextmanager
 def traced_process() -> Iterator[TracerProvider | None]:
-    """Send the spans of everything in this process inside the block, if the standard variables ask for that; the rest
-    is sent at its end."""
+    """Send the spans of this process inside the block, if the standard variables ask for traces. Unsent spans are sent
+    at the end of the block."""
     if not wants_traces():
         yield None
         return
@@ -83,8 +84,8 @@ def traced_process() -> Iterator[TracerProvider | None]:
 
 
 def shut_down(provider: TracerProvider) -> None:
-    """Send the spans that were not sent yet, for a few seconds at most: an absent collector must not hold
-    up the end."""
+    """Send the unsent spans, for a few seconds at most, because an unreachable collector must not delay the end of the
+    process."""
     closing = threading.Thread(target=provider.shutdown, name="bridle-traces-end", daemon=True)
     closing.start()
     closing.join(_CLOSE_SECONDS)

@@ -1,9 +1,9 @@
-"""Threads that end with their work, and futures that are completed by others.
+"""Threads that end with their work, and futures that another thread completes.
 
 OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
 that thread lives. If all teams together have more threads than processors, GNU's runtime lets none of them wait
-actively. Waking them up then makes each step of a model of half a billion weights a quarter slower. So code that
-computes once, to load a model or to try a step, has to run in a thread that ends.
+actively. Waking the workers then makes each step of a model of half a billion weights a quarter slower. So code that
+computes once, to load a model or to try a step, must run in a thread that ends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: By how much a thread is nicer that computes behind others: next to a busy one it gets a tenth of a processor.
+#: Niceness that is added to a thread of low priority. Next to a busy thread it then gets a tenth of a processor.
 _BEHIND = 10
 
 
 def start_thread(function: Callable[[], T], name: str) -> Future[T]:
-    """Run `function` in a new thread, which does not keep the process alive."""
+    """Run `function` in a new thread, which does not keep the process alive. The future returns its result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -41,13 +41,13 @@ def start_thread(function: Callable[[], T], name: str) -> Future[T]:
 
 
 def run_in_thread(function: Callable[[], T], name: str = "bridle-apart") -> T:
-    """Run `function` in a new thread and wait for it."""
+    """Run `function` in a new thread, and wait for its result."""
     return start_thread(function, name).result()
 
 
 def run_after(function: Callable[[], T], name: str) -> T:
-    """Run `function` in a new thread of low priority, and wait for it. The thread and its workers get the processor
-    time that other threads leave, where the system lets threads have priorities of their own."""
+    """Run `function` in a new thread of low priority, and wait for its result. The thread and its workers get only the
+    processor time that other threads leave, if the system has priorities of single threads."""
 
     def run() -> T:
         if sys.platform == "linux":
