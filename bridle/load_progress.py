@@ -41,21 +41,29 @@ def part_of(begin: float, end: float, share: float) -> float:
 
 
 class LoggedSteps:
-    """A `Report` that writes a line for each new stage, and for long stages now and then."""
+    """A `Report` that writes a line at the begin and at the end, and now and then between. Stages that follow quickly
+    are lines for debugging."""
 
     def __init__(self, title: str, log: logging.Logger = _log, clock: Callable[[], float] = time.monotonic) -> None:
         self._title, self._log, self._clock = title, log, clock
-        self._stage, self._share, self._at = "", 0.0, 0.0
+        self._stage, self._share = "", 0.0
+        self._at = 0.0  # the last line that is not for debugging
+        self._is_told = False  # the stage
 
     def __call__(self, stage: str, share: float) -> None:
         now = self._clock()
+        is_late = now >= self._at + _SECONDS
         if stage != self._stage:
-            self._log.info("%s: %s", self._title, stage)
-        elif share >= self._share + _STEP and now >= self._at + _SECONDS:
+            self._is_told = is_late or not self._stage or share >= 1.0
+            self._log.log(logging.INFO if self._is_told else logging.DEBUG, "%s: %s", self._title, stage)
+        elif is_late and (share >= self._share + _STEP or not self._is_told):
+            self._is_told = True
             self._log.info("%s: %s, %.0f%%", self._title, stage, 100 * share)
         else:
             return
-        self._stage, self._share, self._at = stage, share, now
+        self._stage, self._share = stage, share
+        if self._is_told:
+            self._at = now
 
 
 class PrintedSteps:

@@ -46,7 +46,7 @@ def test_each_phase_of_loading_is_told_before_it_begins() -> None:
 
 
 def test_a_log_gets_a_line_for_each_stage_and_more_for_long_ones(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="bridle")
+    caplog.set_level(logging.DEBUG, logger="bridle")
     told = [
         (0.0, "downloading", 0.0),
         (1.0, "downloading", 0.5),  # it has only begun
@@ -68,10 +68,34 @@ def test_a_log_gets_a_line_for_each_stage_and_more_for_long_ones(caplog: pytest.
         "Loading m: reading weights",
         "Loading m: reading weights, 70%",
     ]
+    debugged = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert debugged == ["Loading m: reading weights"]  # it came soon after a line
+
+
+def test_a_short_task_logs_its_begin_and_its_end_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bridle")
+    steps = LoggedSteps("Loading m", clock=lambda: 1.0)
+    for stage, share in (
+        ("finding the model", 0.0),
+        ("reading weights", 0.5),
+        ("reading weights", 0.8),
+        ("ready", 1.0),
+    ):
+        steps(stage, share)
+    assert lines_of(caplog) == ["Loading m: finding the model", "Loading m: ready"]
+
+
+def test_a_long_stage_that_began_soon_after_a_line_is_told_after_some_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bridle")
+    times = iter([1.0, 2.0, 4.0, 6.5, 7.0])
+    steps = LoggedSteps("Loading m", clock=lambda: next(times))
+    for stage, share in (("finding the model", 0.0), *(("downloading", share) for share in (0.0, 0.01, 0.02, 0.03))):
+        steps(stage, share)
+    assert lines_of(caplog) == ["Loading m: finding the model", "Loading m: downloading, 2%"]
 
 
 def test_a_terminal_gets_a_bar_and_a_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="bridle")
+    caplog.set_level(logging.DEBUG, logger="bridle")
     screen, file = (Console(file=io.StringIO(), force_terminal=is_one, width=90) for is_one in (True, False))
     for console in (screen, file):
         with shown("Loading m", console=console) as report:
@@ -99,7 +123,7 @@ def test_the_nearest_watcher_is_told_of_a_download() -> None:
 
 
 def test_a_python_program_is_told_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="bridle")
+    caplog.set_level(logging.DEBUG, logger="bridle")
     path = str(tiny_checkpoints.cached_checkpoint("llama"))
     with LLM(path, num_blocks=8, warm_up=False, max_model_len=64):
         pass

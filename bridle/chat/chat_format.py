@@ -77,7 +77,7 @@ def learn(model: LoadedModel) -> None:
         _log.warning("chat format of %s: cannot be used, requests that need it are refused: %s", model.name, error)
         return
     if model.chat_format is not None:
-        _log.info("chat format of %s: %s", model.name, summary(tokenizer))
+        _log.debug("chat format of %s: %s", model.name, summary(tokenizer))
 
 
 class LearningLoader:

@@ -287,7 +287,7 @@ def _told_graphs(num_bytes: int) -> str:
 
 def _tell(needs: PoolNeeds, before: str, num_blocks: int, why: str) -> None:
     num_tokens, num_bytes = num_blocks * needs.block_size, num_blocks * needs.block_bytes
-    _log.info("%sthe KV cache holds %d tokens in %s: %s", before, num_tokens, show_bytes(num_bytes), why)
+    _log.debug("%sthe KV cache holds %d tokens in %s: %s", before, num_tokens, show_bytes(num_bytes), why)
 
 
 def _why(room: KVBudget) -> str:

@@ -64,7 +64,7 @@ def fresh(**settings: Any) -> Tokenizer:
 def test_the_format_is_known_before_the_first_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with caplog.at_level("INFO"), started(fresh()) as client:
+    with caplog.at_level("DEBUG"), started(fresh()) as client:
         assert "chat format of demo: tool calls in the format hermes" in caplog.text
         monkeypatch.setattr(formats, "infer_format", None)  # nothing is inferred any more
         shown = client.get("/v1/models/demo").json()["chat_format"]
@@ -107,7 +107,7 @@ def test_what_the_operator_names_in_vain_is_said_at_load(
 def test_llm_knows_the_format_once_it_is_there(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with caplog.at_level("INFO"), LLM("demo", max_model_len=2048) as llm:
+    with caplog.at_level("DEBUG"), LLM("demo", max_model_len=2048) as llm:
         assert "chat format of demo: tool calls in the format hermes" in caplog.text
         assert llm.model.chat_format is not None
         monkeypatch.setattr(formats, "infer_format", None)  # nothing is inferred any more

@@ -84,7 +84,7 @@ def test_the_pool_gets_its_share_of_what_the_largest_step_leaves(machine: dict[s
 
 
 def test_graphs_are_left_their_room(machine: dict[str, int], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     pools = Pools()
 
     def measured(info: Any) -> int:
@@ -112,7 +112,7 @@ def test_nobody_needs_more_than_so_many_contexts(machine: dict[str, int]) -> Non
 
 
 def test_a_small_model_leaves_the_machine_to_others(machine: dict[str, int], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="bridle")
+    caplog.set_level(logging.DEBUG, logger="bridle")
     machine |= {"free": 820 * BLOCK_BYTES, "step": 20 * BLOCK_BYTES}
     toy = replace(NEEDS, step_seqs=256, weight_bytes=30 * BLOCK_BYTES)
     assert fit_pool(toy, Pools()) == 50
@@ -227,7 +227,7 @@ def test_whole_prompts_need_steps_that_hold_them() -> None:
 
 
 def test_a_real_model_is_sized_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="bridle")
+    caplog.set_level(logging.DEBUG, logger="bridle")
     path = str(tiny_checkpoints.cached_checkpoint("llama"))
     executor = load_executor(ModelConfig(path, block_size=4, max_model_len=64, step_tokens=16, step_seqs=3))
     info = executor.info

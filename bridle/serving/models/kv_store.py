@@ -82,7 +82,7 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", executor.info.model.rstrip("/").rpartition("/")[2])[:60] or "model"
     store = SegmentStore(settings.folder, f"{name}-{identity}", settings.limit, settings.cipher)
     room = settings.limit >> 20
-    _log.info("kv_store: %d blocks in %s, at most %d MiB for all models", len(store), settings.folder, room)
+    _log.debug("kv_store: %d blocks in %s, at most %d MiB for all models", len(store), settings.folder, room)
     return store
 
 
