@@ -1,5 +1,5 @@
-"""Names of the previous release: modules and exports that were renamed. They still work, with a warning; the next
-release will remove them.
+"""Names of the previous release: modules, exports and fields of the log that were renamed. They still work, and names in
+Python give a warning. The next release will remove them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MODULES = {
     "bridle.traced.colours": "bridle.traces.highlight",
     "bridle.traced.rebuild": "bridle.traces.replay_text",
 }
+#: Old and new names of fields in a request's log line. Lines in JSON have both names.
+LOG_FIELDS = {"opening_ms": "controller_start_ms", "held_ms": "controller_wait_ms", "spared": "best_of_saved"}
 #: Old and new names of exports, by package.
 NAMES: dict[str, dict[str, str]] = {
     "bridle.engine.interfaces": {

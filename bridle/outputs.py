@@ -261,7 +261,8 @@ class ChatMessage:
 class CompletionOutput:
     """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the parsed
     text, once a conversation's output has ended. `score` is the score of a beam: the sum of its log-probabilities,
-    divided by its length to the power of the length penalty."""
+    divided by its length to the power of the length penalty. `seed` is the seed of a request that repeats this output
+    alone. Beams, and forks of a controller among several outputs, have no seed."""
 
     index: int
     text: str = ""

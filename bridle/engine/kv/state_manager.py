@@ -10,9 +10,9 @@ Rules that hold at all times: 1. A slot is written only if one sequence refers t
 free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
 When slots run out, frozen states are evicted. States within prompts and answers are evicted first, then those at
-junctions and at the ends of prompts and sequences. States of retained conversations are last. Within each class the least recently used state
-is evicted first. A store may keep evicted states (`on_evict`), except copies within answers: there are many, and few
-are used again. This module only counts slots; the states are in the backend.
+junctions and at the ends of prompts and sequences. States of retained conversations are last. Within each class the
+least recently used state is evicted first. A store may keep evicted states (`on_evict`), except copies within answers:
+there are many, and few are used again. This module only counts slots; the states are in the backend.
 """
 
 from __future__ import annotations
