@@ -1,5 +1,6 @@
-"""The resources of this process: the memory and processor time that its control groups allow (containers and service
-managers set these), and the number of cores on which it may run.
+"""The resources of this process: memory, processor time, and the number of cores on which it may run.
+
+Containers and service managers set limits of memory and processor time in control groups.
 
 Linux has two versions of control groups, which may be mounted at the same time. Other systems have no such limits.
 """

@@ -1,5 +1,6 @@
-"""Names of the previous release: modules, exports and fields of the log that were renamed. They still work, and names in
-Python give a warning. The next release will remove them.
+"""Names of the previous release: modules, exports and fields of the log that were renamed.
+
+They still work, and names in Python give a warning. The next release will remove them.
 """
 
 from __future__ import annotations
