@@ -13,13 +13,13 @@ from bridle.compat.schema import CompatField, absent, named, neutral, optional, 
 from bridle.compat.vendor_fields import TEXT, VENDORS
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
-_SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
-_TOP = "its entries are fields of the body itself here: write them next to `model`"
+_SAMPLER = "this server has no such sampler; docs/sampling.md lists its samplers"
+_TOP = "send its entries as top-level fields of the body, next to `model`"
 _ORDER = "the order is fixed: penalties, temperature, then the filters"
 _WEBUI = "text-generation-webui"
-_BEAMS = "beams are searched on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
+_BEAMS = "beam search is on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
 _BEAMS_BY_NAME = "on /v1/completions and /v1/chat/completions `use_beam_search` searches, with `best_of` beams"
-_SPEED = "how a server computes changes no text"
+_SPEED = "it does not change the output"
 
 
 def _reasoning(thinking: Any) -> Any:
@@ -92,7 +92,7 @@ _FIELDS: tuple[CompatField, ...] = (
     named("TGI", "truncate", "truncate_prompt_tokens", 3),
     named("TGI", "adapter_id", "adapter", "an-adapter"),
     optional("TGI", "do_sample", False, (True,)),
-    neutral("TGI", "details", "`usage` and `logprobs` tell them"),
+    neutral("TGI", "details", "`usage` and `logprobs` have the details"),
     neutral("TGI", "decoder_input_details", "`prompt_logprobs` returns them"),
     neutral("TGI", "top_n_tokens", "`logprobs` counts them", 2),
     named(_WEBUI, "mirostat_mode", "mirostat", 2),
@@ -109,7 +109,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "custom_params", _CONTROLLER, {"a": 1}),
     absent("vLLM", "vllm_xargs", _CONTROLLER, {"a": 1}),
     absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
-    absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
+    absent("SGLang", "session_params", "send the whole conversation: the prefix cache has its KV", {"id": "1"}),
     # Samplers.
     optional("vLLM TGI", "use_beam_search", True, (False,), _BEAMS),
     optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0), _BEAMS),
@@ -125,7 +125,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
     absent(f"llama.cpp {_WEBUI}", "top_a", _SAMPLER, 0.2, (0,)),
     absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
-    neutral("llama.cpp", "adaptive_decay", "without its sampler it says nothing", 0.9),
+    neutral("llama.cpp", "adaptive_decay", "it has no effect without its sampler", 0.9),
     absent(_WEBUI, "tfs", _SAMPLER, 0.9, (1, 1.0)),
     absent(_WEBUI, "epsilon_cutoff", _SAMPLER, 3, (0,)),
     absent(_WEBUI, "eta_cutoff", _SAMPLER, 3, (0,)),
@@ -140,40 +140,42 @@ _FIELDS: tuple[CompatField, ...] = (
     absent(_WEBUI, "dynatemp_high", "`dynatemp_range` goes as far below `temperature` as above it", 1.5, (1, 1.0)),
     absent(_WEBUI, "temperature_last", _ORDER),
     absent(_WEBUI, "sampler_priority", _ORDER, ["top_k"]),
-    absent(_WEBUI, "repetition_penalty_range", "penalties look at the whole text", 1024, (0, -1)),
+    absent(_WEBUI, "repetition_penalty_range", "penalties apply to the whole text", 1024, (0, -1)),
     absent(_WEBUI, "do_sample", "`temperature` 0 is greedy", False, (True,)),
-    absent(_WEBUI, "ban_eos_token", "`min_tokens` keeps a text from ending early"),
+    absent(_WEBUI, "ban_eos_token", "`min_tokens` prevents an early end"),
     absent(_WEBUI, "truncation_length", "`truncate_prompt_tokens` cuts a prompt", 2048, (0,)),
-    absent(_WEBUI, "auto_max_new_tokens", "chats without `max_tokens` go on up to the context's end"),
+    absent(_WEBUI, "auto_max_new_tokens", "chats without `max_tokens` continue up to the end of the context"),
     absent(_WEBUI, "preset", "this server has no presets; send the fields", "min_p"),
     absent(_WEBUI, "mode", "conversations follow the checkpoint's template", "chat", ("instruct",)),
-    absent(_WEBUI, "character", "write who speaks into a message of the role `system`", "x"),
-    absent(_WEBUI, "context", "write who speaks into a message of the role `system`", "x"),
+    absent(_WEBUI, "character", "describe the speaker in a `system` message", "x"),
+    absent(_WEBUI, "context", "describe the speaker in a `system` message", "x"),
     *(
         absent(_WEBUI, name, "the checkpoint's own template is used", "x")
         for name in ("instruction_template", "instruction_template_str", "chat_template_str", "chat_instruct_command")
     ),
     *(
-        absent(_WEBUI, name, "roles are called as the checkpoint's template has them", "x")
+        absent(_WEBUI, name, "the checkpoint's template names the roles", "x")
         for name in ("bot_name", "user_name", "name1", "name2", "greeting")
     ),
     neutral(_WEBUI, "max_tokens_second", _SPEED, 5),
     neutral(_WEBUI, "static_cache", _SPEED),
     absent("llama.cpp", "samplers", _ORDER, ["top_k"]),
     absent("llama.cpp", "min_keep", "top_p and the other filters always keep one token", 2, (0, 1)),
-    absent("llama.cpp", "repeat_last_n", "penalties look at the whole text, as -1 says there", 64, (-1,)),
-    absent("llama.cpp", "penalize_nl", "penalties make no exception", True),
+    absent("llama.cpp", "repeat_last_n", "penalties apply to the whole text, as with -1", 64, (-1,)),
+    absent("llama.cpp", "penalize_nl", "penalties apply to newlines, too", True),
     absent("llama.cpp", "t_max_predict_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
-    absent("llama.cpp", "n_indent", "a `regex` constraint can hold an indentation", 2, (0,)),
-    absent("llama.cpp", "n_keep", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
-    absent("llama.cpp", "n_discard", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
-    absent("llama.cpp", "input_prefix", "there is no filling in; write the text into the prompt", "x"),
-    absent("llama.cpp", "input_suffix", "there is no filling in; write the text into the prompt", "x"),
+    absent("llama.cpp", "n_indent", "a `regex` constraint can enforce an indentation", 2, (0,)),
+    absent("llama.cpp", "n_keep", "the context is never shifted: a prompt that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "n_discard", "the context is never shifted: a prompt that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "input_prefix", "write the text into the prompt", "x"),
+    absent("llama.cpp", "input_suffix", "write the text into the prompt", "x"),
     absent("llama.cpp", "input_extra", "write the files into the prompt", ["x"]),
-    absent("llama.cpp", "lora", "`adapter` names one that the server knows; several are not mixed", [{"id": 0}]),
+    absent("llama.cpp", "lora", "`adapter` names one adapter; adapters cannot be mixed", [{"id": 0}]),
     # Prompts and templates.
-    absent("vLLM SGLang", "chat_template", "the checkpoint's own is used; `LLM.chat` takes another one", "{{ x }}"),
-    absent("vLLM", "documents", "`chat_template_kwargs` hands them to the template", [{"text": "x"}]),
+    absent(
+        "vLLM SGLang", "chat_template", "the checkpoint's chat template is used; `LLM.chat` accepts another", "{{ x }}"
+    ),
+    absent("vLLM", "documents", "`chat_template_kwargs` passes them to the template", [{"text": "x"}]),
     absent("vLLM", "guided_whitespace_pattern", "`constraint` takes `whitespace`, fixed or flexible", "x"),
     absent(
         "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
@@ -189,7 +191,9 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "video_data", "videos are parts of messages, as `video_url`", "x"),
     absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
     absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
-    absent("SGLang", "require_reasoning", "chats think as their template says; `chat_template_kwargs` reach it"),
+    absent(
+        "SGLang", "require_reasoning", "the chat template decides about reasoning; set it with `chat_template_kwargs`"
+    ),
     absent("SGLang", "token_ids_logprob", "`logprobs` counts the most probable tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
@@ -199,16 +203,16 @@ _FIELDS: tuple[CompatField, ...] = (
     neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
-    neutral("vLLM", "mm_processor_kwargs", "images are prepared as the checkpoint says", {"a": 1}),
+    neutral("vLLM", "mm_processor_kwargs", "the checkpoint decides how images are prepared", {"a": 1}),
     neutral("vLLM", "guided_decoding_backend", "the only backend is llguidance", "xgrammar"),
     neutral("vLLM SGLang", "include_reasoning", "reasoning is returned in a field of its own"),
     neutral("SGLang", "separate_reasoning", "reasoning is returned in a field of its own"),
     neutral("SGLang", "stream_reasoning", "reasoning is streamed like the answer"),
     neutral("SGLang", "rid", "the header `x-request-id` is here", "x"),
-    neutral("SGLang", "return_hidden_states", "/v1/embeddings gives the last one"),
+    neutral("SGLang", "return_hidden_states", "/v1/embeddings returns the last hidden state"),
     neutral("SGLang", "return_logprob", "`logprobs` is here"),
     neutral("SGLang", "top_logprobs_num", "`logprobs` counts them", 2),
-    neutral("SGLang", "logprob_start_len", "`echo` gives those of the prompt", 3),
+    neutral("SGLang", "logprob_start_len", "`echo` returns log-probabilities of the prompt", 3),
     *(
         neutral("SGLang", name, _SPEED, 1)
         for name in ("bootstrap_room", "bootstrap_host", "bootstrap_port", "routed_dp_rank", "data_parallel_rank")
@@ -220,12 +224,12 @@ _FIELDS: tuple[CompatField, ...] = (
     neutral("SGLang", "session_id", "prefixes are always cached", "x"),
     neutral("SGLang", "extra_key", "cached prompts are shared within one user only", "x"),
     neutral("SGLang", "return_prompt_token_ids", "/tokenize gives them"),
-    neutral("SGLang", "custom_labels", "labels are the operator's", {"a": "b"}),
-    neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` count them", 2),
+    neutral("SGLang", "custom_labels", "only the operator sets labels", {"a": "b"}),
+    neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` set their number", 2),
     neutral("llama.cpp", "cache_prompt", "prefixes are always cached"),
-    neutral("llama.cpp", "id_slot", "slots are found by themselves", 1),
-    neutral("llama.cpp", "timings_per_token", "`usage` counts, `/metrics` times"),
-    neutral("llama.cpp", "return_progress", "`usage` counts, `/metrics` times"),
+    neutral("llama.cpp", "id_slot", "slots are assigned automatically", 1),
+    neutral("llama.cpp", "timings_per_token", "`usage` has counts, and `/metrics` has times"),
+    neutral("llama.cpp", "return_progress", "`usage` has counts, and `/metrics` has times"),
     neutral("llama.cpp", "return_tokens", "log-probabilities name each token"),
     neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those of the model"),
     neutral("llama.cpp", "response_fields", "answers have all of their fields", ["content"]),

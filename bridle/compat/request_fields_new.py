@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bridle.compat.schema import CompatField, absent, named, neutral, optional, same
 
-_SPEED = "how a server computes changes no text"
+_SPEED = "it does not change the output"
 _WHOLE = "answers have all of their fields"
 _TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}
-_PICTURES = "images are prepared as the checkpoint says"
+_PICTURES = "the checkpoint decides how images are prepared"
 
 NEWER: tuple[CompatField, ...] = (
     *same("vLLM SGLang", "instructions previous_response_id reasoning"),
     optional("OpenAI vLLM SGLang", "background", False, (False,), "an answer is computed while its client waits"),
-    optional("OpenAI vLLM SGLang", "truncation", "disabled", ("disabled",), "no item is left out by itself"),
-    optional("OpenAI SGLang", "modalities", ["text"], (["text"],), "of answers there is `text` alone"),
+    optional("OpenAI vLLM SGLang", "truncation", "disabled", ("disabled",), "items are never left out automatically"),
+    optional("OpenAI SGLang", "modalities", ["text"], (["text"],), "answers are always `text`"),
     named("vLLM SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
     named("SGLang", "sampling_seed", "seed", 7),
     named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
@@ -23,7 +23,7 @@ NEWER: tuple[CompatField, ...] = (
     absent(
         "vLLM",
         "repetition_detection",
-        "a policy ends texts that go in circles; `dry_multiplier` keeps them from it",
+        "a policy ends repetitive outputs; `dry_multiplier` prevents them",
         {"a": 1},
     ),
     absent("vLLM", "truncation_side", "`truncate_prompt_tokens` cuts at the beginning", "right", ("left",)),
@@ -33,7 +33,7 @@ NEWER: tuple[CompatField, ...] = (
     ),
     absent("vLLM", "multi_modal_data", "images are parts of messages, as `image_url`", {"image": "x"}),
     absent("vLLM", "mm_payload", "images are parts of messages, as `image_url`", {"a": 1}),
-    absent("vLLM", "trace_decode_token_ids", "`score` and `echo` tell log-probabilities of a given text", [1]),
+    absent("vLLM", "trace_decode_token_ids", "`score` and `echo` return log-probabilities of a given text", [1]),
     absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the most probable tokens", [[1]]),
     absent("vLLM", "prompt_logprob_start", "`LLM` has `prompt_logprobs_start` for `prompt_logprobs`", 3, (0,)),
     absent("vLLM", "extra_args", "a controller decides about each token, and takes an argument", {"a": 1}),
@@ -44,12 +44,12 @@ NEWER: tuple[CompatField, ...] = (
         4,
         (0, 1),
     ),
-    absent("SGLang", "lora_id", "`lora_path` and `adapter` name it", "x"),
+    absent("SGLang", "lora_id", "`lora_path` and `adapter` name the adapter", "x"),
     absent("SGLang", "multi_item_delimiter_indices", "/v1/score takes a list of texts", [1]),
     absent("SGLang", "token_indices_to_pool", "the model's folder decides what pools", [1]),
     absent("SGLang", "task", "conversations follow the checkpoint's template", "x"),
     absent("SGLang", "use_audio_in_video", "only the frames of a video are read; send its sound as a separate part"),
-    absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
+    absent("SGLang", "video_config", "the checkpoint decides how videos are prepared", {"a": 1}),
     absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's template renders tools", "x"),
     # Fields that do not change the output.
@@ -59,14 +59,14 @@ NEWER: tuple[CompatField, ...] = (
     neutral("vLLM", "return_mm_kwargs", _PICTURES),
     neutral("vLLM", "prompt_cache_options", "prefixes are always cached", {"a": 1}),
     neutral("vLLM", "return_assistant_tokens_mask", "/chat_tokenize gives the tokens of a conversation"),
-    neutral("vLLM", "return_prompt_text", "`echo` gives it on /v1/completions"),
+    neutral("vLLM", "return_prompt_text", "`echo` returns the prompt text on /v1/completions"),
     neutral("vLLM", "return_token_offsets", "`logprobs` have them on /v1/completions"),
     neutral("vLLM", "return_weight_versions", "a model is one version here, under a name of its own"),
     neutral("vLLM", "routed_experts_prompt_start", "answers do not say which experts computed them", 3),
-    neutral("vLLM SGLang", "stream_interval", "tokens are sent as they come", 3),
+    neutral("vLLM SGLang", "stream_interval", "tokens are sent as they are generated", 3),
     neutral("vLLM", "detokenize", "the text is always returned, with its token ids", False),
     neutral("vLLM", "output_kind", "`stream` sends pieces of the text, any other call returns the whole text", 1),
-    neutral("vLLM", "output_text_buffer_length", "what may become a stop string is held back by itself", 3),
+    neutral("vLLM", "output_text_buffer_length", "text that may begin a stop string is held back automatically", 3),
     neutral("vLLM", "flat_logprobs", "log-probabilities have one shape"),
     neutral("vLLM", "skip_reading_prefix_cache", _SPEED),
     neutral("vLLM", "skip_clone", _SPEED),
@@ -103,11 +103,11 @@ NEWER: tuple[CompatField, ...] = (
     neutral("SGLang", "return_sampling_mask", "a trace of the request says which tokens were allowed"),
     neutral("SGLang", "sampling_logprobs_mode", "log-probabilities are those of the model", "x"),
     neutral("llama.cpp", "backend_sampling", _SPEED),
-    neutral("llama.cpp", "n_cache_reuse", "blocks are found by what is in them", 3),
+    neutral("llama.cpp", "n_cache_reuse", "cached blocks are found by their content", 3),
     neutral("llama.cpp", "grammar_type", "the server recognizes the notation of a grammar", "x"),
     neutral("llama.cpp", "reasoning_control", "`thinking_budget` limits the length of reasoning"),
-    neutral("llama.cpp", "sse_ping_interval", "--ping-interval says it for all", 5),
-    neutral("llama.cpp", "verbose", "`bridle explain` and traces tell more"),
+    neutral("llama.cpp", "sse_ping_interval", "--ping-interval sets it for all requests", 5),
+    neutral("llama.cpp", "verbose", "`bridle explain` and traces have more details"),
 )
 #: Names of fields that a system shares with another system, whose row is above or in `request_fields`.
 SHARED = (

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from bridle.compat.schema import System, systems_of
 from bridle.compat.vendor_fields import JUDGED, TEXT
 
-_HEARD = "a chat with `input_audio` does it, of models that read sound"
+_HEARD = "send a chat with `input_audio` to a model that reads sound"
 
-_DROPPED = "what is cached is dropped when room is needed"
-_LEAVES = "a client that leaves ends its request; nothing stops the others"
+_DROPPED = "cached KV is dropped when memory is needed"
+_LEAVES = "a client that disconnects ends its request; no route ends other requests"
 _PAUSES = "/v1/pause and /v1/resume"
-_LOOK = "traces of requests, /metrics and `bridle top` are what there is to look at"
+_LOOK = "traces of requests, /metrics and `bridle top` show the work of the server"
 _REPLACED = "the server starts and replaces replicas and shards; Ray Serve scales them"
 _WEIGHTS = "weights are not changed while they are served: load the new ones under another name"
 
@@ -60,10 +60,10 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM", "Ray"), "/v1/audio/transcriptions", _HEARD),
     Route(("SGLang", "TGI"), "/generate"),
     Route(("vLLM",), "/generate", but="with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"),
-    Route(("SGLang",), "/flush_cache", "prefixes are dropped when room is needed"),
-    Route(("SGLang",), "/get_model_info", "/info and /v1/models say it"),
+    Route(("SGLang",), "/flush_cache", "cached prefixes are dropped when memory is needed"),
+    Route(("SGLang",), "/get_model_info", "/info and /v1/models have this information"),
     Route(("llama.cpp",), "/completion", "/v1/completions takes its fields, /generate streams its way"),
-    Route(("llama.cpp",), "/infill", "there is no filling in between prefix and suffix"),
+    Route(("llama.cpp",), "/infill", "fill-in-the-middle is only on Ollama's /api/generate"),
     Route(("llama.cpp",), "/props", "/info says it"),
     Route(("llama.cpp",), "/slots", "/v1/status and `bridle top` show what runs"),
     Route(("llama.cpp",), "/apply-template", "/chat_tokenize gives the tokens"),
@@ -102,7 +102,7 @@ ROUTES: tuple[Route, ...] = (
         "llama.cpp",
         "/chat/completions /completions /embedding /embeddings /models /responses /reranking /v1/reranking /v1/health "
         "/models/load /models/unload",
-        "the same under /v1, or without it where that is where it is: /v1/chat/completions, /v1/models/load, /health",
+        "use the path with or without /v1: /v1/chat/completions, /v1/models/load, /health",
     ),
     *_routes(
         "llama.cpp",
@@ -111,9 +111,11 @@ ROUTES: tuple[Route, ...] = (
         "/chat_tokenize and /v1/messages/count_tokens count",
     ),
     *_routes("llama.cpp", "/models/sse", "/v1/status says what is loaded"),
-    *_routes("llama.cpp", "/v1/chat/completions/control", "`thinking_budget` says it beforehand"),
+    *_routes("llama.cpp", "/v1/chat/completions/control", "`thinking_budget` limits reasoning in advance"),
     *_routes(
-        "llama.cpp", "/v1/stream /v1/streams/lookup", "a stream is one connection; ask again, the prefix is cached"
+        "llama.cpp",
+        "/v1/stream /v1/streams/lookup",
+        "a stream is one connection; send the request again, its prefix is cached",
     ),
     *_routes("llama.cpp", "/slots/:id_slot", "/v1/status and `bridle top` show what runs"),
     *_routes("llama.cpp", "/lora-adapters", "/v1/adapters; a request names its `adapter`"),
@@ -121,8 +123,8 @@ ROUTES: tuple[Route, ...] = (
     *_routes("vLLM SGLang", "/server_info", "/info says it"),
     *_routes("vLLM", "/tokenizer_info", "/info says it"),
     *_routes("SGLang", "/get_server_info /model_info", "/info says it"),
-    *_routes("vLLM", "/load", "/v1/status and /metrics say it"),
-    *_routes("SGLang", "/v1/loads", "/v1/status and /metrics say it"),
+    *_routes("vLLM", "/load", "/v1/status and /metrics have this information"),
+    *_routes("SGLang", "/v1/loads", "/v1/status and /metrics have this information"),
     *_routes("vLLM SGLang", "/ready", "/health/ready"),
     *_routes("vLLM", "/readyz", "/health/ready"),
     *_routes("SGLang", "/health_generate", "/health/ready"),
@@ -130,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
         "TGI",
         "/v2 /v2/health/live /v2/health/ready /v2/models/:model_name/versions/:model_version "
         "/v2/models/:model_name/versions/:model_version/infer /v2/models/:model_name/versions/:model_version/ready",
-        "KServe's own protocol is not spoken; /health/ready and /generate are",
+        "KServe's own protocol is not supported; /health/ready and /generate are",
     ),
     *_routes("TGI", "/vertex", "/predict and /invocations are here, /generate everywhere"),
     *_routes("SGLang", "/load_lora_adapter /unload_lora_adapter", "/v1/load_lora_adapter and /v1/unload_lora_adapter"),

@@ -9,9 +9,9 @@ from bridle.compat.schema import CompatField, absent, neutral, same
 
 #: Features that no model has in bridle.
 TEXT = "models here read text, images, sounds and videos, and write text"
-JUDGED = "no model judges texts; docs/policies.md has what an operator can demand of them"
-_EFFORT = "`reasoning.effort` says how much a model thinks"
-_KEPT = "no messages are kept here: send the whole conversation"
+JUDGED = "no model moderates texts; docs/policies.md has the operator's policies"
+_EFFORT = "`reasoning.effort` sets the amount of reasoning"
+_KEPT = "messages are not stored: send the whole conversation"
 _MEMORY = "clients keep their conversations themselves"
 _WHOLE = "reasoning is returned in full"
 
@@ -21,8 +21,8 @@ VENDORS: tuple[CompatField, ...] = (
     *same("OpenAI", "stream_options.include_usage text.format reasoning.effort"),
     *same("Anthropic", "output_config.format output_config.effort thinking.type thinking.budget_tokens"),
     # Fields that would change the output.
-    absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
-    absent("OpenAI", "text.verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
+    absent("OpenAI", "verbosity", "models do not know it; ask for it in a message", "low", ("medium",)),
+    absent("OpenAI", "text.verbosity", "models do not know it; ask for it in a message", "low", ("medium",)),
     absent("OpenAI", "reasoning.mode", _EFFORT, "pro", ("standard",)),
     absent(
         "OpenAI",
@@ -31,16 +31,16 @@ VENDORS: tuple[CompatField, ...] = (
         "all_turns",
         ("auto",),
     ),
-    absent("OpenAI vLLM SGLang TGI", "suffix", "there is no filling in between prompt and suffix", "x"),
+    absent("OpenAI vLLM SGLang TGI", "suffix", "fill-in-the-middle is only on Ollama's /api/generate", "x"),
     absent("OpenAI", "functions", "send them as `tools`", [{"name": "f"}]),
     absent("OpenAI", "function_call", "send it as `tool_choice`", "auto"),
     absent("OpenAI", "audio", TEXT, {"voice": "ash"}),
-    absent("OpenAI", "web_search_options", "this server looks nothing up; offer a tool that does", {}),
+    absent("OpenAI", "web_search_options", "this server does not search the web; offer a tool that does", {}),
     absent("OpenAI", "moderation", JUDGED, {"model": "x"}),
     absent(
         "Anthropic",
         "mcp_servers",
-        "no server that a request names is called; offer its tools in `tools`",
+        "the server does not call servers that a request names; offer their tools in `tools`",
         [{"url": "x"}],
     ),
     absent("Anthropic", "container", "this server runs no code for models", "x"),
@@ -54,16 +54,16 @@ VENDORS: tuple[CompatField, ...] = (
             ("user", "API keys identify users", "me"),
             ("safety_identifier", "API keys identify users", "me"),
             ("metadata", "nothing is kept", {"a": "b"}),
-            ("store", "of chats nothing is kept; `/v1/responses` are", True),
+            ("store", "chats are not stored; responses of `/v1/responses` are", True),
             ("service_tier", "`priority` is here", "auto"),
             ("prompt_cache_key", "prefixes are always cached", "x"),
             ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
             ("include", "reasoning is always included; log-probabilities are those of the other routes", ["x"]),
-            ("models", "the one that `model` names answers", ["x"]),
-            ("max_tool_calls", "it counts tools of OpenAI's own", 3),
+            ("models", "only the model in `model` answers", ["x"]),
+            ("max_tool_calls", "it limits only OpenAI's built-in tools", 3),
             ("access_programs", "there are none: every user with a key may send requests", {"cyber": "standard"}),
             ("background_options", "an answer is computed while its client waits", {"completion_window": "soonest"}),
-            ("image", "images are prepared as the checkpoint says", {"context_compression": "auto"}),
+            ("image", "the checkpoint decides how images are prepared", {"context_compression": "auto"}),
             ("reasoning.summary", _WHOLE, "auto"),
             ("reasoning.generate_summary", _WHOLE, "auto"),
             ("stream_options.include_obfuscation", "events are not padded", True),
@@ -75,11 +75,11 @@ VENDORS: tuple[CompatField, ...] = (
             ("betas", "nothing has to be turned on", ["x"]),
             ("billing_policy", "nothing is billed", {"bill_to": "self"}),
             ("cache_control", "prefixes are always cached", {"type": "ephemeral"}),
-            ("diagnostics", "`usage` counts what the cache had", {"previous_message_id": "x"}),
+            ("diagnostics", "`usage` has the number of cached tokens", {"previous_message_id": "x"}),
             ("fallback_credit_token", "nothing is billed", "x"),
-            ("fallbacks", "the one that `model` names answers", "default"),
+            ("fallbacks", "only the model in `model` answers", "default"),
             ("inference_geo", "a model answers where its server is", "eu"),
-            ("speed", "how a server computes changes no text", "fast"),
+            ("speed", "it does not change the output", "fast"),
             ("thinking.block_binding", "reasoning that is sent back is used unchanged", {"on_failure": "drop"}),
             ("thinking.display", _WHOLE, "omitted"),
             ("user_profile_id", "API keys identify users", "x"),

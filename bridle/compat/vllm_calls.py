@@ -7,11 +7,11 @@ from __future__ import annotations
 from bridle.compat.cli_flags import reasons
 from bridle.compat.schema import LibrarySymbol
 
-_RUNNING = "traces of requests, `LLM.statistics` and `bridle top` are what there is to look at"
-_ROOM = "what is cached is dropped when room is needed"
-_WHOLE = "close it, and load it again"
+_RUNNING = "traces of requests, `LLM.statistics` and `bridle top` show the work of the engine"
+_ROOM = "cached KV is dropped when memory is needed"
+_WHOLE = "close the model, and load it again"
 _BEAMS = "its fields are keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
-_PREPARED = "prompts and images are prepared as the checkpoint says"
+_PREPARED = "the checkpoint decides how prompts and images are prepared"
 
 
 def _words(names: str, why: str = "", *, members: str = "", keywords: str = "") -> LibrarySymbol:
@@ -27,12 +27,16 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words("LLM.reward", "of a classifier with one label; no model of rewards by token is served", members="classify"),
     _words("LLM.score", "of pairs; of one text its log-probabilities", members="score"),
     _words("LLM.get_tokenizer", members="tokenizer"),
-    _words("LLM.set_tokenizer", "`LLM(tokenizer=...)` names another one"),
-    _words("LLM.get_default_sampling_params", "what a folder recommends counts by itself", members="chat_sampling"),
+    _words("LLM.set_tokenizer", "`LLM(tokenizer=...)` sets another tokenizer"),
+    _words(
+        "LLM.get_default_sampling_params",
+        "the folder's recommended values are used automatically",
+        members="chat_sampling",
+    ),
     _words("LLM.preprocess_chat", members="chat_prompt"),
-    _words("LLM.enqueue", "awaited, or asked from a thread", members="generate_async"),
-    _words("LLM.enqueue_chat", "awaited, or asked from a thread", members="chat_async"),
-    _words("LLM.wait_for_completion", "what is awaited ends with its outputs", members="generate_async chat_async"),
+    _words("LLM.enqueue", "awaited, or called from a thread", members="generate_async"),
+    _words("LLM.enqueue_chat", "awaited, or called from a thread", members="chat_async"),
+    _words("LLM.wait_for_completion", "awaiting the call returns its outputs", members="generate_async chat_async"),
     _words("LLM.get_metrics", "a server has /metrics", members="statistics"),
     _words("LLM.from_engine_args", "`LLM(...)` takes the settings"),
     _words("LLM.get_engine_class", "the engine is bridle's"),

@@ -36,7 +36,7 @@ STEERING: tuple[LibrarySymbol, ...] = (
 INFERLETS: tuple[LibrarySymbol, ...] = (
     _pie("context.create context.destroy context.model model.load", why="a controller belongs to one request"),
     _pie("context.open context.take context.save context.snapshot", why="send the text again: its KV is found"),
-    _pie("context.delete", why="what is cached is dropped when room is needed"),
+    _pie("context.delete", why="cached KV is dropped when memory is needed"),
     _pie("context.fork", "Decision.fork", "Controller.fork"),
     _pie("context.truncate-working-page-tokens", "Splice", why="a splice takes tokens back, with their KV"),
     _pie("context.suspend", "Decision.wait_for", why="the KV waits with the output"),
@@ -85,7 +85,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
         why="variables, which the forks of a request share and can wait for; none beyond it",
     ),
     _pie("runtime.launch", "SequenceView.tool", why="a program starts no other; a tool may ask the server"),
-    _pie("runtime.version runtime.instance-id runtime.username runtime.models", why="/info and /v1/models say it"),
+    _pie("runtime.version runtime.instance-id runtime.username runtime.models", why="/info and /v1/models say this"),
     _pie(
         "tokenizer.encode tokenizer.decode tokenizer.vocabs tokenizer.special-tokens tokenizer.split-regex",
         "SequenceView.encode",

@@ -67,7 +67,7 @@ BAD_COMPLETIONS = [
     ('{"prompt": ["a","a","a","a","a","a","a","a","a"]}', "prompt", "prompt has 9 prompts; at most 8"),
     ('{"prompt": "a", "best_of": 1, "n": 2}', "best_of", "best_of is 1, less than n (2)"),
     ('{"prompt": "a", "best_of": 2, "stream": true}', "best_of", "not known while streaming"),
-    ('{"prompt": "a", "suffix": "b"}', "suffix", "there is no filling in between prompt and suffix"),
+    ('{"prompt": "a", "suffix": "b"}', "suffix", "fill-in-the-middle is only on Ollama's /api/generate"),
     ('{"prompt": "a", "stop": ' + json.dumps(["x"] * 10_000) + "}", "stop", "stop has 10000 strings; at most 64"),
     ('{"prompt": "a", "stop": [1]}', "stop", "stop must be a string or a list of strings"),
     ('{"prompt": "a", "stop": [""]}', "stop", "every entry must be a non-empty string"),
@@ -160,7 +160,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "function_call": "auto"}, "function_call is not supported here: send it as `tool_choice`"),
     ({"messages": HI, "modalities": ["text", "audio"]}, "'scripted' writes only text"),
     ({"messages": HI, "audio": {"voice": "ash"}}, "audio is not supported here: models here read text"),
-    ({"messages": HI, "web_search_options": {}}, "this server looks nothing up"),
+    ({"messages": HI, "web_search_options": {}}, "this server does not search the web"),
 ]  # fmt: skip
 
 

@@ -25,10 +25,10 @@ SGLANG: tuple[Flag, ...] = (
             "--checkpoint-engine-* "
             "--remote-instance-* --weight-version --rl-on-policy-target --engine-info-bootstrap-port": reasons.TRAINING,
             "--sampling-defaults": "--generation-config: `auto` is `model` there, `none` is `openai`",
-            "--preferred-sampling-params --sampling-backend": "each request says how it samples",
+            "--preferred-sampling-params --sampling-backend": "each request sets its sampling parameters",
             "--random-seed": "each request has a `seed`",
             "--enable-deterministic-inference": (
-                "a `seed` gives the same text on the same device; docs/sampling.md says how far it goes"
+                "a `seed` gives the same output on the same device (docs/sampling.md)"
             ),
             "--tokenizer-backend --tokenizer-worker-num --detokenizer-worker-num --enable-dynamic-batch-tokenizer "
             "--dynamic-batch-* --enable-tokenizer-batch-encode --disable-tokenizer-batch-decode": reasons.TOKENIZERS,
@@ -36,25 +36,25 @@ SGLANG: tuple[Flag, ...] = (
             "--swa-* --c128-page-size --disable-hybrid-swa-memory --max-mamba-cache-size --radix-eviction-* "
             "--radix-cache-backend --enable-page-major-kv-layout --enable-unified-memory --enable-session-radix-cache "
             "--disable-chunked-prefix-cache --enable-cache-report": (
-                "the KV cache is --kv-memory, --kv-cache-dtype and --prefix-caching; the rest is settled by the model"
+                "--kv-memory, --kv-cache-dtype and --prefix-caching set the KV cache; the model decides the rest"
             ),
             "--enable-hierarchical-cache --enable-hicache --hicache-* --enable-lmcache --lmcache-config-file "
             "--enable-flexkv --flexkv-config-file --enable-hisparse --hisparse-config --hierarchical-* "
             "--enable-unified-cache-external-linker --unified-* --enable-linker-mla-dedup "
-            "--enable-kv-cache-sharding": "KV is kept in one memory; what falls out is computed again",
+            "--enable-kv-cache-sharding": "--kv-host-bytes and --kv-store keep KV outside of the device",
             "--enable-memory-saver "
             "--enable-weights-cpu-backup --enable-draft-weights-cpu-backup --ple-*": reasons.OFFLOAD,
-            "--prefill-only-disable-kv-cache": "what only scores needs no room of its own",
+            "--prefill-only-disable-kv-cache": "scoring needs no setting of the KV cache",
             # Batching.
             "--enable-priority-scheduling --disable-priority-preemption --default-priority-value "
             "--abort-on-priority-when-disabled "
-            "--priority-*": "each request has a `priority`; --priority-seconds says what a step of it is worth",
+            "--priority-*": "requests have a `priority`; --priority-seconds is the wait that equals one step of it",
             "--retraction-policy --num-reserved-decode-tokens": (
-                "what is preempted is computed again, from the prefix cache where it can be"
+                "preempted requests are computed again, as far as the prefix cache does not have them"
             ),
             "--prefill-* --enable-prefill-delayer --enable-dynamic-chunking --enable-mixed-chunk "
             "--disable-overlap-schedule --num-continuous-decode-steps --scheduler-recv-interval "
-            "--min-free-slots-delay": "how steps are filled is settled: docs/batching.md",
+            "--min-free-slots-delay": "steps are filled by fixed rules: docs/batching.md",
             "--allow-auto-truncate": "each request has `truncate_prompt_tokens`",
             # Devices, processes, other machines.
             "--base-gpu-id --gpu-id-step": "--device cuda:1, or CUDA_VISIBLE_DEVICES",
@@ -71,8 +71,8 @@ SGLANG: tuple[Flag, ...] = (
             "--paged-experts-num-resident --kt-* --enable-two-batch-overlap --enable-single-batch-overlap --tbo-* "
             "--enable-w4a4-mxfp4-megamoe --disable-shared-experts-fusion --enforce-shared-experts-fusion "
             "--disable-flashinfer-cutlass-moe-fp4-allgather --experts-shared-outer-loras": reasons.EXPERTS,
-            "--soft-watchdog-timeout": "a lost process is started again, and its requests go on: --isolate-model",
-            "--sleep-on-idle --gc-*": "an idle server sleeps by itself",
+            "--soft-watchdog-timeout": "--isolate-model restarts a lost process, and its requests continue",
+            "--sleep-on-idle --gc-*": "an idle server sleeps without a flag",
             "--disaggregation-* --enable-pd-role-switch --optimistic-prefill-attempts --encoder-* "
             "--enable-adaptive-dispatch-to-encoder --decoupled-spec-* --enable-pdmux --pdmux-config-path "
             "--sm-group-num": reasons.TRANSFER,
@@ -97,8 +97,8 @@ SGLANG: tuple[Flag, ...] = (
             "--int8-mamba-ckpt-size --enable-int8-mamba-checkpoint --enable-linear-replayssm "
             "--enable-linear-replayssm-spec "
             "--enable-encoder-swa-bounded-replay --enable-decoder-swa-bounded-replay": reasons.MAMBA,
-            "--dllm-*": "texts are written token by token, by causal models",
-            # Pictures and the like.
+            "--dllm-*": "only causal models are served, which generate token by token",
+            # Images and other media.
             "--enable-multimodal --enable-broadcast-mm-inputs-process --enable-prefix-mm-cache "
             "--media-url-max-file-size-mb --trust-mm-content-hashes --limit-mm-data-per-request --language-only "
             "--enable-mm-global-cache --image-processor-backend --disable-fast-image-processor": reasons.MEDIA,
@@ -107,14 +107,14 @@ SGLANG: tuple[Flag, ...] = (
             "--max-loaded-loras": "--adapter-memory and --adapter-host-memory, in bytes",
             "--enable-lora-overlap-loading "
             "--max-lora-chunk-size": "adapters are computed as docs/lora.md says; nothing has to be set",
-            # Drafted tokens.
+            # Draft tokens.
             "--speculative-* --enable-multi-layer-eagle --spec-trace-dir --uno-lora-path": reasons.DRAFTS,
-            # What requests ask for.
+            # Settings of requests.
             "--constrained-json-*": "a `constraint` has `whitespace`, fixed or flexible",
             "--disable-outlines-disk-cache": (
                 "compiled constraints are kept in memory; the only backend is llguidance"
             ),
-            "--enable-custom-logit-processor": "--controller-class: a class that decides about each token",
+            "--enable-custom-logit-processor": "--controller-class loads a class that controls each token",
             "--enable-watermark": "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)",
             "--hf-chat-template-name --completion-template": reasons.TEMPLATE,
             "--strip-thinking-cache --enable-strict-thinking": reasons.TOLD,
@@ -126,7 +126,7 @@ SGLANG: tuple[Flag, ...] = (
                 "log-probabilities name each token; /v1/embeddings gives the last hidden state"
             ),
             "--stream-response-default-include-usage "
-            "--incremental-streaming-output --batch-notify-size": "each request says how it streams",
+            "--incremental-streaming-output --batch-notify-size": "each request has `stream` and `stream_options`",
             # The server.
             "--admin-api-key": "--keys FILE, made by `bridle keys add USER`, some of them with --admin",
             "--fastapi-root-path --enable-http-worker-reuseport --enable-http2 --http2-*": reasons.PROXY,

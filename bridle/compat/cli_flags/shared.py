@@ -42,7 +42,7 @@ SHARED: tuple[Flag, ...] = (
     *refused("TGI llama.cpp", "--rope-scaling", reasons.ROPE),
     # Lengths and memory.
     *taken("SGLang", "--context-length", "--max-model-len"),
-    *taken("llama.cpp", "--ctx-size -c", "--max-model-len", "of each request; slots do not divide it"),
+    *taken("llama.cpp", "--ctx-size -c", "--max-model-len", "for each request; it is not divided between slots"),
     *refused("vLLM", "--gpu-memory-utilization --device-memory-utilization", reasons.SHARE),
     *refused("SGLang", "--mem-fraction-static", reasons.SHARE),
     *refused("TGI", "--cuda-memory-fraction", reasons.SHARE),
@@ -55,13 +55,15 @@ SHARED: tuple[Flag, ...] = (
     *taken("llama.cpp", "--ubatch-size -ub", "--max-batch-prefill-tokens"),
     *refused("vLLM", "--ubatch-size", reasons.KERNELS),
     *refused("SGLang", "--schedule-policy --schedule-*", "requests have a `priority` (docs/limits.md)"),
-    *refused("vLLM SGLang", "--stream-interval", "tokens are sent as they come; a slow reader gets them merged"),
+    *refused(
+        "vLLM SGLang", "--stream-interval", "tokens are sent as they are generated; a slow reader gets them merged"
+    ),
     # Devices and processes.
     *taken("vLLM SGLang", "--tensor-parallel-size", "--shards"),
     *taken("vLLM", "-tp", "--shards"),
     *taken("SGLang", "--tp-size --tp", "--shards"),
     *taken("TGI", "--num-shard", "--shards"),
-    *refused("TGI", "--sharded", "--shards says how many"),
+    *refused("TGI", "--sharded", "--shards sets the number of shards"),
     *taken("vLLM SGLang", "--data-parallel-size", "--replicas"),
     *taken("vLLM", "-dp", "--replicas"),
     *taken("SGLang", "--dp-size --dp", "--replicas"),
@@ -84,7 +86,7 @@ SHARED: tuple[Flag, ...] = (
     *refused("vLLM SGLang", "--max-lora-rank --lora-*", "ranks and layers are read from each adapter"),
     *taken("vLLM", "--max-loras", "--max-step-adapters"),
     *taken("SGLang", "--max-loras-per-batch", "--max-step-adapters"),
-    # Drafted tokens.
+    # Draft tokens.
     *spelt("vLLM", "--speculative-model", "--draft-model"),
     *spelt("llama.cpp", "--model-draft", "--draft-model"),
     *taken("llama.cpp", "-md --spec-draft-model", "--draft-model"),
@@ -94,7 +96,7 @@ SHARED: tuple[Flag, ...] = (
     *taken("llama.cpp", "--draft --draft-n --spec-draft-n-max", "--speculate"),
     *taken("SGLang", "--speculative-num-draft-tokens", "--speculate"),
     *same("TGI", "--speculate"),
-    # What requests ask for.
+    # Settings of requests.
     *refused("vLLM", "--enable-auto-tool-choice", reasons.ALWAYS),
     *taken("vLLM SGLang", "--tool-call-parser", "--tool-format", "the default is read from the chat template"),
     *taken("vLLM SGLang", "--reasoning-parser", "--reasoning-format", "the default is read from the chat template"),
@@ -102,11 +104,11 @@ SHARED: tuple[Flag, ...] = (
         "vLLM SGLang", "--tool-server", "--tools FILE names servers of the Model Context Protocol (docs/tools.md)"
     ),
     *refused("SGLang", "--grammar-backend", "the only backend is llguidance"),
-    # Who may ask, and what is seen of it.
+    # Access and observability.
     *taken("TGI", "--hostname", "--host"),
     *refused("vLLM SGLang TGI llama.cpp", "--api-key", reasons.KEYS),
     *refused("llama.cpp", "--api-key-file", reasons.KEYS),
-    *refused("vLLM", "--allowed-origins", "--cors-origin, once for each"),
+    *refused("vLLM", "--allowed-origins", "--cors-origin, once for each origin"),
     *taken("TGI", "--cors-allow-origin", "--cors-origin"),
     *refused("vLLM SGLang", "--ssl-ca-certs", "clients show keys, not certificates; " + reasons.PROXY),
     *refused("vLLM", "--ssl-cert-reqs --ssl-ciphers", reasons.PROXY),
@@ -120,7 +122,7 @@ SHARED: tuple[Flag, ...] = (
     *refused("vLLM SGLang", "--enable-mfu-metrics --kv-events-config", reasons.METRICS),
     *refused("vLLM SGLang", "--config", "`bridle --config FILE serve`: it stands before the command"),
     *refused("vLLM SGLang", "--mm-*", reasons.MEDIA),
-    *refused("vLLM SGLang", "--allowed-media-domains", "--allow-image-host, once for each"),
+    *refused("vLLM SGLang", "--allowed-media-domains", "--allow-image-host, once for each host"),
     *refused("vLLM SGLang", "--language-model-only", reasons.MEDIA),
     *refused("vLLM SGLang", "--enable-return-routed-experts", "answers do not say which experts computed them"),
     *refused(
@@ -128,7 +130,7 @@ SHARED: tuple[Flag, ...] = (
         "--watermark-config",
         "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)",
     ),
-    *refused("vLLM SGLang", "--skip-tokenizer-init", "requests may be token ids; the tokenizer stays for the others"),
+    *refused("vLLM SGLang", "--skip-tokenizer-init", "requests may send token ids; other requests need the tokenizer"),
     *refused("vLLM SGLang", "--tokenizer-mode", reasons.TOKENIZERS),
     *refused("vLLM", "--grpc", "`bridle shard` speaks gRPC; clients speak HTTP"),
     *refused("vLLM SGLang", "--grpc-*", "`bridle shard` speaks gRPC; clients speak HTTP"),

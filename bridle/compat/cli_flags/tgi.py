@@ -18,17 +18,17 @@ TGI: tuple[Flag, ...] = (
     *refusals(
         "TGI",
         {
-            "--max-best-of": "--max-choices bounds the choices of one call",
-            "--max-stop-sequences --max-top-n-tokens": "bounded as docs/tgi.md says",
+            "--max-best-of": "--max-choices limits the choices of one call",
+            "--max-stop-sequences --max-top-n-tokens": "docs/tgi.md has the limits",
             "--validation-workers --tokenizer-config-path": reasons.TOKENIZERS,
             "--rope-factor": reasons.ROPE,
             "--cuda-graphs": reasons.GRAPHS,
             "--disable-custom-kernels": reasons.KERNELS,
-            "--shard-uds-path": "shards are started and found by themselves: --shards",
+            "--shard-uds-path": "--shards starts and connects the shards",
             "--prometheus-port": "metrics are at /metrics of the same port",
             "--watermark-gamma --watermark-delta": "a request has `watermark`, with both numbers",
             "--ngrok --ngrok-*": reasons.PROXY,
-            "--disable-grammar-support": "constraints are always there; --policies can refuse them",
+            "--disable-grammar-support": "constraints are always available; --policies can refuse them",
             "--env -e": "`bridle doctor`",
             "--usage-stats": "nothing about usage is sent anywhere",
             "--enable-prefill-logprobs": reasons.ALWAYS,
@@ -48,7 +48,7 @@ TGI: tuple[Flag, ...] = (
             "--json-size --bin-size --busy-wait-time --shm-prefix": "-A passes it to the runtime: `-A --json-size=64`",
             "--log --verbose --daemon": reasons.LOGGING,
             "--setting "
-            "-s --test --warmup --warmup-only -w --profile-step": "the knobs of a step are those of docs/batching.md",
+            "-s --test --warmup --warmup-only -w --profile-step": "docs/batching.md has the settings of a step",
         },
     ),
 )

@@ -29,25 +29,25 @@ VLLM: tuple[Flag, ...] = (
         "vLLM",
         {
             "--runner --convert --pooler-config --io-processor-plugin": reasons.POOLED,
-            "--tokenizer-revision": "--revision is that of the tokenizer, too",
+            "--tokenizer-revision": "--revision also applies to the tokenizer",
             "--code-revision --model-class-overrides": reasons.NO_CODE,
             "--hf-config-path --hf-overrides --config-format": "the folder's config.json is read: change it there",
             "--quantization-config --allow-deprecated-quantization": reasons.QUANTIZED,
             "--safetensors-* --ignore-patterns "
             "--use-tqdm-on-load --pt-load-map-location --max-parallel-loading-workers": reasons.LOADING,
             "--override-generation-config": (
-                "each request says how it samples; --generation-config none leaves the folder's out"
+                "each request sets its sampling parameters; --generation-config none leaves the folder's out"
             ),
             "--renderer-num-workers": reasons.TOKENIZERS,
             "--seed": "each request has a `seed`",
             "--worker-cls --worker-extension-cls --middleware --reasoning-parser-plugin --tool-parser-plugin "
             "--scheduler-cls": reasons.PLUGINS,
-            "--logits-processors": "--controller-class: a class that decides about each token",
+            "--logits-processors": "--controller-class loads a class that controls each token",
             # Lengths and memory.
             "--num-gpu-blocks-override": reasons.SHARE,
             "--kv-cache-* --kv-offloading-* --kv-sharing-fast-prefill --prefix-* --swa-bounded-replay --replayssm-* "
             "--use-replayssm --enable-mamba-shared-prefix-checkpoint --disable-hybrid-kv-cache-manager": (
-                "the KV cache is --kv-memory and --kv-cache-dtype; the rest is settled by the model"
+                "the KV cache is --kv-memory and --kv-cache-dtype; the model decides the other settings"
             ),
             "--disable-sliding-window --disable-cascade-attn": reasons.KERNELS,
             "--max-logprobs": "a request may ask for 20 alternatives, or the route's own limit",
@@ -61,20 +61,20 @@ VLLM: tuple[Flag, ...] = (
             ),
             "--scheduling-policy": "requests have a `priority` (docs/limits.md)",
             "--disable-chunked-mm-input --scheduler-reserve-full-isl --prefill-schedule-interval --watermark "
-            "--async-scheduling": "how steps are filled is settled: docs/batching.md",
+            "--async-scheduling": "steps are filled by fixed rules: docs/batching.md",
             # Devices, processes, other machines.
             "--distributed-* --cpu-distributed-timeout-seconds --data-parallel-* -dpn -dpr -dpl -dpa -dpp -dpb -dph "
             "-dpe -dpm --ray-workers-use-nsight --dp-*": reasons.RAY,
-            "--headless": "one process answers; further engines are --replicas",
+            "--headless": "one process answers requests; --replicas adds engines",
             "--prefill-context-parallel-size -pcp --cp-* --enable-hc-sp --enable-batch-sharded-sampling": reasons.PARTS,
             "--enable-expert-parallel -ep --enable-ep-weight-filter --all2all-backend --enable-dbo --dbo-* "
             "--disable-nccl-for-dp-synchronization --expert-placement-strategy": reasons.EXPERTS,
             "--numa-*": reasons.CPU,
             "--device-ids": "--device cuda:1, or CUDA_VISIBLE_DEVICES",
             "--enable-sleep-mode "
-            "--sleep-*": "models are unloaded when others need the room, and loaded again (docs/multiple-models.md)",
+            "--sleep-*": "models are unloaded when others need memory, and loaded again (docs/multiple-models.md)",
             "--enable-fault-tolerance --fault-tolerance-config "
-            "--watchdog-config": "a lost process is started again, and its requests go on: --isolate-model",
+            "--watchdog-config": "--isolate-model restarts a lost process, and its requests continue",
             "--kv-transfer-config --ec-* --engram-config --enable-nccl-comm-suspend": reasons.TRANSFER,
             "--weight-transfer-config": reasons.TRAINING,
         },
@@ -90,8 +90,8 @@ VLLM: tuple[Flag, ...] = (
             "--use-fp64-gumbel --enable-cumem-allocator --enable-shm-tensor-arena --jit-monitor-*": reasons.KERNELS,
             "--additional-config --aux-output-config "
             "--profiler-config --fail-on-environ-validation --enable-trace-replay": reasons.DEBUGGING,
-            "--diffusion-config -dc": "texts are written token by token, by causal models",
-            # Pictures and the like.
+            "--diffusion-config -dc": "only causal models are served, which generate token by token",
+            # Images and other media.
             "--limit-mm-per-prompt --enable-mm-embeds --media-io-kwargs --allowed-local-media-path "
             "--interleave-mm-strings --skip-mm-profiling --trust-request-mm-kwargs --enable-tower-connector-lora "
             "--default-mm-loras": reasons.MEDIA,
@@ -100,9 +100,9 @@ VLLM: tuple[Flag, ...] = (
             "--max-cpu-loras": "--adapter-host-memory, in bytes",
             "--fully-sharded-loras --specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras "
             "--max-lora-cls-labels": "adapters are computed as docs/lora.md says; nothing has to be set",
-            # Drafted tokens.
+            # Draft tokens.
             "--spec-method --per-request-spec-decode-metrics": reasons.DRAFTS,
-            # What requests ask for.
+            # Settings of requests.
             "--structured-outputs-config "
             "--reasoning-config": "constraints and reasoning are always available; each request chooses",
             "--chat-template-content-format --response-role --reasoning-effort-map": reasons.TEMPLATE,
@@ -110,21 +110,21 @@ VLLM: tuple[Flag, ...] = (
             "--tool-strict-level --cohere-* --anthropic-disabled-thinking-effort": reasons.TOLD,
             "--return-tokens-as-token-ids --enable-prompt-tokens-details --enable-force-include-usage "
             "--enable-per-request-metrics": "`usage` has all counts; a stream has it with `stream_options`",
-            "--tokens-only --enable-scale-out": "prompts may be token ids on /v1/completions; texts come back",
-            "--enable-tokenizer-info-endpoint": "/info and /tokenize say it",
+            "--tokens-only --enable-scale-out": "prompts may be token ids on /v1/completions; answers have text",
+            "--enable-tokenizer-info-endpoint": "/info and /tokenize have this information",
             "--enable-flash-late-interaction": reasons.POOLED,
             # The server.
             "--uds": "it listens on --host and --port; " + reasons.PROXY,
             "--root-path --allow-credentials --allowed-methods --allowed-headers --h11-max-header-count": reasons.PROXY,
-            "--disable-fastapi-docs --enable-offline-docs": "/docs is a page without scripts of others",
-            "--enable-request-id-headers": "`x-request-id` is always taken and given",
+            "--disable-fastapi-docs --enable-offline-docs": "/docs loads no scripts from other sites",
+            "--enable-request-id-headers": "`x-request-id` is always read and returned",
             "--logging-config --log-config-file --disable-uvicorn-access-log --disable-access-log-for-endpoints "
             "--aggregate-engine-logging "
             "--disable-log-stats --enable-logging-iteration-details --log-error-stack": reasons.LOGGING,
             "--enable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len": reasons.PRIVATE,
             "--show-hidden-metrics-for-version --collect-detailed-traces --custom-histogram-buckets "
             "--enable-layerwise-nvtx-tracing --enable-server-load-tracking --cudagraph-metrics": reasons.METRICS,
-            "--fingerprint-*": "`system_fingerprint` is always there",
+            "--fingerprint-*": "`system_fingerprint` is always present",
         },
     ),
 )
