@@ -50,7 +50,7 @@ def summary(tokenizer: Tokenizer) -> str:
         return ""
     calls, reasoning = found["tool_format"], found["reasoning_format"]
     if calls["name"] == UNKNOWN:
-        return f"tool calls in a form that is not understood: requests with tools are refused; {_thoughts(reasoning)}"
+        return f"tool calls in an unknown format, so requests with tools are refused; {_thoughts(reasoning)}"
     sample = "".join((calls.get("section_open", ""), *calls.get("call", ()), calls.get("section_close", "")))
     written = f" ({' '.join(sample.split())})" if sample else ""
     return f"tool calls in the format {calls['name']}{written}, {_thoughts(reasoning)}"

@@ -102,7 +102,7 @@ def continued(
         return messages, ""
     if adds_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt are true; a message is continued or a new one begun",
+            "continue_final_message and add_generation_prompt are true; set only one of them",
             "continue_final_message",
         )
     last = messages[-1] if messages else {}

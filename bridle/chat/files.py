@@ -57,7 +57,9 @@ def file_text(part: Mapping[str, Any], where: str, reader: MediaReader | None = 
     """Return the prompt text of a file. A file with a URL is fetched from the hosts that `reader` allows."""
     fields = _fields(part)
     if fields.get("file_id") is not None:
-        raise UnsupportedFeature(f"{where} names a file; this server stores no files: send its file_data", where)
+        raise UnsupportedFeature(
+            f"{where} has a file_id, but this server stores no files for messages; send file_data", where
+        )
     name = fields.get("filename")
     if name is not None and not (isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name.isprintable()):
         raise InvalidRequest(f"{where}.filename must be a printable text of up to {MAX_NAME_CHARS} characters", where)
@@ -102,7 +104,7 @@ def _decoded(data: bytes, where: str) -> str:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
-    raise MediaRefused(f"{where} is {kind}; only text files are read: send the text of it", where)
+    raise MediaRefused(f"{where} is {kind}; only text files are read. Send the file's text", where)
 
 
 def _fields(part: Mapping[str, Any]) -> Mapping[str, Any]:

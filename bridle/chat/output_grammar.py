@@ -39,7 +39,7 @@ class OutputGrammar:
         form = await self._form(kind, offer, given.constraint)
         if form is not None and self._is_out_of_reach(form, offer):
             if offer.is_strict or given.constraint is not None:
-                raise UnsupportedFeature("strict tools cannot be combined with thoughts here", "tools")
+                raise UnsupportedFeature("strict tools cannot be combined with reasoning for this model", "tools")
             form = None
         is_vouched = kind is not None and form is not None and given.constraint is None
         return await self._steer(given, form, offer, is_vouched), is_vouched
@@ -50,7 +50,7 @@ class OutputGrammar:
             return replace(given, constraint=None, controller=compose(given.controller, thinking))
         if self.budget and not offer.is_required:
             raise UnsupportedFeature(
-                f"{self.model.name!r} writes no thoughts that a budget could limit", "thinking_budget"
+                f"{self.model.name!r} has no reasoning that thinking_budget could limit", "thinking_budget"
             )
         if self.call_token is not None and not offer.is_required and form is not None:
             calls = ReasoningThenGrammar(self.call_token, then=await self._grammar(form))
@@ -83,7 +83,7 @@ class OutputGrammar:
         if constraint is not None:
             if self.call_token is not None:
                 raise UnsupportedFeature(
-                    f"{self.model.name!r} begins calls with a token that no constraint knows: "
+                    f"{self.model.name!r} begins calls with a special token that constraints cannot contain: "
                     "tools cannot be combined with a constraint here; set tool_choice to 'none' or 'required'",
                     "tools",
                 )

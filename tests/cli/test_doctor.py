@@ -162,7 +162,7 @@ def test_calls_that_are_not_understood_are_noted(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(odd)
     _, chat = setup_probes.model(str(folder))
     assert chat.level == "note" and "--tool-format" in chat.advice
-    assert "tool calls in a form that is not understood: requests with tools are refused; " in chat.text
+    assert "tool calls in an unknown format, so requests with tools are refused; " in chat.text
 
 
 @pytest.mark.parametrize(("features", "level"), [(None, "ok"), (frozenset(), "note")])

@@ -296,7 +296,7 @@ def test_after_its_thoughts_a_model_keeps_to_the_form(demo: openai.OpenAI) -> No
 
 def test_a_model_without_thoughts_has_no_budget() -> None:
     with served(scripted_model()) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match="writes no thoughts that a budget could limit"):
+        with pytest.raises(openai.BadRequestError, match="has no reasoning that thinking_budget could limit"):
             ask(client, "Hello", extra_body={"thinking_budget": 5})
         assert ask(client, "Hello", extra_body={"thinking_budget": 0}, max_tokens=2).choices
 

@@ -239,5 +239,6 @@ def test_a_call_that_must_come_begins_in_the_prompt() -> None:
 
 
 def test_a_constraint_beside_such_calls_is_refused() -> None:
-    with pytest.raises(openai.BadRequestError, match="begins calls with a token that no constraint knows"):
+    problem = "begins calls with a special token that constraints cannot contain"
+    with pytest.raises(openai.BadRequestError, match=problem):
         ask(scripted_model(text=mistral()), tools=[TOOL], response_format={"type": "json_object"})

@@ -142,7 +142,7 @@ def parse_format(data: object) -> CallFormat:
     names = form.call[: form.call.index(ARGUMENTS)] if ARGUMENTS in form.call else ()
     if NAME not in names:
         raise InvalidRequest(
-            f"tool_format: got call={form.call}; it needs {NAME} and {ARGUMENTS} behind", "tool_format"
+            f"tool_format: got call={form.call}; it needs {NAME}, and {ARGUMENTS} after it", "tool_format"
         )
     if not form.trigger and not form.is_bare:
         raise InvalidRequest(

@@ -88,7 +88,7 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     known = _KNOWN[tokenizer]
     if known is None:
         raise UnsupportedFeature(
-            "tools: got functions for a model whose chat template writes calls in a way that is not understood. "
+            "tools: got functions for a model whose chat template writes calls in an unknown format. "
             "Start the server with --tool-format NAME, or send no tools",
             "tools",
         )
