@@ -157,7 +157,7 @@ class Api:
                 f"{self.base} cannot be reached: {reason}; start `bridle serve`, or give its URL with --base-url"
             ) from None
         except json.JSONDecodeError:
-            raise ApiError(f"{self.base} does not answer as bridle does; is that the right address?") from None
+            raise ApiError(f"{self.base} does not answer like a bridle server; check the address") from None
         except (OSError, HTTPException) as error:
             raise ApiError(f"the connection to {self.base} broke: {error or type(error).__name__}") from None
 

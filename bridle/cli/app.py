@@ -90,7 +90,7 @@ _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (CONTROL, "test", "trace_test:check_traces", "[FOLDER]", "Test controllers against recorded traces."),
     (SERVING, "keys", "keys:app", None, "Make, list, limit and remove API keys."),
     (SERVING, "runtime", "runtime", "", "Run the control runtime by itself."),
-    (KNOWING, "cache", "cache:app", None, "List and clear what is kept of earlier loads and prompts."),
+    (KNOWING, "cache", "cache:app", None, "List and clear the cached files of models and prompts."),
     (ASKING, "adapters", "adapters:app", None, "List, load and unload the LoRA adapters of a running server."),
 )
 COMMANDS = tuple(Command(*row) for row in _ROWS)

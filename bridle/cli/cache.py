@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from bridle.kv_store.store import ScopeFiles
 
 Store = Annotated[str, Parameter(name="--kv-store")]
-app = App(
-    name="cache", help="List and clear what is kept of earlier loads and prompts.", help_epilogue=epilogue("cache")
-)
+app = App(name="cache", help="List and clear the cached files of models and prompts.", help_epilogue=epilogue("cache"))
 
 
 @app.command(name="list")

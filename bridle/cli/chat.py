@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
-    "/image FILE sends an image with the next turn, /audio FILE plays a sound with it, "
-    "/video FILE shows a video, /undo takes the last turn back, /quit ends."
+    "/image FILE sends an image with the next turn, /audio FILE sends a sound file, "
+    "/video FILE sends a video, /undo removes the last turn, /quit ends."
 )
 
 

@@ -91,7 +91,9 @@ def _device() -> Iterator[Finding]:
     yield Finding("ok", "device", f"CPU, {cores} cores, {threads} threads compute")
     yield from _kernels()
     if cores < (there := os.cpu_count() or 1):
-        yield Finding("note", "cores", f"this process may use {cores} of {there}: its container or affinity says so")
+        yield Finding(
+            "note", "cores", f"this process may use {cores} of {there}: its container or CPU affinity limits it"
+        )
 
 
 def _kernels() -> Iterator[Finding]:
@@ -138,11 +140,11 @@ def _control() -> Iterator[Finding]:
 def _sandbox() -> Iterator[Finding]:
     walls = os_sandbox.available_walls()
     if os_sandbox.mode() == "off":
-        yield Finding("note", "sandbox", f"{os_sandbox.VARIABLE}=off: guests are held by WebAssembly alone")
+        yield Finding("note", "sandbox", f"{os_sandbox.VARIABLE}=off: only WebAssembly isolates controllers")
     elif not walls.missing:
         yield Finding("ok", "sandbox", f"controllers run under Landlock (ABI {walls.landlock}) and seccomp")
     for name, needs in walls.missing.items():
-        yield Finding("note", "sandbox", f"{name} is missing around guests", f"it needs {needs}")
+        yield Finding("note", "sandbox", f"{name} is missing in the sandbox of controllers", f"it needs {needs}")
 
 
 def _hub() -> Iterator[Finding]:
@@ -157,7 +159,7 @@ def _port(port: int) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             yield Finding(
-                "note", "port", f"{port} cannot be listened on: {error.strerror}", "serve with another --port"
+                "note", "port", f"{port} is not free to listen on: {error.strerror}", "serve with another --port"
             )
             return
     yield Finding("ok", "port", f"{port} is free")

@@ -75,7 +75,7 @@ def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
     for name in dict.fromkeys(map(_plain, words)):
         if name.startswith("--") and name[2:].replace("-", "_") in message:
             rows = [row for row in rows_of(name) if not row.here and not row.is_family]
-            yield from (f"{' and '.join(row.systems)}'s {name} is another one: {row.why}" for row in rows)
+            yield from (f"{' and '.join(row.systems)}'s {name} has another meaning: {row.why}" for row in rows)
 
 
 def _told(row: Flag) -> str:

@@ -22,7 +22,7 @@ File = Annotated[Path | None, Parameter(name="--keys")]
 
 app = App(
     name="keys",
-    help="Make, list, limit and remove API keys. A running server takes changes up at once.",
+    help="Make, list, limit and remove API keys. A running server applies changes at once.",
     help_epilogue=epilogue("keys"),
 )
 

@@ -33,7 +33,7 @@ def check_program(path: Path) -> None:
     """Raise `InvalidRequest` for a file that no controller runs, or that does not exist."""
     if path.suffix not in ENDINGS:
         raise InvalidRequest(
-            f"no standard controller runs {str(path)!r}; it ends in {', '.join(ENDINGS)}", "controller"
+            f"no standard controller runs {str(path)!r}; a file name must end in {', '.join(ENDINGS)}", "controller"
         )
     if not path.is_file():
         raise InvalidRequest(f"there is no file {path}", "controller")

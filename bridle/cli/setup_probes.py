@@ -35,7 +35,7 @@ Probe = Callable[[], Iterator[Finding]]
 #: Extras of the package, and the features that are missing without each.
 EXTRAS = {
     "aici": "Wasm controllers",
-    "cluster": "shards: models in processes of their own",
+    "cluster": "shards: models in separate processes",
     "otel": "traces",
     "llamacpp": "llama.cpp as the backend",
     "gguf": "writing GGUF files, and rare types of their weights",
@@ -118,7 +118,7 @@ def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
         for word, names in _strange(command, section, known):
             complaints += 1
             near = difflib.get_close_matches(word, names, 1)
-            text = f"{path}: {word!r} is unknown there, and does nothing"
+            text = f"{path}: {word!r} is unknown in this section and has no effect"
             yield Finding("problem", "settings file", text, f"is it {near[0]}?" if near else "")
     if not complaints:
         yield Finding("ok", "settings file", path)
@@ -144,11 +144,11 @@ def files() -> Iterator[Finding]:
         (folder / ".doctor").touch()
         (folder / ".doctor").unlink()
     except OSError as error:
-        advice = "set XDG_DATA_HOME to a folder that takes files"
+        advice = "set XDG_DATA_HOME to a writable folder"
         yield Finding("problem", "data folder", f"no file can be written to {folder}: {error.strerror}", advice)
     keys = folder / "keys.db"
     if keys.exists() and keys.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        yield Finding("problem", "keys", f"{keys} can be read by others", f"chmod 600 {keys}")
+        yield Finding("problem", "keys", f"{keys} can be read by other users", f"chmod 600 {keys}")
 
 
 def limits() -> Iterator[Finding]:
@@ -158,11 +158,13 @@ def limits() -> Iterator[Finding]:
     shared = Path("/dev/shm")  # noqa: S108 - the control runtime's shared memory is here
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _LOW_SHARED_MEMORY:
         advice = "give the container more, as with `docker run --shm-size 1g`"
-        yield Finding("note", "shared memory", f"{free >> 20} MiB free; controllers need some of it", advice)
+        yield Finding("note", "shared memory", f"{free >> 20} MiB free; controllers need shared memory", advice)
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache")
     home = next((path for path in (cache, *cache.parents) if path.exists()), Path("/"))
     if (free := shutil.disk_usage(home).free) < _LOW_DISK:
-        yield Finding("note", "disk", f"{free / (1 << 30):.1f} GiB free at {home}", "models are kept there: make room")
+        yield Finding(
+            "note", "disk", f"{free / (1 << 30):.1f} GiB free at {home}", "models are stored there: free some space"
+        )
     yield from _descriptors()
 
 
@@ -186,7 +188,9 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Findin
     lower = {name.lower(): value for name, value in environment.items()}
     if any(lower.get(name) for name in _PROXIES) and "localhost" not in lower.get("no_proxy", ""):
         advice = "set NO_PROXY=localhost,127.0.0.1"
-        yield Finding("note", "proxy", "clients here may ask the proxy for http://localhost", advice)
+        yield Finding(
+            "note", "proxy", "clients on this machine may send requests for http://localhost to the proxy", advice
+        )
     if telemetry.wants_traces(environment):
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
             advice = f"{install_hint('otel')}, or unset the OTEL_* variables"
@@ -241,7 +245,7 @@ def _chat(name: str, folder: Path) -> Iterator[Finding]:
         return
     if found is not None:
         is_known = found["tool_format"]["name"] != UNKNOWN
-        advice = "--tool-format and --reasoning-format set others."
+        advice = "--tool-format and --reasoning-format set other formats."
         yield Finding("ok" if is_known else "note", f"chat of {name}", summary(tokenizer), advice)
 
 

@@ -34,7 +34,8 @@ class SpeculationOptions:
         given = _read(self.speculative_config)
         if settings.engine.speculate is not None or settings.model.draft_model is not None:
             raise InvalidRequest(
-                "speculative_config stands for speculate and draft_model: give it without them", "speculative_config"
+                "speculative_config cannot be combined with speculate or draft_model; use one of them",
+                "speculative_config",
             )
         count = given.get("num_speculative_tokens")
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
@@ -56,10 +57,10 @@ def _read(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"speculative_config is {text[:80]!r}; must be a JSON object", "speculative_config")
     for name in given.keys() - _KEYS:
         known = ", ".join(sorted(_KEYS))
-        raise InvalidRequest(f"speculative_config has {name[:80]!r}; here it may have {known}", "speculative_config")
+        raise InvalidRequest(f"speculative_config has {name[:80]!r}; allowed keys are {known}", "speculative_config")
     if given.get("method") not in _METHODS:
         raise InvalidRequest(
-            f"the method of speculative_config is {str(given['method'])[:80]!r}; here it is ngram or draft_model",
+            f"the method of speculative_config is {str(given['method'])[:80]!r}; must be ngram or draft_model",
             "speculative_config",
         )
     if not isinstance(given.get("model", ""), str) or ("model" in given and not given["model"]):

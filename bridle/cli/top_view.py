@@ -85,7 +85,7 @@ def _batch(engine: Status) -> str:
 
 def _cache(engine: Status, used: int) -> str:
     prompt, cached = engine.get("num_prompt_tokens", 0), engine.get("num_cached_tokens", 0)
-    share = f"{cached / prompt:.0%} of prompts from it" if prompt else "no prompts yet"
+    share = f"{cached / prompt:.0%} of prompts from the cache" if prompt else "no prompts yet"
     kept = f"{engine.get('num_cached_blocks', 0)} kept"
     if parked := engine.get("num_parked", 0):
         retained = f", {engine['num_retained']} of these retained" if engine.get("num_retained") else ""
@@ -126,7 +126,7 @@ def _control(model: Status, engine: Status) -> Text:
     line = _runtime(model.get("control"))
     if (policies := model.get("policy_control")) is not None:
         line = Text.assemble(line, ", of policies ", _runtime(policies))
-    line.append(f", {engine.get('num_suspended', 0)} outputs wait for theirs")
+    line.append(f", {engine.get('num_suspended', 0)} outputs wait for their controller")
     line.append(f", {engine.get('num_late_answers', 0)} late answers, {engine.get('num_forks', 0)} forks")
     return line
 

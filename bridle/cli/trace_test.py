@@ -111,7 +111,9 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
         for number, trace in enumerate(read(path)):
             cases.append(TraceCase(f"{name}#{number + 1}" if number else name, trace, program))
     if not cases:
-        raise InvalidRequest(f"there is no trace of a text in {folder}; `bridle generate --trace` writes one", "FOLDER")
+        raise InvalidRequest(
+            f"there is no trace of an output in {folder}; `bridle generate --trace` writes one", "FOLDER"
+        )
     return cases
 
 

@@ -126,9 +126,9 @@ def test_what_is_not_here_is_refused_with_the_reason(capsys: pytest.CaptureFixtu
     [
         (
             ("--tools", "read_file,exec_shell_command"),
-            "llama.cpp's --tools is another one: --tools takes a file of tools",
+            "llama.cpp's --tools has another meaning: --tools takes a file of tools",
         ),
-        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens is another one: the same name here is"),
+        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens has another meaning: the same name here is"),
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )

@@ -80,7 +80,7 @@ def test_what_means_nothing_here_is_refused(text: str, message: str) -> None:
 
 
 def test_the_config_stands_alone() -> None:
-    with pytest.raises(InvalidRequest, match="without them"):
+    with pytest.raises(InvalidRequest, match="cannot be combined with"):
         configured('{"method": "ngram"}', speculate=4)
 
 

@@ -152,4 +152,4 @@ def test_the_command_tests_recorded_traces(llm: LLM, tmp_path: Path, capsys: pyt
     assert 'tests="3" failures="1"' in report.read_text()
     (tmp_path / "none").mkdir()
     assert main(["test", str(tmp_path / "none")]) == 2
-    assert "no trace of a text" in capsys.readouterr().err
+    assert "no trace of an output" in capsys.readouterr().err
