@@ -105,8 +105,8 @@ def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     """Return the responses for errors in the OpenAPI description."""
     content = {"application/json": {"schema": schema}}
     return {
-        "4XX": {"description": "Refused, with the value and the limit", "content": content},
-        "5XX": {"description": "It failed, or cannot be done now", "content": content},
+        "4XX": {"description": "The request was refused; the message has the value and the limit", "content": content},
+        "5XX": {"description": "The server failed, or cannot answer now", "content": content},
     }
 
 
@@ -195,7 +195,7 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
     path = request.url.path
     message = {
         404: f"there is no {request.method} {path[:200]} here; {_instead(path)}",
-        405: f"{path[:200]} does not take {request.method}",
+        405: f"{path[:200]} does not accept {request.method}",
     }.get(error.status_code, str(error.detail))
     refusal = InvalidRequest(message)
     refusal.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")

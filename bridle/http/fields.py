@@ -97,7 +97,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     here, value = _here(kind, name, value)
     if here is not None:
         if found.get(here) is not None:
-            raise InvalidRequest(f"{here} and {name} were given; they are the same", name)
+            raise InvalidRequest(f"{here} and {name} were given, but mean the same field; send one of them", name)
         found[here] = value
         return
     whole = f"{kind.within}.{name}" if kind.within else name
@@ -108,13 +108,14 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     is_elsewhere = row is not None and bool(row.here) and value not in row.off
     if kind.has_text and (is_elsewhere or name in SHORT or name in meanings()):
         where = f"; {row.why}" if row is not None and row.why else ""
-        raise UnsupportedFeature(f"{name} is {short_repr(value)}, but this route does not take it{where}", name)
+        raise UnsupportedFeature(f"{name} is {short_repr(value)}, but this route does not accept it{where}", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
         raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)
     if row is None and kind.has_text and value and _speaks_of_form(name, value):
         raise UnknownField(
-            f"there is no field {said!r}, which speaks of the form of a text; those here are {', '.join(_FORMS)}", said
+            f"there is no field {said!r}, which seems to be a constraint; constraint fields: {', '.join(_FORMS)}",
+            said,
         )
     if is_strict() and (row is None or not row.is_off(value)):
         why = f" ({row.why})" if row is not None and row.why else ""

@@ -58,7 +58,7 @@ async def health(request: Request) -> Response:
     return _healthy(http_state(request))
 
 
-@router.get("/ping", summary="The same, where hosted endpoints look for it")
+@router.get("/ping", summary="Whether the engines run (path of hosted endpoints)")
 async def ping(request: Request) -> Response:
     return _healthy(http_state(request))
 

@@ -28,7 +28,7 @@ class ToolResultBody(InnerFields):
     error: str | None = None
 
 
-@router.get("/v1/traces/{request_id}", summary="How the tokens of a request came to be")
+@router.get("/v1/traces/{request_id}", summary="The trace of a request")
 async def trace(request_id: str, request: Request) -> Response:
     """Return a trace as JSON lines. `request_id` is the header `x-request-id` of the answer. Traces are kept for some
     minutes."""

@@ -109,7 +109,9 @@ class HttpSettings:
                 raise InvalidRequest(f"trusted_proxies: {error}", "trusted_proxies") from None
         AllowedHosts(self.allowed_hosts or ())
         if "" in self.drop_system_blocks:
-            message = f"drop_system_blocks has '', with which every block begins; name a beginning, or {NONE!r} alone"
+            message = (
+                f"drop_system_blocks has '', with which every block begins; give a longer prefix, or {NONE!r} alone"
+            )
             raise InvalidRequest(message, "drop_system_blocks")
 
     def answering_to(self, host: str) -> HttpSettings:

@@ -208,7 +208,7 @@ def test_other_content_types_are_refused_as_browsers_could_send_them(client: Tes
 def test_large_bodies_are_refused_announced_or_not(client: TestClient) -> None:
     content = b'{"prompt": "' + b"a" * 200_000 + b'"}'
     error = error_of(client.post(COMPLETIONS, content=content), 413)
-    assert error["message"] == f"the request body has {len(content)} bytes; at most 200000 bytes are taken"
+    assert error["message"] == f"the request body has {len(content)} bytes; at most 200000 bytes are accepted"
 
     def pieces() -> Iterator[bytes]:
         yield content[:100_000]

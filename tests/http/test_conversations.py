@@ -187,7 +187,7 @@ def test_a_request_that_fails_adds_nothing_and_bad_ones_are_told() -> None:
         body: dict[str, Any] = {"input": "One?", "conversation": name}
         first = client.post("/v1/responses", json={"input": "Zero?"}).json()["id"]
         for changes, said in (
-            ({"previous_response_id": first}, "conversation: got one and a previous_response_id"),
+            ({"previous_response_id": first}, "conversation: got a conversation and a previous_response_id"),
             ({"conversation": 7}, "conversation"),
             ({"model": "other"}, "'other'"),
             ({"input": [{"type": "web_search_call"}]}, "input[0] is of type"),

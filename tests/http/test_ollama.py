@@ -188,7 +188,7 @@ def test_each_token_has_its_logprobs(client: TestClient) -> None:
         ("/api/chat", {**HELLO, "n": 2}, 400, "n is 2"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["/9j/AA"]}]}, 400, "reads only text"),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, 400, "does not support insert"),
-        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template is not taken here"),
+        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template is not supported"),
         ("/api/generate", {"prompt": "a", "raw": True, "system": "s"}, 400, "raw mode does not support"),
         ("/api/generate", {"prompt": "a", "context": [10**9]}, 400, "1000000000"),
         ("/api/embed", {"input": {"a": 1}}, 400, "must be a string or a list of strings"),

@@ -308,7 +308,7 @@ def test_what_cannot_be_compacted_is_told(client: TestClient) -> None:
         assert answer.status_code in (400, 404)
         assert message in answer.json()["error"]["message"]
     item = {"type": "compaction", "encrypted_content": "gAAAA"}
-    assert "encrypted_content is not from here" in refusal(client, [item, SAID[0]])
+    assert "encrypted_content is not a summary of this server" in refusal(client, [item, SAID[0]])
 
 
 # -- several models --------------------------------------------------------------------------------------------------

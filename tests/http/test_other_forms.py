@@ -62,9 +62,9 @@ def test_forms_as_other_servers_write_them(server: TestClient, form: dict[str, A
         ({"response_format": {"type": "json_object", "json_schema": SCHEMA}}, "has 'json_schema'; it takes schema"),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {}}}, "'schema, json_schema'"),
         ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema must be an object"),
-        ({"nvext": {"guided_regex": "a"}}, "there is no field 'nvext', which speaks of the form of a text"),
-        ({"regex_pattern": "a"}, "there is no field 'regex_pattern', which speaks of the form of a text"),
-        ({"output_schema": SCHEMA}, "there is no field 'output_schema', which speaks of the form"),
+        ({"nvext": {"guided_regex": "a"}}, "there is no field 'nvext', which seems to be a constraint"),
+        ({"regex_pattern": "a"}, "there is no field 'regex_pattern', which seems to be a constraint"),
+        ({"output_schema": SCHEMA}, "there is no field 'output_schema', which seems to be a constraint"),
     ],
 )
 def test_what_speaks_of_the_form_of_a_text_is_never_passed_over(

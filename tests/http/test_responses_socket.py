@@ -233,7 +233,7 @@ def test_only_so_many_messages_wait(held: Held) -> None:
             send(socket)
         while (event := socket.receive_json())["type"] != "error":
             pass
-        assert "too much waits already" in event["error"]["message"]
+        assert "too many messages are waiting" in event["error"]["message"]
         with pytest.raises(WebSocketDisconnect) as ended:
             socket.receive_json()
         assert ended.value.code == 1008

@@ -117,7 +117,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image_data": "x"}, "image_data is not supported here"),
     ({"session_params": {"id": "x"}}, "session_params is not supported here"),
     ({"token_ids_logprob": [1]}, "token_ids_logprob is not supported here"),
-    ({"temperature": 1}, "temperature is 1, but this route does not take it"),
+    ({"temperature": 1}, "temperature is 1, but this route does not accept it"),
     ({"input_ids": [1]}, "one of text and input_ids must be given"),
     ({"text": None, "sampling_params": {}}, "one of text and input_ids must be given"),
     ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len is -2"),

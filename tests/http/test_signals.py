@@ -51,10 +51,10 @@ def test_policies_are_read_again_without_dropping_a_stream(tmp_path: Path) -> No
             chunks = chunks_of(answer.iter_lines())
             text = next(chunks)["choices"][0]["text"]
             path.write_text("[[policy]]", encoding="utf-8")
-            server.signal_and_wait(signal.SIGHUP, "policies stay as they were")
+            server.signal_and_wait(signal.SIGHUP, "policies not reloaded")
             assert say() == "bb"
             path.write_text(POLICY.replace('"b"', '"c"'), encoding="utf-8")
-            server.signal_and_wait(signal.SIGHUP, "policies read again")
+            server.signal_and_wait(signal.SIGHUP, "policies reloaded")
             assert say() == "cc"
             server.hurry()
             before = len(text)

@@ -259,7 +259,7 @@ def test_properties_are_those_of_an_object(random_http: httpx.Client, form: dict
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 100_000}, "max_tokens of 100000"),
         ({"best_of": 2}, "needs sampling"),
-        ({"best_of": 2, "do_sample": True, "seed": 1}, "does not go with a seed"),
+        ({"best_of": 2, "do_sample": True, "seed": 1}, "cannot be combined with a seed"),
         ({"best_of": 99, "do_sample": True}, "best_of is 99"),
         ({"seed": -1}, "seed is -1"),
         ({"truncate": 0}, "truncate is 0; must be between 1 and 511"),

@@ -145,7 +145,7 @@ class RunBody(ControllerFields, _Derived):
                 )
             return None
         if self.prompt:
-            raise errors.InvalidRequest("prompt and messages are given; a run begins with one of them", "messages")
+            raise errors.InvalidRequest("prompt and messages are given; send only one of them", "messages")
         messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(
             messages,
@@ -313,7 +313,7 @@ async def _read_module(request: Request, control: RuntimePool) -> bytes:
 
 
 def _too_large(limit: int) -> RefusedBody:
-    return RefusedBody(413, errors.InvalidRequest(f"the module is too large; at most {limit} bytes are taken"))
+    return RefusedBody(413, errors.InvalidRequest(f"the module is too large; at most {limit} bytes are accepted"))
 
 
 def _refuse_foreign_page(request: Request) -> None:

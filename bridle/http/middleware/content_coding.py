@@ -59,9 +59,7 @@ def unpacker_of(request: Request) -> Decompressor | None:
         return None
     if coding in ("gzip", "x-gzip"):
         return Gzip()
-    raise RefusedBody(
-        415, InvalidRequest(f"the request body is encoded as {short_repr(coding)}; gzip or none is taken")
-    )
+    raise RefusedBody(415, InvalidRequest(f"the request body is encoded as {short_repr(coding)}; must be gzip or none"))
 
 
 def check_plain(request: Request) -> None:

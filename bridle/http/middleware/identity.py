@@ -106,7 +106,7 @@ def check_admin(connection: HTTPConnection) -> None:
     """Raise the error that answers 403 unless an admin sent the request."""
     identity = identity_of(connection)
     if not identity.is_admin:
-        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
+        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: an admin's key is required"))
 
 
 def _is_page(connection: HTTPConnection) -> bool:

@@ -108,5 +108,5 @@ def _parse(body: bytes) -> Any:
 
 
 def _too_large(shown: str, limit: int) -> RefusedBody:
-    message = f"the request body has {shown}; at most {limit} bytes are taken"
+    message = f"the request body has {shown}; at most {limit} bytes are accepted"
     return RefusedBody(413, InvalidRequest(message))

@@ -66,7 +66,7 @@ class GeneratingBody(SamplingFields):
     def check(self) -> None:
         """Raise `InvalidRequest` for fields that contradict each other."""
         if self.n is not None and self.n != 1:
-            raise InvalidRequest(f"n is {self.n}; an answer of this API is one text", "n")
+            raise InvalidRequest(f"n is {self.n}; this API returns one answer", "n")
         if not 0 <= (self.top_logprobs or 0) <= _MAX_TOP:
             raise InvalidRequest(
                 f"top_logprobs is {self.top_logprobs}; must be between 0 and {_MAX_TOP}", "top_logprobs"
@@ -141,7 +141,7 @@ class OllamaGenerateBody(GeneratingBody):
         super().check()
         if self.template:
             raise InvalidRequest(
-                "template is not taken here: the model's own chat template is used, and raw takes a whole prompt",
+                "template is not supported: the model's chat template is used. With raw, send a whole prompt",
                 "template",
             )
         if self.raw and (self.system or self.context):

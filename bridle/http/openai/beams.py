@@ -16,7 +16,7 @@ def searching(
 ) -> tuple[SamplingParams, BeamSearch]:
     """Return the sampling parameters and the controller of a beam search."""
     if steering.controller is not None or steering.constraint is not None:
-        raise InvalidRequest("use_beam_search goes with no controller and no constraint", "use_beam_search")
+        raise InvalidRequest("use_beam_search cannot be combined with a controller or a constraint", "use_beam_search")
     if sampling.max_tokens is None:
         sampling = sampling.with_(max_tokens=serving.host.default_max_tokens)
     return beam_search(serving.model, sampling, width, body.length_penalty, body.early_stopping)

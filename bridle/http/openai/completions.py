@@ -97,7 +97,7 @@ def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, 
         sampling = sampling.with_(n=best_of)
     elif best_of > num_wanted:
         if body.stream:
-            raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
+            raise InvalidRequest(f"best_of is {best_of}: the best choices are not known while streaming", "best_of")
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0, keep_best=num_wanted)
     return sampling, num_wanted
 
@@ -109,7 +109,7 @@ def _check_steering(body: CompletionBody, n: int, num_wanted: int, steering: Ste
     if n > num_wanted:
         raise InvalidRequest(f"best_of is {body.best_of}; with a controller it must be n ({num_wanted})", "best_of")
     if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
-        raise InvalidRequest("logprobs do not go with rewind 'mark'; use 'event' or 'hold'", "rewind")
+        raise InvalidRequest("logprobs cannot be combined with rewind 'mark'; use 'event' or 'hold'", "rewind")
 
 
 @dataclass(slots=True)

@@ -81,7 +81,9 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
         raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
     prompts: list[Any] = body.prompt or []
     if len(prompts) > 1:
-        raise InvalidRequest(f"prompt: got {len(prompts)} prompts; a decision has one. Send a call each.", "prompt")
+        raise InvalidRequest(
+            f"prompt: got {len(prompts)} prompts; a decision has one. Send one call for each prompt.", "prompt"
+        )
     await serving.acquire_model(
         body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
     )

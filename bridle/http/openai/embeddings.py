@@ -80,7 +80,7 @@ class EmbeddingsBody(TextsBody):
     prompt_name: str | None = None
 
 
-@router.post("/v1/embeddings", summary="What the model makes of texts, as vectors")
+@router.post("/v1/embeddings", summary="Embeddings of texts")
 async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     call = call_of(request.scope)
     rows, name = await run_while_connected(request.receive, _rows(body, serving_of(request)))

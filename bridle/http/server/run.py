@@ -179,8 +179,9 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
     if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
         return
     raise InvalidRequest(
-        f"without API keys only loopback is listened on, not {host}: make a key with `bridle keys add USER` and serve "
-        "with `--keys FILE`, or serve with `--no-auth` if everybody who reaches the port may use it",
+        f"without API keys the server may listen only on loopback, not on {host}: make a key with "
+        "`bridle keys add USER` and serve with `--keys FILE`, or serve with `--no-auth` if everybody who reaches the "
+        "port may use it",
         "host",
     )
 
@@ -271,9 +272,9 @@ async def reload_policies(book: PolicyRegistry) -> None:
     try:
         current = await asyncio.to_thread(book.reload)
     except InvalidRequest as error:
-        _log.error("policies stay as they were", error=str(error))
+        _log.error("policies not reloaded", error=str(error))
     else:
-        _log.info("policies read again", policies=[policy.label for policy in current.policies])
+        _log.info("policies reloaded", policies=[policy.label for policy in current.policies])
 
 
 def load_registry(settings: ServeSettings) -> ModelRegistry:
@@ -304,6 +305,8 @@ def _prepare_tokenizers(registry: ModelRegistry) -> None:
 def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
     """Print the address and an example command on standard output."""
     url = f"{scheme}://{address}/"
-    sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
+    sys.stdout.write(
+        f"Serving {', '.join(registry.names) or 'models that requests name'} at {url} (stop with Ctrl+C)\n\n"
+    )
     sys.stdout.write(f"  {curl_line(registry, url, needs_key)}\n\n")
     sys.stdout.flush()

@@ -46,7 +46,8 @@ class TlsFiles:
             files = str(self.certificate) if self.key is None else f"{self.certificate} and {self.key}"
             reason = error.strerror or str(error)
             raise InvalidRequest(
-                f"ssl_certfile: {files} cannot be used: {reason}; both are PEM files, and the key is the certificate's",
+                f"ssl_certfile: {files} cannot be used: {reason}; both must be PEM files, and the key must "
+                "belong to the certificate",
                 "ssl_certfile",
             ) from None
 

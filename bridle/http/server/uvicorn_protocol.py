@@ -56,7 +56,7 @@ def bounded_protocol(
     """Return a protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection
     beyond the limit. `door` answers requests that need not reach the application, as often as `turns` allows. `writers`
     are processes that write streams."""
-    crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
+    crowded = Overloaded(f"the server has its {max_connections} connections already, which is the maximum")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
         response = refuse(scope["path"], crowded, None)

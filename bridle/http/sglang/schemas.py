@@ -122,7 +122,7 @@ def _one(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if any(each != value[0] for each in value):
-        raise UnsupportedFeature(f"{name} differs between prompts; send them as requests of their own", name)
+        raise UnsupportedFeature(f"{name} differs between prompts; send the prompts in separate requests", name)
     return value[0] if value else None
 
 

@@ -140,7 +140,7 @@ def _best_of(given: Parameters, is_stream: bool) -> int:
     if not is_sampled(given):
         raise InvalidRequest(f"best_of is {best_of}, which needs sampling: set do_sample or temperature", "best_of")
     if given.seed is not None:
-        raise InvalidRequest(f"best_of is {best_of}, which does not go with a seed", "seed")
+        raise InvalidRequest(f"best_of is {best_of}, which cannot be combined with a seed", "seed")
     return best_of
 
 

@@ -70,7 +70,7 @@ async def generate(request: Request) -> Response:
 
 @router.post(
     "/",
-    summary="Either of both, told by `stream`; a list of one. Of models that pool, vectors or labels",
+    summary="Continue a text, streamed with `stream`; for pooling models, embeddings or labels",
     openapi_extra=_DESCRIBED,
 )
 async def root(request: Request) -> Response:
@@ -200,7 +200,9 @@ _ANY_DESCRIBED = {"requestBody": {"required": True, "content": {"application/jso
 
 
 @router.post(
-    "/invocations", summary="A text, a conversation or a completion, told by its fields", openapi_extra=_ANY_DESCRIBED
+    "/invocations",
+    summary="Answer a text, a conversation or a completion, depending on the fields",
+    openapi_extra=_ANY_DESCRIBED,
 )
 async def invocations(request: Request) -> Response:
     data = await request.json()

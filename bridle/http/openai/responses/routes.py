@@ -54,7 +54,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return SseResponse(produce, http_state(request).settings)
 
 
-@router.post("/v1/responses/compact", summary="A conversation of items, made shorter")
+@router.post("/v1/responses/compact", summary="Shorten a conversation of items")
 async def compact(body: CompactBody, request: Request) -> Response:
     work = _compacted(body, serving_of(request, body.trace), http_state(request))
     return json_response(await run_while_connected(request.receive, work))

@@ -105,7 +105,9 @@ class ResponsesBody(SamplingFields):
         Raises `UnknownResponse` or `UnknownConversation`, and `InvalidRequest` if there are too many items."""
         said = [*self._before(book, conversations, user), *self._given]
         if len(said) > MAX_MESSAGES:
-            raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
+            raise InvalidRequest(
+                f"with the earlier items, input has {len(said)} entries; at most {MAX_MESSAGES}", "input"
+            )
         return said
 
     def turn(self, conversations: ConversationStore, user: str) -> ConversationTurn | None:
@@ -123,7 +125,7 @@ class ResponsesBody(SamplingFields):
         if conversation is not None:
             if name is not None:
                 raise InvalidRequest(
-                    "conversation: got one and a previous_response_id; send one of them", "conversation"
+                    "conversation: got a conversation and a previous_response_id; send one of them", "conversation"
                 )
             return conversations.find(user, conversation).listed()
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]

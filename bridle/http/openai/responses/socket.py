@@ -70,7 +70,7 @@ class ResponsesSockets:
         settings = self._http.settings
         if not may_connect(scope["headers"], settings.cors_origins):
             await send(
-                {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "not from pages of this origin"}
+                {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "pages of this origin may not connect"}
             )
             return
         await receive()  # receives `websocket.connect`
@@ -148,7 +148,7 @@ class _Connection:
             message = event.get("text") or event.get("bytes") or ""
             self._num_waiting += len(message)
             if self._messages.qsize() >= MAX_WAITING or self._num_waiting > self._http.max_body_bytes:
-                self.end(ProtocolError("too much waits already; ask for one response after the other"))
+                self.end(ProtocolError("too many messages are waiting; request one response after another"))
                 return
             self._messages.put_nowait(message)
         self._is_over = True

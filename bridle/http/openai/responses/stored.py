@@ -34,7 +34,7 @@ async def delete(response_id: str, request: Request) -> Response:
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", summary="What a stored response answers")
+@router.get("/v1/responses/{response_id}/input_items", summary="The input items of a stored response")
 async def input_items(response_id: str, request: Request) -> Response:
     stored = http_state(request).responses.input_items(identity_of(request).user, response_id)
     items = [listed(item, response_id, number) for number, item in enumerate(stored)]

@@ -29,4 +29,6 @@ def unpacked(content: Any, where: str) -> str:
             return _TITLE + base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()
     except (binascii.Error, ValueError):
         pass
-    raise InvalidRequest(f"{where}.encrypted_content is not from here; send what /v1/responses/compact gave", where)
+    raise InvalidRequest(
+        f"{where}.encrypted_content is not a summary of this server; send the one from /v1/responses/compact", where
+    )
