@@ -49,7 +49,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
     from bridle.model import load_executor
 
     if store is None:
-        raise InvalidRequest("a rank is started by rank 0, with its store", "rank")
+        raise InvalidRequest("ranks above 0 are started by rank 0, which passes --store", "rank")
     try:
         config = _join(config, count, rank, store)
     except InvalidRequest:

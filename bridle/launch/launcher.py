@@ -148,7 +148,7 @@ def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
     ):
         if wanted is not None and wanted > room:
             raise InvalidRequest(
-                f"steps may have {wanted} {_WHAT[name]}, but the shard at {executor.address} has made room for {room}: "
+                f"steps may have {wanted} {_WHAT[name]}, but the shard at {executor.address} has memory for {room}: "
                 f"start it with --{name.replace('_', '-')} {wanted}",
                 name,
             )

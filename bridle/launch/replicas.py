@@ -103,7 +103,7 @@ class LaunchedReplicas(ReplicaSet):
         now = time.monotonic()
         if now - self._away_since.setdefault(number, now) > self.start_timeout:
             self._away_since[number] = now
-            _log.error("replica %d has not come up for %g s", number, self.start_timeout)
+            _log.error("replica %d has not started within %g s", number, self.start_timeout)
             self.children[number].kill()
 
     def close(self, drain: float = 0.0) -> None:

@@ -120,7 +120,7 @@ class SupervisedProcess:
             if self._is_closed:
                 return None
             process = self.spare.take() if self.spare is not None else None
-            how = "started" if process is None else "goes on where it stood by"
+            how = "started" if process is None else "replaced by its standby process"
             if process is None:
                 process = self._launch()
                 if self.spare is not None:
@@ -147,7 +147,7 @@ class SupervisedProcess:
             _log.error("%s (pid %d) ended after %.1f s: %s", self.name, process.pid, lived, describe(status))
             self.changed.wait_for(lambda: self._is_kept or self._is_closed)
             if pause:
-                _log.info("%s is started again in %g s", self.name, pause)
+                _log.info("%s restarts in %g s", self.name, pause)
             self.changed.wait_for(lambda: self._is_closed, pause)
             return not self._is_closed
 

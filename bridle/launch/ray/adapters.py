@@ -27,7 +27,9 @@ class IngressLoRAStore:
 
     def check(self, files: AdapterFiles) -> None:
         if self._is_sealed:
-            raise UnsupportedFeature("adapters of a cluster are named when it is deployed, in `adapters`", "adapter")
+            raise UnsupportedFeature(
+                "adapters of a cluster can only be set at its deployment, in `adapters`", "adapter"
+            )
 
     def add(self, key: str, files: AdapterFiles) -> None:
         """Do nothing, because the engines have the same list of adapters."""

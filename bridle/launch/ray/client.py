@@ -181,7 +181,7 @@ class ClusterClient:
         if isinstance(message, m.RequestFailed):
             raise _Gone(str(unpack_error(*message.error)))
         if not isinstance(message, m.Events):
-            raise errors.ProtocolError(f"a {type(message).__name__} came within a stream")
+            raise errors.ProtocolError(f"an engine sent an unexpected {type(message).__name__} in a stream")
         fresh = [event for event in map(m.unpack_event, message.events) if live.is_news(event)]
         if not fresh:
             return False

@@ -73,7 +73,7 @@ class EngineReplica:
         """Run a request. Yields batches of its events. Leaving the iteration cancels the request."""
         message = m.read_by_replica(data)
         if not isinstance(message, m.Submit):
-            raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
+            raise ProtocolError(f"a front sent a {type(message).__name__} instead of a request")
         request_id = message.request.id
         self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
         self._num_live += 1
