@@ -81,7 +81,7 @@ class HttpExchange:
             if self._is_over or isinstance(error, TimeoutError):
                 raise OutboundFailed(f"did not answer within {self._bounds.timeout:g} seconds (timeout)") from None
             raise OutboundFailed(
-                f"{target.host} cannot be asked: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}"
+                f"the request to {target.host} failed: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}"
             ) from None
         finally:
             connection.close()

@@ -99,7 +99,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
         )
     if not _spells(loaded.backend_tokenizer):
         raise UnsupportedModel(
-            f"{folder} has no tokenizer: nothing there says which tokens there are; put the model's tokenizer.json "
+            f"{folder} has no tokenizer: none of its files lists tokens; put the model's tokenizer.json "
             "into it, or name another model's tokenizer"
         )
     check_added(folder, loaded.backend_tokenizer)

@@ -134,7 +134,7 @@ def test_a_body_is_text_or_json(service: int) -> None:
         ("/api/huge", {"max_bytes": 1000}, "its answer has more than 1000 bytes (max_bytes)"),
         ("/api/packed", {}, "its answer has the content encoding 'gzip'"),
         ("/api/hangs", {"timeout": 0.05}, "did not answer within 0.05 seconds (timeout)"),
-        ("/api/half", {}, "localhost cannot be asked: IncompleteRead"),
+        ("/api/half", {}, "the request to localhost failed: IncompleteRead"),
         ("/api/hello", {"private": ()}, "which is not public and not listed as private"),
         ("/other", {}, "is not allowed"),
     ],
@@ -149,7 +149,7 @@ def test_a_refused_connection_is_an_error(service: int) -> None:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
         port = taken.getsockname()[1]
         error = ask(port, url(port, "/api/x")).error
-    assert error is not None and "localhost cannot be asked: ConnectionRefusedError" in error
+    assert error is not None and "the request to localhost failed: ConnectionRefusedError" in error
 
 
 @pytest.mark.parametrize(

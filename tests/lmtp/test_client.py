@@ -176,7 +176,7 @@ async def test_text_needs_a_tokenizer_where_the_server_has_none() -> None:
     from tests.http.harness import tokenizer
 
     async with Client(GenuineLike().carrier, "m", patience=QUICK) as client:
-        with pytest.raises(UnsupportedFeature, match="takes tokens only"):
+        with pytest.raises(UnsupportedFeature, match="accepts only tokens"):
             await client.generate("Hello")
         client.tokenizer = tokenizer()
         stream = await client.generate("Hello", max_tokens=6)
@@ -192,7 +192,7 @@ async def test_bad_requests_are_refused_before_they_are_sent() -> None:
         for options in ({"max_tokens": 0}, {"max_tokens": "2"}, {"top_logprobs": 0}, {"temperature": "0"}):
             with pytest.raises(InvalidRequest):
                 await client.generate([1], **options)  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest, match="nothing to score"):
+        with pytest.raises(InvalidRequest, match="scored is empty"):
             await client.score([1], [])
     assert not server.received
 

@@ -138,7 +138,7 @@ class Client:
     ) -> list[m.Token]:
         """Return the log-probability of each token of `scored`, after `prompt` and the scored tokens before it."""
         if not scored:
-            raise InvalidRequest("there is nothing to score", "scored")
+            raise InvalidRequest("scored is empty; it must have at least one token", "scored")
         request = m.Score(
             stream_id=0,
             model=model or self.model,
@@ -252,7 +252,8 @@ class Client:
     def _encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         if self.tokenizer is None:
             raise UnsupportedFeature(
-                f"{self._connection.carrier.name} takes tokens only: give the client a tokenizer, or tokens", "prompt"
+                f"{self._connection.carrier.name} accepts only tokens: give the client a tokenizer, or send tokens",
+                "prompt",
             )
         return tuple(self.tokenizer.encode(text, add_special_tokens=is_start))
 

@@ -93,7 +93,7 @@ class ClientConnection:
         finally:
             self._exchange.drop(question)
         if question.answer is None:
-            raise question.error or InternalError("a question ended without an answer")
+            raise question.error or InternalError("a request ended without an answer")
         return question.answer
 
     # -- the connection's task -------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class ClientConnection:
                 await stream.changed.wait()
         except TimeoutError:
             if not progress.is_over and not progress.ready:
-                progress.fail_try(DeadlineExceeded(f"{self.carrier.name} gave no token within {seconds:g} s"))
+                progress.fail_try(DeadlineExceeded(f"{self.carrier.name} sent no token within {seconds:g} s"))
                 self._try_again(progress, cancels=True)
         finally:
             self._num_readers -= 1
@@ -247,7 +247,7 @@ class ClientConnection:
 
     def forget(self, progress: StreamProgress) -> None:
         """Cancel a stream to which no caller has a reference any more."""
-        self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
+        self._spawn(self.cancel(progress, RequestCancelled("the stream has no reader")))
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, connection: ClientConnection, progress: StreamProgress) -> None:

@@ -193,7 +193,7 @@ class ClientProtocol:
         if isinstance(answer, m.EventMessage):
             self.on_event(answer)
         elif isinstance(answer, m.Msg) and answer.error:
-            log.warning("the server says: %s", answer.error)
+            log.warning("the server reports: %s", answer.error)
 
     def _take(self, item: StreamProgress | PendingCall, answer: m.Answer) -> None:
         if isinstance(answer, m.EventMessage) and answer.position is None:

@@ -27,7 +27,8 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.connect_attempts < 1 or self.retries < 0:
             raise InvalidRequest(
-                f"connect_attempts is {self.connect_attempts} and retries {self.retries}; at least 1 and 0", "patience"
+                f"connect_attempts is {self.connect_attempts} and retries {self.retries}; must be at least 1 and 0",
+                "patience",
             )
 
     def pause(self, num_failures: int) -> float:

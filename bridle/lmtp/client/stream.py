@@ -88,7 +88,7 @@ class TokenStream:
 
     async def cancel(self) -> None:
         """End the stream, also on servers that support cancelling. Tokens that were received can still be read."""
-        await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled here"))
+        await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled by this client"))
 
     async def __aenter__(self) -> Self:
         return self

@@ -53,7 +53,7 @@ class LineTransport:
 
     async def send(self, message: str) -> None:
         if "\n" in message:
-            raise ProtocolError("a message on a line carrier must be one line")
+            raise ProtocolError("a message on a line transport must be one line")
         try:
             self._writer.write(message.encode() + b"\n")
             await self._writer.drain()

@@ -72,7 +72,9 @@ class WebSocketCarrier:
 
     def _refusal(self, status: int) -> Exception:
         if status in _REFUSED:
-            return Unauthorized(f"{self.name} wants a key (HTTP {status}): write it as http://any:KEY@HOST:PORT")
+            return Unauthorized(
+                f"{self.name} requires an API key (HTTP {status}): write it as http://any:KEY@HOST:PORT"
+            )
         return ConnectionLost(f"{self.name} answers with HTTP {status} instead of a WebSocket; is it an LMTP server?")
 
 

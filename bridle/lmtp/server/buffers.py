@@ -60,7 +60,9 @@ class Buffers:
         """Reserve a name for a buffer that will be filled. An older buffer with that name loses the name, but still
         serves earlier requests. Raises `InvalidRequest` beyond the limit."""
         if name not in self._named and len(self._named) >= self.max_buffers:
-            raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
+            raise InvalidRequest(
+                f"the connection has {self.max_buffers} buffers, which is the maximum: drop one", "name"
+            )
         self.drop(name)
         buffer = self._named[name] = PrefixBuffer(self, name, model)
         return buffer

@@ -78,7 +78,7 @@ async def _seen(
         return context, NO_SIGHTS
     if asked.save is not None:
         what = "images" if asked.images else "audio" if asked.audio else "video"
-        raise UnsupportedFeature(f"a buffer holds tokens alone: a stream with {what} cannot be saved as one", "save")
+        raise UnsupportedFeature(f"a buffer has only tokens: a stream with {what} cannot be saved as one", "save")
     given = ("images", "image", asked.images), ("audio", "audio", asked.audio), ("video", "video", asked.video)
     sources = [source for field, modality, urls in given for source in _sources(urls, field, modality)]
     return await process_multimodal_async(model, context, sources)
