@@ -29,8 +29,8 @@ def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | Non
 
 
 def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
-    """Return the number of cores that this process may use, at least 1. It is the number of cores on which it may run,
-    or its share of processor time if that is less."""
+    """Return the number of cores that this process may use, at least 1. The result is the number of cores on which it
+    may run, or its share of processor time if that is less."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))
     return max(min([allowed, *(math.ceil(share) for share in shares if share is not None)]), 1)

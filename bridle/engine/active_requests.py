@@ -1,8 +1,8 @@
 """Live requests: how they begin and end.
 
-A request holds its adapter and its images until its last output has ended. It ends early if it is cancelled, misses its
-deadline, or loses its adapter or image. Other threads ask for an end, which is applied between two steps. This module
-does not know plans or readers of events.
+A request holds its adapter and its images until its last output has ended. A request ends early if it is cancelled,
+misses its deadline, or loses its adapter or image. Other threads ask for an end, which is applied between two steps.
+This module does not know plans or readers of events.
 """
 
 from __future__ import annotations

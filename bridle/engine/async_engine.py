@@ -289,7 +289,7 @@ class AsyncEngine:
             self._engine.release_retained_kv(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Hand events to their streams. Their readers are woken at the next wait."""
+        """Hand events to their streams. The readers of the streams are woken at the next wait."""
         self._wake_readers()  # the step had nothing to compute, so readers are still asleep
         by_request: dict[str, list[Event]] = {}
         for event in events:

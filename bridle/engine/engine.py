@@ -2,8 +2,8 @@
 
 `step` is all of continuous batching in one function: apply the controllers' answers, plan, compute, branch, sample,
 commit, ask. The work is done by the engine's parts (`Scheduler`, `ControllerManager`, `SamplePlanner`,
-`OutputProcessor`) and by the `Executor`; the engine only passes data between them. It is single-threaded and never
-sleeps; `AsyncEngine` runs it in a thread of its own.
+`OutputProcessor`) and by the `Executor`; the engine only passes data between them. The engine is single-threaded and
+never sleeps; `AsyncEngine` runs it in a thread of its own.
 """
 
 from __future__ import annotations

@@ -135,16 +135,16 @@ class Request:
     `shared` beginning of the prompt. Waiting requests are taken in order of `priority`, then `place`, then arrival,
     smaller ones first. `detokenize` False leaves text out of the events. `stopping` are user-defined criteria in
     addition to those of `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated`
-    are tokens that the output got on another engine and that its client has; the output continues after them. It is
-    allowed only for a single output without a controller. `media` are the images of the prompt, `runs` their positions
-    in it. A request that `embeds` asks for the vector of the prompt, and for no token. With `trace` every change of an
-    output gives a `Traced` event. Its controllers may call `tools` (None: all); its client answers `client_tools`. The
-    KV of a request that `parks` is protected from eviction for a while after an output ended by itself; a request that
-    `continues` it uses that KV. Beginnings of the prompt that it `retains` are protected, too, however the output ends.
-    Replicas send requests with the same `cache_key` to the same engine while it is not too busy. `guard` has the
-    operator's rules for its texts. `healing` says how the output begins in place of the removed end of the prompt.
-    `repeats` marks parts of a text that must not come twice. A request `is_composed` if it is the part of a request for
-    one of its several controllers.
+    are tokens that the output got on another engine and that its client has; the output continues after them.
+    `generated` is allowed only for a single output without a controller. `media` are the images of the prompt, `runs`
+    their positions in it. A request that `embeds` asks for the vector of the prompt, and for no token. With `trace`
+    every change of an output gives a `Traced` event. The request's controllers may call `tools` (None: all); its client
+    answers calls of `client_tools`. The KV of a request that `parks` is protected from eviction for a while after an
+    output ended by itself; a request that `continues` it uses that KV. Beginnings of the prompt that it `retains` are
+    protected, too, however the output ends. Replicas send requests with the same `cache_key` to the same engine while
+    it is not too busy. `guard` has the operator's rules for its texts. `healing` says how the output begins in place of
+    the removed end of the prompt. `repeats` marks parts of a text that must not come twice. A request `is_composed` if
+    it is the part of a request for one of its several controllers.
     """
 
     id: str

@@ -1,6 +1,6 @@
 """Runs the largest possible step before the first request, so that missing memory shows at once and the speed is known.
 
-It works with any executor, which is reset afterwards.
+Warm-up works with any executor, and resets the executor afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The control runtime of a served model: its start, and access to its store of modules.
 
-The runtime is a process of its own. It starts while the model is loaded, so that it costs no extra time. This module
-does not know HTTP or engines. The optional packages are imported only when a runtime is started.
+The runtime is a process of its own. The runtime starts while the model is loaded, so that it costs no extra time. This
+module does not know HTTP or engines. The optional packages are imported only when a runtime is started.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LOCAL_ADMIN = Auth("localhost", True)
 #: Arguments for a runtime in a Python program. There is no client that could try again, so the first script waits until
 #: the interpreter is compiled.
 _PATIENT = ("--limit", "max_prepare_wait=600000")
-#: Arguments for the runtime of policies. Their number is bounded by that of requests and outputs that the engine takes;
-#: a limit that users could reach would be a way around a policy that may be left out when it fails.
+#: Arguments for the runtime of policies. Policies' instances are limited by the engine's number of requests and
+#: outputs. With a lower limit, users could cause a policy to be left out that may be left out when it fails.
 _DEMANDED = (
     "--restricted",
     "--wasm-max-forks=65536",

@@ -182,7 +182,7 @@ class CacheLimits:
 
     @staticmethod
     def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
-        """Return the limits of an engine. They are 0 without parking or prefix cache."""
+        """Return the limits of an engine. The limits are 0 without parking or prefix cache."""
         is_on = config.enable_prefix_caching and info.kv == "paged"
         blocks = max_retained_blocks(info, config) if is_on else 0
         return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)

@@ -134,7 +134,7 @@ class StateTable:
         return self.db.rows(self.kind)
 
     def put(self, user: str, name: str, seconds: float, value: bytes) -> None:
-        """Save an entry. It replaces an entry with the same name."""
+        """Save an entry. The entry replaces one with the same name."""
         self.db.change(_PUT, (self.kind, user, name, self.db.clock() + seconds, value), len(value))
 
     def drop(self, user: str, name: str) -> None:

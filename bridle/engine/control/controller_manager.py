@@ -373,8 +373,8 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return the changes to report to the controller as one ask, which may report more than one token. None if there
-    are none."""
+    """Return the changes to report to the controller as one ask, which may report more than one token. Returns None if
+    there are no changes."""
     control = seq.control
     if control.pending_token is not None:
         control.pending_ask, control.pending_token = ask_after(seq.id, control.pending_token), None

@@ -67,7 +67,7 @@ class DeadlockWatch:
         self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:
-        """Return how often in a row `seq` may be asked in this round while it does nothing. It is once if another
+        """Return how often in a row `seq` may be asked in this round while it does nothing. The result is 1 if another
         output of its request is active."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):

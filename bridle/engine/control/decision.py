@@ -54,9 +54,9 @@ class Splice:
 class Branch:
     """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how many
     of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled next if nothing
-    is rolled back. They are computed ahead, which changes only the time. They are used as long as they are right, and
-    the next draft replaces them. `control_vectors` are new scales of vectors that the request names, valid from the
-    branch's first token on."""
+    is rolled back. Draft tokens are computed ahead, which changes only the time. They are used as long as they are
+    right, and the next draft replaces them. `control_vectors` are new scales of vectors that the request names, valid
+    from the branch's first token on."""
 
     sample: bool = True
     mask: bytes | None = None

@@ -74,8 +74,8 @@ class Guardrails:
     allowed: bytes | None = None
 
     def clean(self, text: str, before: str = "") -> str:
-        """Return a text that follows `before`, with all matches replaced or left out. It is empty if a rule neither
-        replaces nor leaves out a match."""
+        """Return a text that follows `before`, with all matches replaced or left out. The result is empty if a rule
+        neither replaces nor leaves out a match."""
         rules = list(self.texts)
         for rule in self.texts:
             try:

@@ -92,7 +92,7 @@ class Answer:
     ahead: tuple[tuple[int, Answer], ...] = ()
 
 
-#: Samples as usual, with nothing to report: the answer of most controllers in most steps. It is never changed.
+#: Samples as usual, with nothing to report: the answer of most controllers in most steps. This object is never changed.
 DRAWN = Answer(DRAW)
 
 
@@ -140,7 +140,7 @@ class ControllerPool(ABC):
 
     @abstractmethod
     def abandon(self, request: Request) -> None:
-        """Drop the instance that was opened for `request`. The engine has not called it and never will. It is called
+        """Drop the instance that was opened for `request`. The engine has not called it and never will. This is called
         after the opening has ended, perhaps from another thread."""
 
     @abstractmethod

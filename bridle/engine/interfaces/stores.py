@@ -10,8 +10,8 @@ from bridle.errors import BridleError
 
 
 class AdapterStore(Protocol):
-    """Keeps a model's adapters, by key (`Request.adapter`). None of its calls may block. The engine's thread makes all
-    calls but `check_known`."""
+    """Keeps a model's adapters, by key (`Request.adapter`). No method may block. The engine's thread makes all calls
+    but `check_known`."""
 
     def check_known(self, key: str) -> None:
         """Raise `UnknownAdapter` unless requests may use the adapter. Safe from any thread."""
@@ -23,8 +23,8 @@ class AdapterStore(Protocol):
         """Release the adapter, because a request that used it has ended."""
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys`, the most urgent first, that are on the device. They stay there until the
-        next call. Loading of the other adapters starts."""
+        """Return the adapters among `keys`, the most urgent first, that are on the device. The returned adapters stay
+        on the device until the next call. Loading of the other adapters starts."""
 
     def take_failures(self) -> dict[str, BridleError]:
         """Return the adapters in use that cannot be loaded, each once, with the error."""
@@ -47,8 +47,8 @@ class VectorStore(Protocol):
         """Raise `InvalidRequest` unless the vector has a direction for the layer (None: the last layer)."""
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the keys of the control vectors of a new request, by name. They stay loaded until `leave`. If a name
-        is unknown, no vector is held and `UnknownControlVector` is raised."""
+        """Return the keys of the control vectors of a new request, by name. The vectors stay loaded until `leave`. If a
+        name is unknown, no vector is held and `UnknownControlVector` is raised."""
         raise NotImplementedError
 
     def leave(self, keys: Iterable[str]) -> None:
@@ -89,8 +89,8 @@ class BatchedMedia(MediaDevice, Protocol):
 
 
 class MediaStore(Protocol):
-    """Encodes images and keeps their features by key where the model computes. None of its calls may block. The
-    engine's thread makes all calls but `check` and `counts`."""
+    """Encodes images and keeps their features by key where the model computes. No method may block. The engine's thread
+    makes all calls but `check` and `counts`."""
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
         """Raise `InvalidRequest` for an image that this device can never encode, and `Overloaded` if there is no room

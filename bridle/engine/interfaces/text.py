@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class TextState(Protocol):
-    """The text of one growing output. It is copied on a fork."""
+    """The text of one growing output. A fork copies the text."""
 
     @property
     def is_waiting(self) -> bool:

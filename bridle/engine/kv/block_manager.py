@@ -8,9 +8,9 @@ a block with a hash loses the hash.
 3. Every block is free or referenced. Free blocks with a hash are the prefix cache. Parked blocks are evicted after all
    others (`KVRetention`).
 
-The hash of a full block covers all tokens up to the block's end, with their images and control vectors. It is blake2b
-over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits and
-cannot be forged, so equal hashes mean equal tokens, images and vectors.
+The hash of a full block covers all tokens up to the block's end, with their images and control vectors. A hash is
+blake2b over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits
+and cannot be forged, so equal hashes mean equal tokens, images and vectors.
 
 Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after the prefix, or
 with other tokens, is hashed with its tenant, so all blocks after it belong to that tenant alone.
@@ -58,7 +58,8 @@ def own_hash(root: bytes, shared: bytes) -> bytes:
 
 
 class BlockManager:
-    """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks; the KV is in the backend."""
+    """Owns `num_blocks` blocks of `block_size` positions each. The manager only counts blocks; the KV is in the
+    backend."""
 
     def __init__(
         self,
@@ -370,7 +371,7 @@ class BlockManager:
         return blocks
 
     def take_run(self, seq: Sequence, after: int | None, count: int) -> list[int]:
-        """Take `count` blocks for content that `seq` will use, if possible after block `after`. That many must be
+        """Take `count` blocks for content that `seq` will use, if possible after block `after`. `count` blocks must be
         free."""
         blocks: list[int] = []
         for _ in range(count):

@@ -72,7 +72,7 @@ class FreeBlocks:
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Free `block`, whose content may be reused. It is evicted after all blocks that are cached now."""
+        """Free `block`, whose content may be reused. The block is evicted after all blocks that are cached now."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:

@@ -2,13 +2,13 @@
 
 A client that received a tool call sends the result later, and its next prompt begins with all tokens that were computed
 so far. Until then the blocks are free, like those of the prefix cache, so running requests can always use them; but
-they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when its
-time runs out, when its client releases it, or when other requests need the blocks. In the last case the user with the
-most parked blocks loses blocks: from the end of its oldest conversation.
+they are evicted last. A parked conversation is a list of block hashes. Parking ends when a request continues the
+conversation, when its time runs out, when its client releases it, or when other requests need the blocks. In the last
+case the user with the most parked blocks loses blocks: from the end of its oldest conversation.
 
-A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it. The continuation
-only restarts its time, unless the entry has a name. Each user has a limit of retained entries and of their blocks;
-beyond it, the entry that expires first is removed.
+A client can also ask for a prefix to be retained. An entry for such a prefix *stays* when a request continues it. The
+continuation only restarts its time, unless the entry has a name. Each user has a limit of retained entries and of their
+blocks; beyond it, the entry that expires first is removed.
 
 This module knows hashes, users and times, but not blocks. Users share no hash, except hashes of prefixes that one of
 them shares with a group.

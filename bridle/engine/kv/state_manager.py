@@ -242,7 +242,7 @@ class StateManager:
 
     def _spare(self) -> int | None:
         """Return a slot for a copy: a free slot, or the slot of a frozen state that can be evicted for the copy. None
-        if there is none."""
+        if no slot can be had."""
         if not self._free:
             digest = self._oldest((_PASSING, _KEPT))
             if digest is None:

@@ -1,10 +1,10 @@
-"""Blocks of the prefix cache in a store below memory. They are written when they are evicted or when a client retains
+"""Blocks of the prefix cache in a store below memory. Blocks are written when they are evicted or when a client retains
 them, and looked up before a prompt is computed.
 
 A block is copied before it is reused, so the store never sees later content. If the next blocks of a waiting sequence
-are stored, room for them is allocated and the sequence waits until they are read. It then finds them in the prefix
-cache. Steps do not wait for reads. Blocks that are being read are referenced only by their `_Loading`, so no sequence
-reads or writes them.
+are stored, room for them is allocated and the sequence waits until they are read. The sequence then finds the blocks in
+the prefix cache. Steps do not wait for reads. Blocks that are being read are referenced only by their `_Loading`, so no
+sequence reads or writes them.
 
 In a model with recurrent layers, blocks can be used only up to a state. States are stored under a key that is derived
 from the hash of the block where they end, and each read ends with a state.

@@ -2,8 +2,8 @@
 
 Features have a limit in bytes; the least recently used are evicted first. Features that a step uses stay until the next
 step begins. If there is no room for the most urgent missing image, features of less urgent sequences are evicted, so
-that sequences never block each other. The device (`MediaDevice`) encodes images and stores features. It may be in
-another process. After its loss, needed features are encoded again.
+that sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device may be
+in another process. After its loss, needed features are encoded again.
 """
 
 from __future__ import annotations

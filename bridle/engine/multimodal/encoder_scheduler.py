@@ -142,7 +142,7 @@ class EncoderScheduler:
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
         """Return how many tokens to compute instead of `num_tokens`, so that no image with mutual attention is split.
-        The result is at most `most`. It is 0 if such an image is next and does not fit into this step."""
+        The result is at most `most`. The result is 0 if such an image is next and does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

@@ -2,9 +2,9 @@
 Audio and video are handled like images.
 
 A `MultiModalItem` is one image, prepared for a model. A `PlaceholderRange` maps rows of it to positions of a prompt;
-one image may have several ranges. The tokens at these positions are placeholders. Their KV depends on the image, so
-code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text. This module
-has plain data only, and neither reads nor encodes images.
+one image may have several ranges. The tokens at these positions are placeholders. The KV of placeholders depends on the
+image, so code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text.
+This module has plain data only, and neither reads nor encodes images.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 #: Maximum number of nodes of a trie. A full trie no longer changes, and its output is not restarted again.
 MAX_NODES = 1 << 14
-#: Logit bias of a token whose continuations are all forbidden. It is finite, so that the token still counts as allowed.
+#: Logit bias of a token whose continuations are all forbidden. The bias is finite, so that the token still counts as
+#: allowed.
 _LEAST = -80.0
 
 

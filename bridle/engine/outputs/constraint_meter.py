@@ -1,7 +1,7 @@
 """Measures how much probability steering removes in one output.
 
 The engine reports tokens sampled under a mask, forced tokens and their log-probabilities. A *run* is a series of forced
-tokens with no sampled token between them. It is judged as a whole once all of its tokens are scored. Options of a
+tokens with no sampled token between them. A run is judged as a whole once all of its tokens are scored. Options of a
 scored choice are sampled as a whole, so their tokens are not forced.
 """
 

@@ -1,8 +1,8 @@
 """Applies the results of a step to the sequences, and creates the events that report them.
 
-It appends sampled and forced tokens, rolls tokens back, checks the stopping criteria, fills in log-probabilities and
-ends outputs. All changes to a sequence's tokens are made here, so the counts are kept here. This module does not know
-controllers or devices.
+The output processor appends sampled and forced tokens, rolls tokens back, checks the stopping criteria, fills in
+log-probabilities and ends outputs. All changes to a sequence's tokens are made here, so the counts are kept here. This
+module does not know controllers or devices.
 """
 
 from __future__ import annotations

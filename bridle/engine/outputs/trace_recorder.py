@@ -1,7 +1,7 @@
 """Creates the records of traced outputs when their events happen.
 
-An untraced sequence has no `TraceState`. Callers check this, so this module costs such sequences nothing. It does not
-know formats and files.
+An untraced sequence has no `TraceState`. Callers check this, so this module costs such sequences nothing. This module
+does not know formats and files.
 """
 
 from __future__ import annotations

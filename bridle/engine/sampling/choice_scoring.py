@@ -1,9 +1,9 @@
 """Choices: scores whole options after a prompt, and continues each output with the option that it samples.
 
-When the prompt is computed, its last logits row scores the first tokens of the options. Their other tokens are scored
-by *probes*: forks of the sequence that share its KV, hold the tokens of an option, and sample nothing. All probes are
-computed in the next steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each output
-samples an option, whose tokens are forced. Options of one token each need no probe, and no further step.
+When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of options are
+scored by *probes*: forks of the sequence that share its KV, hold the tokens of an option, and sample nothing. All
+probes are computed in the next steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then
+each output samples an option, whose tokens are forced. Options of one token each need no probe, and no further step.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class ChoiceScorer:
         return wanted
 
     def undo(self, owner: Sequence) -> None:
-        """Forget the choice of `owner` that began in a failed step. It begins again with its row."""
+        """Forget the choice of `owner` that began in a failed step. The choice begins again with the row that began
+        it."""
         choice = self._by_owner.get(owner.id)
         if choice is not None:
             self._drop_probes(choice)
@@ -245,8 +246,8 @@ class ChoiceScorer:
 
 
 def can_choose(seq: Sequence, options: Options) -> bool:
-    """Return whether `seq` can choose among its controller's options now. They must fit into the output, no policy may
-    apply to its text, and no parameter may restrict single tokens."""
+    """Return whether `seq` can choose among its controller's options now. The options must fit into the output, no
+    policy may apply to its text, and no parameter may restrict single tokens."""
     if len(seq.tokens) + options.longest > seq.max_len:
         return False
     return seq.request.guard is None and not any(getattr(seq.sampling, name) for name in RESTRICTING)

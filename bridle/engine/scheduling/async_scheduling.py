@@ -117,7 +117,7 @@ class OverlapScheduler:
         return following
 
     def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
-        """Discard the step that was sampled and the one after it. Both are computed again, with the same random
+        """Discard the step that was sampled and the one after it. Both steps are computed again, with the same random
         numbers."""
         scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
         scheduled |= {item.seq.id: item for item in last.scheduled}

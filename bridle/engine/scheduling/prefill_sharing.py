@@ -8,10 +8,10 @@ the turns of their users. A prompt of a more urgent level always comes first.
 A short prompt may be admitted before a longer one that waits for room in the KV cache. At most `MAX_PASSES` prompts may
 overtake a waiting one in this way.
 
-If prompts have a common beginning, one of them computes it. The others wait, and find it in the prefix cache. The
-prompt that they wait for then counts as a short one.
+If prompts have a common beginning, one of them computes it. The other prompts wait, and find the common beginning in
+the prefix cache. The prompt that they wait for then counts as a short one.
 
-This module only chooses. It allocates no blocks and admits no sequence.
+This module only chooses. The module allocates no blocks and admits no sequence.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class SequenceQueues:
         insort(self.waiting, seq, key=urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Run `child`, which was just forked from the running `parent`. They share blocks, and the next plan reports
-        the fork to the executor."""
+        """Run `child`, which was just forked from the running `parent`. The two sequences share blocks, and the next
+        plan reports the fork to the executor."""
         self.blocks.fork(parent, child)
         self.blocks.truncate(child)  # the parent may hold blocks for draft tokens
         child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
@@ -67,8 +67,8 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that has ended. Its blocks are free at once; with `parks`, their KV is protected from
-        eviction."""
+        """Remove a sequence that has ended. The sequence's blocks are free at once; with `parks`, their KV is protected
+        from eviction."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
@@ -165,7 +165,8 @@ class SequenceQueues:
         return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, urgency(s)))
 
     def preempt(self, seq: Sequence) -> None:
-        """Release a running sequence's blocks. It waits, and is computed again later, mostly from the prefix cache."""
+        """Release a running sequence's blocks. The sequence waits, and is computed again later, mostly from the prefix
+        cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
         if self.speculation.is_used:  # otherwise the speculation has no state of the sequence

@@ -1,9 +1,9 @@
 """State of one draft in progress: the sampling parameters of each of its tokens, and the forced tokens between them.
 
-A draft token is sampled like the real token at that position. It has the same parameters, random key and number, the
-request's bans, and the mask that the controller predicts after the tokens so far. Tokens that the controller forces
-become part of the draft. If the controller predicts nothing, the draft ends, because the next token could not be
-verified.
+A draft token is sampled like the real token at that position. A draft token has the same parameters, random key and
+number, the request's bans, and the mask that the controller predicts after the tokens so far. Tokens that the
+controller forces become part of the draft. If the controller predicts nothing, the draft ends, because the next token
+could not be verified.
 """
 
 from __future__ import annotations

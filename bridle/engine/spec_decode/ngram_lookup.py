@@ -106,7 +106,7 @@ class NgramIndex:
         return tuple(part)
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Return the draft that would follow if `tokens` came next. They are not stored."""
+        """Return the draft that would follow if `tokens` came next. `tokens` are not stored."""
         size, going_on = len(self), (self._next, self._num_misses, self._agreement)
         self.text += tokens
         self._index(len(self.text))

@@ -27,8 +27,8 @@ from bridle.engine.spec_decode.cost_model import (
 from bridle.engine.spec_decode.proposers import ControllerProposer, NgramProposer, Proposer
 from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
 
-#: Expected acceptance rate of a draft model before it has drafted anything. It is high because the operator chose the
-#: model.
+#: Expected acceptance rate of a draft model before it has drafted anything. The rate is high because the operator chose
+#: the model.
 _CHOSEN = 0.8
 #: Minimum acceptance rate of copies that is expected of a new sequence, because it may differ from earlier ones.
 _LEAST_COPIED = 0.2
@@ -159,8 +159,8 @@ class ProposerSelector:
         return modelled > best_pace(chance, cost, step, wish.limit)
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
-        """Return the probability that a copied token is right, by sequence id. It is estimated from the sequence's own
-        copies, and from all sequences while these are few."""
+        """Return the probability that a copied token is right, by sequence id. The probability is estimated from the
+        sequence's own copies, and from all sequences while these are few."""
         num_steps = self._rest.length + 1
         self._copied.decay(num_steps)
         chances = {}
@@ -229,7 +229,8 @@ class ProposerSelector:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Return the seconds of drafting and lookahead since the last call. They do not count as cost of rows."""
+        """Return the seconds of drafting and lookahead since the last call. These seconds do not count as cost of
+        rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 

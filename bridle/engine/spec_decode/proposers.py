@@ -1,7 +1,7 @@
 """Proposers of draft tokens: one interface, and the proposers that need no model.
 
-A proposer is asked for tokens before each step, for many sequences at once. Its guesses change only the time, because
-each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal.
+A proposer is asked for tokens before each step, for many sequences at once. A proposer's guesses change only the time,
+because each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal.
 `NgramProposer` copies from the client's prediction and from the text itself. `DraftModelProposer` in `draft_model` runs
 a smaller model.
 """
@@ -37,7 +37,8 @@ class Proposer:
         return 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds until the proposer has read all tokens of `seq`. It guesses nothing before that."""
+        """Return the seconds until the proposer has read all tokens of `seq`. The proposer guesses nothing before that
+        time."""
         return 0.0
 
     def cut(self, seq: Sequence) -> None:

@@ -1,14 +1,14 @@
 """Decides how many tokens to draft for which sequences, so that one forward pass may give several tokens of a sequence.
 
-A draft costs a row of the step and the time of its proposer. It gives a token if it equals the sampled one. Drafts
+A draft costs a row of the step and the time of its proposer. A draft gives a token if it equals the sampled one. Drafts
 never change the output: each drafted position is sampled with its own random number and key, as it would have been
 later. A wrong draft is dropped with all drafts after it (`SamplePlanner`). So this module affects only the time.
 
 A draft is worth its row if its probability (by recent acceptance rates) exceeds the row's share of the step's time,
 times the tokens that the step gives without it. So a full batch, with expensive rows and many tokens, gets no drafts.
 Copies from the text cost no time, so they are made first and then weighed; a draft model is weighed before it runs. A
-request may set a maximum number of drafts. It gets this number until the cost of rows is known, and then as many of
-them as are worth their cost.
+request may set a maximum number of drafts. A request gets this number until the cost of rows is known, and then as many
+of them as are worth their cost.
 """
 
 from __future__ import annotations

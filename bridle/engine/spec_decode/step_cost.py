@@ -1,4 +1,4 @@
-"""Cost of one more row or token in a step, and acceptance rates of drafts. Both are estimated from recent steps."""
+"""Cost of one more row or token in a step, and acceptance rates of drafts. The estimates come from recent steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar
 
 
 class StepCost:
-    """Model of a step's seconds, linear in its rows with logits and in its further tokens, which cost less. It is
-    fitted to recent steps by least squares."""
+    """Model of a step's seconds, linear in its rows with logits and in its further tokens, which cost less. The model
+    is fitted to recent steps by least squares."""
 
     #: Assumed cost of a row, as a share of a step, until steps of different sizes were seen; and the maximum share of
     #: the average cost per row, because many tokens are computed more cheaply than few.
@@ -127,7 +127,7 @@ class Average:
 class AcceptanceRate:
     """Recent acceptance rate of drafts, with decaying weights."""
 
-    #: Expected acceptance rate before the first guess. It has the weight of one guess.
+    #: Expected acceptance rate before the first guess. This prior has the weight of one guess.
     PRIOR: ClassVar = 0.6
     #: Weight of old guesses after each step with guesses, and after each step in which there may have been none.
     MEMORY: ClassVar = 0.95

@@ -66,7 +66,7 @@ class DraftVerifier:
     _accept_one: Callable[[PlannedDraw, int, Logprob | None], None]
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """Return the known branches after each draft token of the sequence. They end at a fork or a splice."""
+        """Return the known branches after each draft token of the sequence. The branches end at a fork or a splice."""
         plain: list[Branch] = []
         place = 1  # number of draft tokens before the next branch
         for way in self._steering.foresight.foresee(item.seq, item.drafts):

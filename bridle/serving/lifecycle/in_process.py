@@ -36,9 +36,9 @@ class CallOptions(TypedDict):
 
 
 class InProcessServing(SteersRequests):
-    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first. They end
-    `deadline` seconds after this object was made, or `timeout` seconds after they began. `user` is the user for whom
-    the program runs. Raises `InvalidRequest` for values that are out of range."""
+    """One call of the program that has loaded `model`. The call's requests wait by `priority`, smaller numbers first.
+    Requests end `deadline` seconds after this object was made, or `timeout` seconds after they began. `user` is the
+    user for whom the program runs. Raises `InvalidRequest` for values that are out of range."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Requests as spans of OpenTelemetry, with the attributes that its conventions define for generative models.
 
 A request is one span. Its children are the phases in the engine: creating the controller, waiting for room, the prompt,
-the output. Spans are created at the end from the request's record, so tracing does nothing while it runs. They never
+the output. Spans are created at the end from the request's record, so tracing does nothing while it runs. Spans never
 contain text of prompts and outputs.
 """
 
@@ -166,6 +166,6 @@ def _decode_counts(story: RequestRecord) -> dict[str, Any]:
 
 
 def _fitting(value: Any) -> Any:
-    """Return a value that OpenTelemetry can carry. Its integers are signed with 64 bits, so a larger integer, such as a
-    seed, becomes a string."""
+    """Return a value that OpenTelemetry can carry. OpenTelemetry's integers are signed with 64 bits, so a larger
+    integer, such as a seed, becomes a string."""
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value

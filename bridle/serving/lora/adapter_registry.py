@@ -68,10 +68,10 @@ class LoRAStore(Protocol):
         """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Allow requests to use the adapter from now on. Its weights are not loaded yet."""
+        """Allow requests to use the adapter from now on. The adapter's weights are not loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Remove the adapter: no new request may use it. Its memory is freed once its last user has ended."""
+        """Remove the adapter: no new request may use it. The adapter's memory is freed once its last user has ended."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Catalog of models that may be loaded when a request names them, in addition to the models that the operator named.
 
-A client's name is looked up, never used as a path. It can mean a folder or a GGUF file under the models' folder, an
+A client's name is looked up, never used as a path. A name can mean a folder or a GGUF file under the models' folder, an
 allowed hub id, or a pulled model if pulled models are allowed. Other names cannot be loaded.
 """
 

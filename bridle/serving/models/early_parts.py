@@ -1,5 +1,5 @@
 """Starts the parts of a model that do not need torch or transformers: the control runtime, which is a separate process,
-and a tokenizer. They become ready while torch is imported and weights are read."""
+and a tokenizer. These parts become ready while torch is imported and weights are read."""
 
 from __future__ import annotations
 

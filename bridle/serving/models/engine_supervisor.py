@@ -1,8 +1,9 @@
 """Restarts the engines of a server that fail or hang, with growing pauses, and gives up after too many failures.
 
-An engine has failed if its thread ended with an error, such as a lost device. It hangs if one step takes longer than
-the operator allows. The supervisor does not measure a step in seconds of a clock. It counts its own checks during the
-step, because a process that was stopped for an hour (SIGSTOP, a suspended machine) has not computed for an hour.
+An engine has failed if its thread ended with an error, such as a lost device. An engine hangs if one step takes longer
+than the operator allows. The supervisor does not measure a step in seconds of a clock. The supervisor counts its own
+checks during the step, because a process that was stopped for an hour (SIGSTOP, a suspended machine) has not computed
+for an hour.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class LoadedModel:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
     async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work as `in_text_thread` does, for a request whose images must be fetched. It gets its own thread,
-        because it waits for other servers. Raises `Overloaded` if too many requests fetch images."""
+        """Run work as `in_text_thread` does, for a request whose images must be fetched. The request gets its own
+        thread, because it waits for other servers. Raises `Overloaded` if too many requests fetch images."""
         if self.pictures is None or not self.pictures.hosts:  # images of this model are never fetched
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
@@ -201,7 +201,7 @@ class LoadedModel:
             await asyncio.shield(asyncio.wrap_future(compiling))  # other requests may wait for the same constraint
 
     def abandon(self, error: BridleError) -> None:
-        """Fail all requests, because the engine hangs in a step. Its memory is free once this step ends."""
+        """Fail all requests, because the engine hangs in a step. The model's memory is free once this step ends."""
         if self.local_engine is not None:
             self.local_engine.abandon(error)
         for pool in (self.control, self.demanded):

@@ -1,7 +1,7 @@
 """Folders and files under a root folder that a client's name may mean.
 
-A name is looked up, never used as a path. It means a folder at most two levels under the root; neither the folder nor
-its files may lead out of the root. A folder counts if it has a marker file, and a file by its extension.
+A name is looked up, never used as a path. A name means a folder at most two levels under the root; neither the folder
+nor its files may lead out of the root. A folder counts if it has a marker file, and a file by its extension.
 """
 
 from __future__ import annotations

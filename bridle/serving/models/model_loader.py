@@ -44,8 +44,8 @@ def unseen(title: str) -> AbstractContextManager[Report]:
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block and are called in threads. They raise an error that explains the problem with the
-    model."""
+    """Loads models. All methods block and are called in threads. The methods raise an error that explains the problem
+    with the model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         """Measure the memory that the model takes in addition to its KV cache. May download the model."""
@@ -140,8 +140,8 @@ class ModelManager:
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
 
     def give_up(self, slot: Slot, reason: str) -> None:
-        """Close a model whose engine has failed, and refuse its requests with `reason` from now on. Its memory stays
-        reserved, because a step that hangs still uses it."""
+        """Close a model whose engine has failed, and refuse its requests with `reason` from now on. The model's memory
+        stays reserved, because a step that hangs still uses it."""
         model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
         slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
         if model is not None:
@@ -277,8 +277,8 @@ class ModelManager:
             return self._loader.measure(_config(slot), slot.name)
 
     def _told(self, slot: Slot, report: Report) -> Report:
-        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. It ends the
-        load if the manager is closed."""
+        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. The returned
+        `Report` ends the load if the manager is closed."""
         steps = LoggedSteps(f"loading {slot.name}", _log)
 
         def progress(what: str, share: float) -> None:

@@ -298,8 +298,8 @@ class ModelRegistry:
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
     def _choose_adapter(self, name: str) -> ModelChoice | None:
-        """Return the choice for a name that is not a model's: the name of an adapter, or `MODEL:ADAPTER`. None if it is
-        neither."""
+        """Return the choice for a name that is not a model's: the name of an adapter, or `MODEL:ADAPTER`. Returns None
+        for any other name."""
         owner = self._owner_of(name)
         if owner is not None:
             return ModelChoice(owner, name)

@@ -1,4 +1,4 @@
-"""Files that users upload for batches, and files that batches write. They are kept in memory, within limits for all
+"""Files that users upload for batches, and files that batches write. Files are kept in memory, within limits for all
 users and for one; with a state file they are also saved there. Users cannot access each other's files."""
 
 from __future__ import annotations

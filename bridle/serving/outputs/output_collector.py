@@ -193,7 +193,7 @@ def rank(output: CompletionOutput) -> tuple[bool, float, int]:
 
 
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
-    """Return the outputs with the highest mean log-probability, best first, numbered from 0. They must have
+    """Return the outputs with the highest mean log-probability, best first, numbered from 0. The outputs must have
     log-probabilities. Empty outputs rank after all others, and outputs that were outranked before their end rank last.
     """
     ranked = sorted(outputs, key=rank)

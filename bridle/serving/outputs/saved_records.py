@@ -54,7 +54,8 @@ class SavedRecords(Generic[R]):
                 self._store.keep(user, name, msgspec.msgpack.decode(value, type=self.kind), len(value), seconds)
 
     def put(self, record: R) -> R:
-        """Store a record. It replaces a record with the same name. Raises `Overloaded` if there is no room for it."""
+        """Store a record. The record replaces one with the same name. Raises `Overloaded` if there is no room for
+        it."""
         value = msgspec.msgpack.encode(record)
         if not self._store.keep(record.user, record.id, record, len(value)):
             raise Overloaded(f"{self.plural} of other users take all the room; try again later")

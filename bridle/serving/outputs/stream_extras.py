@@ -1,8 +1,8 @@
 """Data sent to clients besides text, output by output: logs, stored variables, the parent of a fork, and a wait for a
 lost device.
 
-All routes with controllers use this module. `StreamExtrasReader` keeps the extras that were not sent yet. Their size is
-limited, however much a controller prints and however slowly its client reads.
+All routes with controllers use this module. `StreamExtrasReader` keeps the extras that were not sent yet. The size of
+extras is limited, however much a controller prints and however slowly its client reads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 tokens.
 
 A client sends an answer back as text and calls. A chat template may write them differently from the model, so that the
-answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. It is limited in
-number, bytes and time, and fair among users. This module knows neither templates nor wire formats.
+answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. The cache is limited
+in number, bytes and time, and fair among users. This module knows neither templates nor wire formats.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
-    """An answer with calls. It has the prompt before it as tokens, and as a hash of the template's text (`seal`). It
-    also has the answer's own tokens and text, and the message that the client received. `request_id` is the request
-    that has parked its KV."""
+    """An answer with calls. `prompt` are the tokens before the answer, and `seal` is a hash of the prompt's text.
+    `tokens` and `text` are the answer's own; `message` is what the client received. `request_id` is the request that
+    has parked its KV."""
 
     request_id: str
     prompt_chars: int

@@ -37,8 +37,8 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """Return the limit for texts of at most `max_bytes`. It is far above the counts of normal texts. At the usual four
-    megabytes, a parser takes some tens of milliseconds for it."""
+    """Return the limit for texts of at most `max_bytes`. The limit is far above the counts of normal texts. At the
+    usual four megabytes, a parser takes some tens of milliseconds for it."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 

@@ -47,7 +47,7 @@ def build_request(
     pictures: Sequence[Source] = (),
     **options: Unpack[request_builder.RequestOptions],
 ) -> Request:
-    """Make a request that `model` can run. It always has a seed, so that it can be repeated.
+    """Make a request that `model` can run. The request always has a seed, so that it can be repeated.
 
     `constraint` restricts the text, as an object or as plain data, also together with a controller. The `pictures`
     belong to the prompt's placeholders, in order. Raises `InvalidRequest` (or its subclass `UnknownAdapter`) or

@@ -127,8 +127,8 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. It must be released when the request has ended, on every path; a `with`
-    block releases it.
+    """A place among the accepted requests. The ticket must be released when the request has ended, on every path; a
+    `with` block releases it.
 
     `places` has one entry for each charge. Set `num_output` to the number of generated tokens once it is known.
     """

@@ -1,5 +1,5 @@
-"""API keys: the users of the server, the admins among them, and the limits of each user. They are kept in SQLite, and
-only their hashes are stored.
+"""API keys: the users of the server, the admins among them, and the limits of each user. Keys are kept in SQLite, as
+hashes only.
 
 A key is 32 random bytes in text form, so one round of SHA-256 protects it as well as a slow hash. The key itself is
 shown once, when it is created. This module does not know HTTP.

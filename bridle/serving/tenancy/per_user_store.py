@@ -1,4 +1,4 @@
-"""Values kept for users for a limited time. They are limited in number and in bytes, per user and in total, and are
+"""Values kept for users for a limited time. Values are limited in number and in bytes, per user and in total, and are
 visible only to their user. If a user exceeds a limit, the user's oldest entry is evicted. If a total limit is exceeded,
 the oldest entry of the user with most entries (or bytes) is evicted. So no user can evict the entries of others by
 exceeding the own share. Times come from the given clock; the values are opaque."""
@@ -61,7 +61,7 @@ class PerUserStore(Generic[V]):
         return len(self.entries)
 
     def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
-        """Store a value. It replaces a value with the same name. Returns False, and stores nothing, if the value is
+        """Store a value. The value replaces one with the same name. Returns False, and stores nothing, if the value is
         larger than one user's limit or than the room that others leave. Entries with given `seconds` of remaining time
         must come in the order in which they expire, and before all other entries."""
         bounds, size = self.bounds, num_bytes + OVERHEAD

@@ -1,7 +1,7 @@
 """Tickets that let a client open one connection if it cannot send its key, such as a web page that opens a WebSocket.
 
-Proxies log addresses, so an address must not contain a key. It may contain a ticket, which is valid for one use and for
-a few seconds only. This module does not know HTTP. For use by one thread or event loop.
+Proxies log addresses, so an address must not contain a key. An address may contain a ticket, which is valid for one use
+and for a few seconds only. This module does not know HTTP. For use by one thread or event loop.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class _Recorded:
 
 
 class RecordedExecutor:
-    """An `Executor` that samples the tokens recorded in the trace given to `play`. It computes nothing and applies no
-    adapter."""
+    """An `Executor` that samples the tokens recorded in the trace given to `play`. The executor computes nothing and
+    applies no adapter."""
 
     num_bytes = 0
 
@@ -264,7 +264,8 @@ def _digest(tokens: Sequence[int]) -> bytes:
 
 
 def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[int]) -> ExecutorInfo:
-    """Return the info of the recorded model for an engine without weights. It has room for all of these traces."""
+    """Return the info of the recorded model for an engine without weights. The info has room for all of these
+    traces."""
     longest = max([_room(trace) for trace in traces], default=1)
     num_blocks = max([_num_blocks(trace) for trace in traces], default=1) + longest // _BLOCK_SIZE + 2
     return ExecutorInfo(

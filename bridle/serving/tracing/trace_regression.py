@@ -140,8 +140,8 @@ class TraceCase:
 
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:
-    """Return the controller file that a file of traces tests, or None. It has the same name up to the first dot, and is
-    in the same folder or its parent."""
+    """Return the controller file that a file of traces tests, or None. The controller file has the same name up to the
+    first dot, and is in the same folder or its parent."""
     stem = path.name.partition(".")[0]
     places = [folder / f"{stem}{ending}" for folder in (path.parent, path.parent.parent) for ending in endings]
     return next((place for place in places if place.is_file()), None)
