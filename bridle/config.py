@@ -68,21 +68,21 @@ RETAINED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Checkpoint to load, and settings for loading it.
+    """The checkpoint to load, and the settings for loading it.
 
     `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `mmproj` is the GGUF file with the vision tower
-    of a GGUF model (None: the one next to it, if there is one). `backend` computes it. `dtype` `auto` is float32 on a
-    CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto` is `dtype`,
-    `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for `kv_tokens` tokens,
-    or takes `kv_memory` bytes. With none of them, its size is the memory that the largest step leaves free, which
-    `warm_up` runs. `max_kv_memory` bytes are the limit, and `num_sharers` processes like this one share the memory. It
-    leaves `reserved_memory` bytes of the device's memory free for adapters that come later (0: none will come, so no
-    CUDA graphs are captured for them). The largest step has `step_tokens` prompt tokens and `step_seqs` sequences
-    (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of that name has the
-    sampling parameters of requests that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary,
-    which guesses tokens ahead and has its part of the KV cache's memory. Images that requests name by an address are
-    fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that requests may scale,
-    each as NAME=FILE. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
+    of a GGUF model (None: the one next to it, if there is one). `backend` computes the model. `dtype` `auto` is float32
+    on a CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto` is
+    `dtype`, `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for `kv_tokens`
+    tokens, or takes `kv_memory` bytes. Without these three, the KV cache gets the memory that the largest step leaves
+    free, which `warm_up` runs. `max_kv_memory` bytes are the limit, and `num_sharers` processes like this one share the
+    memory. The KV cache leaves `reserved_memory` bytes of the device's memory free for adapters that are loaded later
+    (0: there will be none, and no CUDA graphs for them). The largest step has `step_tokens` prompt tokens and
+    `step_seqs` sequences (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of
+    that name has the sampling parameters of requests that leave them out. `draft_model` is a smaller checkpoint of the
+    same vocabulary, which drafts tokens and takes a part of the KV cache's memory. Images that requests name by an
+    address are fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that requests
+    may scale, each as NAME=FILE. With `enforce_eager` a GPU computes short steps without CUDA graphs, like long steps.
     `tool_format` and `reasoning_format` name the formats of calls and reasoning (`auto`: as the chat template shows).
     With `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls` a
     call needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused. The
@@ -169,22 +169,23 @@ class EngineConfig:
     trade-offs.
 
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
-    It computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
+    A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
     While sequences decode, queued prompts get their part of a step once `waiting_served_ratio` times as many are queued
     as decode, or `max_waiting_tokens` steps after prompts last did. Without `chunked_prefill` prompts are computed
     whole, in steps of their own. A prompt has at most `max_input_tokens` tokens, prompt and output at most
     `max_total_tokens`.
 
     `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, suspended or forked within
-    two limits. It may sample at most `max_draws_factor` times its `max_tokens` (plus a small constant) tokens in all,
-    and spend at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its
-    controllers do nothing `max_noops` times in a row. `max_forks` bounds the outputs of one request. A step waits at
-    most `step_timeout` seconds for controllers after its forward pass. A level of priority equals `priority_seconds` of
-    waiting: a request of a lower level that has waited that much longer comes first.
+    two limits. A sequence may sample at most `max_draws_factor` times its `max_tokens` (plus a small constant) tokens
+    in all, and spend at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of
+    its controllers do nothing `max_noops` times in a row. `max_forks` bounds the outputs of one request. A step waits
+    at most `step_timeout` seconds for controllers after its forward pass. A level of priority equals `priority_seconds`
+    of waiting: a request of a lower level that has waited that much longer comes first.
 
-    A step computes with at most `max_step_adapters` adapters; more take turns. Adapters in use take at most
-    `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory` bytes on the host.
-    None means 1 and 4 GiB; where memory is reserved for them, an eighth of the free memory if that is less.
+    A step computes with at most `max_step_adapters` adapters; if more are needed, adapters take turns. Adapters in use
+    take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory` bytes
+    on the host. None means 1 GiB and 4 GiB; if memory is reserved for adapters, an eighth of the free memory if that is
+    less.
 
     After a tool call the KV of a conversation is parked for `park_seconds`, which means that it is evicted last. Parked
     KV takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked). Within that
@@ -194,14 +195,14 @@ class EngineConfig:
     The folder `kv_store` keeps blocks of the KV cache that are evicted, and those in memory when the engine closes.
     `auto` is a folder in the user's cache, if the model can use it; None keeps no blocks. The folder takes at most
     `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file
-    `kv_store_key` they are encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV. Blocks
-    of a GPU are first kept in `kv_host_bytes` bytes of the host's memory (0: not at all).
+    `kv_store_key` blocks are encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV.
+    Blocks of a GPU are first kept in `kv_host_bytes` bytes of the host's memory (0: not at all).
 
     Ids of the model that no token of the tokenizer has are never sampled, unless `unnamed_ids` allows it.
 
-    `speculate` is the default number of draft tokens for requests that do not set one: 0 for none, -1 for as many as
-    increase the speed. None means -1 with a draft model, else 0. With `allow_probes` controllers may read hidden states
-    along control vectors.
+    `speculate` is the default number of draft tokens for requests that do not set a number: 0 for none, -1 for as many
+    as increase the speed. None means -1 with a draft model, else 0. With `allow_probes` controllers may read hidden
+    states along control vectors.
     """
 
     max_num_batched_tokens: int | None = None

@@ -108,13 +108,14 @@ def _unknown(name: str) -> UnknownKeyword:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
+    """The sampling parameters of one request. All are validated here; an `InvalidRequest` names the field and the
+    limit.
 
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. `repetition_penalty`
     looks at prompt and output (CTRL, arXiv 1909.05858), `presence_penalty` and `frequency_penalty` at the output alone
     (OpenAI). `max_tokens` None means up to the context limit. `logprobs` None reports nothing, 0 the chosen token's
     log-probability, k also the k best alternatives. `logprobs_mode` `raw` is the model's own distribution, `processed`
-    the one after bias and masks, both before temperature. `prompt_logprobs` does the same for the tokens of the prompt,
+    the one after bias and masks, both before temperature. `prompt_logprobs` is `logprobs` for the tokens of the prompt,
     from `prompt_logprobs_start` on: tokens before it need not be computed if they are cached. `seed` None chooses a
     random seed at admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
 
@@ -132,14 +133,14 @@ class SamplingParams:
 
     At temperature 0 only DRY has an effect, because the others choose which tokens may be sampled.
 
-    With `allowed_token_ids` only these tokens are sampled (vLLM). The end token is not sampled either, unless it is one
-    of them. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids: each
+    With `allowed_token_ids` only these tokens are sampled (vLLM). The end token is not sampled either, unless it is
+    listed. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids: each
     token of a text gets the addend (llama.cpp). `bad_words` are never completed, in either of two spellings: alone and
     after a space (vLLM). The text never contains any of `banned_phrases`, in any tokenization. A token that would
-    complete one is rolled back before the client sees it, and another one is sampled. Under a constraint, `canonical`
-    says whether its text is tokenized as the tokenizer would do it: `strict` always, `prefer` where few tokens are
-    allowed. The builder of a request converts texts to tokens. It sets `dry_breaker_ids`, `bad_words_ids` and
-    `prediction_ids`, and `bias_texts` are the entries of `logit_bias` that it resolves.
+    complete a banned phrase is rolled back before the client sees it, and another token is sampled. Under a constraint,
+    `canonical` says whether its text is tokenized as the tokenizer would do it: `strict` always, `prefer` where few
+    tokens are allowed. The builder of a request converts texts to tokens. The builder sets `dry_breaker_ids`,
+    `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries of `logit_bias` that it resolves.
 
     `constraint_report` measures how much probability steering removed (`Usage.constraint`). `constraint_floor` is a
     log-probability for runs of forced tokens. `on_constraint_floor` is the action for a run below it: `flag` counts it,
@@ -149,11 +150,11 @@ class SamplingParams:
     probabilities that the model gives them among the allowed ones.
 
     With `token_healing` the last tokens of the prompt are rolled back if a longer token may take their place. The
-    output spells their text again, and shows the text after it. `describe_constraint` adds the form to a conversation's
-    last message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by
-    name. Of the `n` outputs only `keep_best` with the highest mean log-probability are returned (0: all); others end
-    once they cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the
-    hidden states.
+    output spells their text again, and shows the text after it. `describe_constraint` adds a description of the
+    constraint to a conversation's last message of the user. `control_vectors` are the scales of loaded vectors that are
+    added to hidden states, by name. Of the `n` outputs only `keep_best` with the highest mean log-probability are
+    returned (0: all); other outputs end once they cannot be among the best. `probes` are vectors, each as NAME or
+    NAME@LAYER, along which controllers read the hidden states.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)

@@ -59,7 +59,8 @@ def run_after(function: Callable[[], T], name: str) -> T:
 
 
 def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
-    """Complete a future with a result or an error; return False if it was cancelled, so that no reader waits for it."""
+    """Complete a future with a result or an error. Returns False if the future was cancelled, so that no thread waits
+    for it."""
     try:
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -71,7 +72,7 @@ def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
 
 
 def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -> None:
-    """Complete the futures that were not cancelled, with the error if there is one."""
+    """Complete the futures that were not cancelled: with the error if there is one, else successfully."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
@@ -82,7 +83,7 @@ def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -
 
 
 class ThreadPerCall(Executor):
-    """Gives each call a new thread. The caller bounds the number of calls."""
+    """An executor that gives each call a new thread. The caller limits the number of calls."""
 
     def __init__(self, name: str) -> None:
         self._name = name

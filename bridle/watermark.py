@@ -1,8 +1,8 @@
-"""The keyed green-list watermark: which tokens are green after which, and the test for it in a text.
+"""The keyed green-list watermark: the rule for which tokens are green, and the test of a text for the watermark.
 
 A secret and the last tokens seed a hash of every token, and a share `gamma` of all tokens is green (Kirchenbauer et
-al., arXiv 2301.10226). Each is green independently of the others, so one token is tested without a list. The sampler
-computes the same in `bridle.model.sampling.watermark`.
+al., arXiv 2301.10226). Each token is green independently of other tokens, so one token is tested without a list. The
+sampler computes the green tokens in `bridle.model.sampling.watermark`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridle.errors import InvalidRequest
 
-#: Odd numbers by which hashes are multiplied.
+#: Odd constants by which hashes are multiplied.
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 FACTOR = 0xD6E8FEB86659FD93
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4_096
@@ -43,7 +43,7 @@ def seed_of(key: str, last: Sequence[int]) -> int:
 
 
 def hash_of(token: int) -> int:
-    """Return the 64-bit hash of a token, the same for all seeds (the finalizer of SplitMix64)."""
+    """Return the 64-bit hash of a token, which is equal for all seeds (the finalizer of SplitMix64)."""
     value = ((token + 1) * GOLDEN) & _MASK64
     value = ((value ^ (value >> 30)) * FIRST) & _MASK64
     value = ((value ^ (value >> 27)) * SECOND) & _MASK64
@@ -51,7 +51,7 @@ def hash_of(token: int) -> int:
 
 
 def limit_of(gamma: float) -> int:
-    """Return the signed 64-bit integer below which a share `gamma` of all of them lies."""
+    """Return the signed 64-bit integer below which a share `gamma` of all 64-bit integers lies."""
     return min(int(gamma * (1 << 64)) - (1 << 63), (1 << 63) - 1)
 
 
@@ -63,8 +63,9 @@ def is_green(seed: int, token: int, gamma: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkTest:
-    """`num_green` of `num_scored` tokens are green. `z` is their excess over chance in standard deviations, `p_value`
-    the probability of at least as many in a text without the watermark."""
+    """The result of a test: `num_green` of `num_scored` tokens are green. `z` is the excess of green tokens over chance
+    in standard deviations. `p_value` is the probability of at least as many green tokens in a text without the
+    watermark."""
 
     num_scored: int
     num_green: int
@@ -73,8 +74,8 @@ class WatermarkTest:
 
 
 def detect(tokens: Sequence[int], key: str, gamma: float, context: int = 1) -> WatermarkTest:
-    """Test a text for the watermark. A token is scored once after the same `context` tokens: repetitions are no further
-    evidence."""
+    """Test a text for the watermark. A token is scored only once after the same `context` tokens, because repetitions
+    are no further evidence."""
     seen = {tuple(tokens[at - context : at + 1]) for at in range(context, len(tokens))}
     num_green = sum(is_green(seed_of(key, each[:-1]), each[-1], gamma) for each in seen)
     num = len(seen)
@@ -84,7 +85,7 @@ def detect(tokens: Sequence[int], key: str, gamma: float, context: int = 1) -> W
 
 
 def _tail(least: int, num: int, share: float) -> float:
-    """The probability of at least `least` successes in `num` trials of probability `share`."""
+    """Return the probability of at least `least` successes in `num` trials with success probability `share`."""
     if least <= 0 or share >= 1.0:
         return 1.0
     logs = [

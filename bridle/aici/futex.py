@@ -75,7 +75,7 @@ class FutexChannel:
                     return None
 
     def unlink(self) -> None:
-        """Remove the name of the region. Both sides can continue to use it. Idempotent."""
+        """Remove the name of the region. Both sides can continue to use the region. Idempotent."""
         shm.remove_region(self.name)
 
     def close(self) -> None:

@@ -136,7 +136,8 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """The engine's view of a D2 region. It uses the description in the reply, and never reads the region's header."""
+    """The engine's view of a D2 region. The reader uses the description in the reply, and never reads the region's
+    header."""
 
     def __init__(self, region: Any) -> None:
         self._region = region

@@ -149,7 +149,7 @@ class BranchReply(Struct):
 
 class LookaheadReply(Struct):
     """Addition: a clone's answer after `token`, which is one of the likely tokens, if the tokens before it came first.
-    It has the clone's logs and writes. These count once the token was sampled, and are not sent again."""
+    The message has the clone's logs and writes. These count once the token was sampled, and are not sent again."""
 
     token: TokenId
     branches: list[BranchReply]

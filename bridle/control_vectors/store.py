@@ -212,7 +212,8 @@ class ControlVectors:
                 known.clear()
 
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
-        """Return, by layer, the scaled sum of vectors, given by key. It is added to the layer's output, [hidden]."""
+        """Return, by layer, the scaled sum of vectors, given by key. Each sum, [hidden], is added to its layer's
+        output."""
         with self._lock:
             found = self._mixes.get(mix)
             if found is None:

@@ -46,7 +46,7 @@ class ClientTool:
 
 
 def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[str, ...]:
-    """Return the tools that a request names as its client's own. They must not have a name that the operator has
+    """Return the tools that a request names as its client's own. These tools must not have a name that the operator has
     `taken`, even if the user may not call that tool, because a client must not answer for it. Raises
     `InvalidRequest`."""
     if len(names) > MAX_CLIENT_TOOLS:

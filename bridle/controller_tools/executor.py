@@ -82,8 +82,8 @@ class ToolCounts:
 
 
 class ToolExecutor:
-    """Runs calls of tools, which it has by name. Safe from any thread; `close` it when done. Its thread starts with the
-    first call.
+    """Runs calls of tools, which it has by name. Safe from any thread; `close` it when done. The executor's thread
+    starts with the first call.
 
     `grants` say which users may use a restricted tool, and `log` which data of calls is logged. Users may call the
     tools in `direct` themselves, without a controller.

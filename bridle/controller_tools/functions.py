@@ -58,8 +58,8 @@ class Threads:
 
 
 class FunctionTool:
-    """A function as a tool. It is called with the arguments as keywords. If it returns a string, this is the answer;
-    any other result is converted to JSON."""
+    """A function as a tool. The function is called with the arguments as keywords. If it returns a string, this is the
+    answer; any other result is converted to JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str, threads: Threads) -> None:
         if not callable(function):

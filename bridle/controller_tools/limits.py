@@ -11,8 +11,8 @@ from bridle.errors import InvalidRequest
 class ToolLimits:
     """Bounds of every call, and of all calls of a request.
 
-    A call ends after `timeout` seconds, or after the time that its controller sets, up to `max_timeout`. Its arguments
-    have at most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request may have
+    A call ends after `timeout` seconds, or after the time that its controller sets, up to `max_timeout`. The arguments
+    of a call have at most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request may have
     `max_pending` running calls, and make `max_calls` in total. All requests together may have `max_running` running
     calls and `max_threads` running Python functions. Functions of cancelled calls that have not returned count too.
     """

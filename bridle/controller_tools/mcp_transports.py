@@ -174,7 +174,7 @@ async def _speak(process: asyncio.subprocess.Process, to_say: Any) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process. Its input is closed first; if it does not end then, it is killed."""
+    """End a process. The process's input is closed first; if the process does not end then, it is killed."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:

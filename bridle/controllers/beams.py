@@ -195,8 +195,8 @@ class _Group:
 
 
 class BeamPool(SyncControllerPool[_Group]):
-    """A `ControllerPool` for `BeamSearch`. It answers at once, for all beams of a request together. A beam that is
-    ahead of the other beams waits."""
+    """A `ControllerPool` for `BeamSearch`. The pool answers at once, for all beams of a request together. A beam that
+    is ahead of the other beams waits."""
 
     @property
     def num_searches(self) -> int:

@@ -1,9 +1,9 @@
 """One output with several controllers: the tokens that each was shown, the decision of each, and their joint decision.
 
-Each controller is asked as if it were the only one. Its forced tokens are its *script*. They are shown to the other
-controllers one by one, checked against their masks, and then applied. So the others may have been shown tokens that the
-engine has not applied yet (`shown`). The owner of a script is asked again once the whole script was applied. This
-module sends nothing; `composite_pool.py` does.
+Each controller is asked as if it were the only one. The forced tokens of a controller are its *script*. Scripts are
+shown to the other controllers one by one, checked against their masks, and then applied. So the others may have been
+shown tokens that the engine has not applied yet (`shown`). The owner of a script is asked again once the whole script
+was applied. This module sends nothing; `composite_pool.py` does.
 """
 
 from __future__ import annotations

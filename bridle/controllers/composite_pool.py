@@ -1,5 +1,5 @@
-"""The pool of requests with several controllers. It runs no controller itself: each has its own sequence in the pool of
-its kind, and `CompositeSequence` combines their decisions.
+"""The pool of requests with several controllers. The pool runs no controller itself: each controller has its own
+sequence in the pool of its kind, and `CompositeSequence` combines their decisions.
 
 The pools are shared with the engine, which asks them about other requests.
 """

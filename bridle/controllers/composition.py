@@ -112,7 +112,7 @@ class DecisionConflict:
     num_demands: int = 0
 
     def between(self, one: int, other: int, what: str) -> ControllerError:
-        """Return the error for two controllers, by their numbers. It does not reveal a policy's rules."""
+        """Return the error for two controllers, by their numbers. The error does not reveal a policy's rules."""
         if min(one, other) < self.num_demands:
             first, second = (shown_number(number, self.names, self.num_demands) for number in sorted((one, other)))
             return ControllerError(f"{first} and {second} cannot be reconciled at position {self.position}")
@@ -143,8 +143,8 @@ def is_wish(branch: Branch) -> bool:
 
 
 def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict) -> Branch:
-    """Return the joint branch for sampling. Of a splice that depends on the sampled token, only the rewind is kept,
-    because forced tokens must first be shown to the others. `vocabulary` has a bit for each token."""
+    """Return the joint branch for sampling. If a splice depends on the sampled token, only its rewind is kept, because
+    forced tokens must first be shown to the others. `vocabulary` has a bit for each token."""
     mask = branches[0].mask
     bias, sampling, splices, top = branches[0].bias, branches[0].sampling, branches[0].splices, branches[0].top_logprobs
     for number in range(1, len(branches)):

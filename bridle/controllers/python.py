@@ -28,12 +28,12 @@ class SequenceView:
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
-    sampled, None if none was. `candidates` are the most probable tokens of that draw with their log-probabilities, best
-    first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
-    `probes` are the projections of the hidden state from which `sampled` was sampled on control vectors, by the names
-    in the request's `probes`. `may_force` is False for a controller that `is_lenient` if another one does not allow the
-    tokens that it has just tried to force. `rewritten_by` is the policy that replaced a part of the sampled or forced
-    text since the last call.
+    sampled, None if no token was. `candidates` are the most probable tokens at that position with their
+    log-probabilities, best first, if the last decision asked for them (`top_logprobs`). `index` numbers the output
+    within its request. `probes` are the projections of the hidden state from which `sampled` was sampled on control
+    vectors, by the names in the request's `probes`. `may_force` is False for a controller that `is_lenient` if another
+    one does not allow the tokens that it has just tried to force. `rewritten_by` is the policy that replaced a part of
+    the sampled or forced text since the last call.
     """
 
     tokens: list[int]
@@ -105,20 +105,22 @@ class Controller:
 
     An exception in any method ends only that output, with a `ControllerError`.
 
-    A class may set `is_pure = True` if its answers depend only on its own state and its view. It must have no other
-    effects, such as files, clocks, random numbers or shared state. Then copies of it are asked about draft tokens, so
-    that its output is as fast as one without a controller. The copy whose tokens are sampled replaces it, with its logs
-    and variables; the others are dropped. Other classes get no draft tokens.
+    A class may set `is_pure = True` if its answers depend only on its own state and its view. Such a class must have no
+    other effects, such as files, clocks, random numbers or shared state. Copies of the controller are then asked about
+    draft tokens, so that its output is as fast as one without a controller. The copy whose tokens are sampled replaces
+    the controller, with its logs and variables; other copies are dropped. Controllers of other classes get no draft
+    tokens.
     """
 
     is_pure: ClassVar[bool] = False
-    #: The place MODULE:CLASS and the argument by which an operator's policy made it, so that another process can, too.
+    #: The place MODULE:CLASS and the argument from which an operator's policy made the controller, so that another
+    #: process can make it too.
     made_from: tuple[str, Any] | None = None
-    #: The name by which a request asked for it, which logs and traces show.
+    #: The name by which a request selected the controller; logs and traces show this name.
     asked_as: str | None = None
 
     def start(self, prompt: tuple[int, ...]) -> Iterable[int] | None:
-        """Called once, before anything is computed. May return another prompt."""
+        """Called once, before the prompt is computed. May return another prompt."""
         return None
 
     def next(self, view: SequenceView) -> Decision:
@@ -126,7 +128,7 @@ class Controller:
         return Decision.sample()
 
     def fork(self, branch: int) -> Controller:
-        """The controller of a new output, made by branch `branch` (from 1) of this one's last decision.
+        """Return the controller of a new output, made by branch `branch` (from 1) of this controller's last decision.
 
         A request for `n` outputs repeats the branches of its first sampling decision n times; the numbers run on.
         """

@@ -2,7 +2,7 @@
 token.
 
 The text up to the end token is free. When its budget is used up, the end token is forced. A grammar, if there is one,
-applies to the text after it. Nothing is rolled back.
+applies to the text after it. No text is rolled back.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class CompiledGrammar:
         return forced[:limit]
 
     def all_but_ends(self) -> bytes:
-        """The mask that allows every token but the end tokens."""
+        """Return the mask that allows every token but the end tokens."""
         return self.vocabulary.end_row.translate(_INVERTED)
 
 
 async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGrammar:
-    """The grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for an invalid one. A cancelled
-    caller returns at once."""
-    matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for the same one
+    """Return the grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for an invalid constraint. A
+    cancelled caller returns at once."""
+    matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for it too
     return CompiledGrammar(matcher.copy(), pool.compiler.vocabulary, form)
 
 

@@ -1,9 +1,9 @@
 """Decides which sequences end after a failed step, and which continue.
 
 To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device
-preempts all sequences, because its cause is usually not a request. But a request may crash the device again and again.
-So after two losses in a row, the sequences that were computed run alone too. A sequence ends if it loses the device
-again while it runs alone.
+preempts all sequences, because its cause is usually not a request. But a request may crash the device repeatedly. So
+after two losses in a row, the sequences that were computed run alone too. A sequence ends if it loses the device again
+while it runs alone.
 """
 
 from __future__ import annotations

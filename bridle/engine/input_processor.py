@@ -2,9 +2,9 @@
 created.
 
 `InputProcessor` knows the model's limits, but no state that changes while the engine runs. `ControllerOpenings` has the
-sequences whose controller is being created. Such a sequence has no blocks and is in no queue. If it ends meanwhile, its
-controller is dropped once it exists. Otherwise the sequence begins once its controller exists, because a controller may
-rewrite the prompt.
+sequences whose controller is being created. Such a sequence has no blocks and is in no queue. If the sequence ends
+meanwhile, its controller is dropped once the controller exists. Otherwise the sequence begins once its controller
+exists, because a controller may rewrite the prompt.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 _NUM_READERS = 2
 _NICENESS = 10
-#: Seconds of rest after each second of processor time for reading while other threads compute. Their steps lose more
-#: than this second, because the data that is read also displaces theirs from the processor's caches.
+#: Seconds of rest after each second of processor time for reading while other threads compute. The steps of these
+#: threads lose more than this second, because the data that is read also displaces theirs from the processor's caches.
 PACE = 30.0
 
 

@@ -70,9 +70,9 @@ def state_key(digest: bytes) -> bytes:
 
 
 def block_digest(data: Buffer) -> bytes:
-    """Return a digest that detects damage of a block. It covers the sums of the block's 64-bit words, by page of 4 KiB
-    and by position in a page, and the bytes after the last page. Damage of a few words changes a sum, as does a page
-    that is lost, stale or in the wrong position. Sums take a tenth of the time of a cryptographic digest."""
+    """Return a digest that detects damage of a block. The digest covers the sums of the block's 64-bit words, by page
+    of 4 KiB and by position in a page, and the bytes after the last page. Damage of a few words changes a sum, as does
+    a page that is lost, stale or in the wrong position. Sums take a tenth of the time of a cryptographic digest."""
     import numpy as np  # imported here, because the engine alone does not need it
 
     whole = len(data) // (8 * _PAGE_WORDS) * _PAGE_WORDS

@@ -129,8 +129,8 @@ class SegmentStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block unless the store has it. Returns whether the store has the block now. It does not if the disk
-        is full, the limit too small, or the user's share filled by a segment that is being written."""
+        """Write a block unless the store has it. Returns whether the store has the block now. The block is not stored
+        if the disk is full, the limit too small, or the user's share filled by a segment that is being written."""
         if key in self.index:
             return True
         if self._cipher is not None:

@@ -2,8 +2,8 @@
 (Wasm, a template sandbox, a grammar compiler) is broken.
 
 A process calls `enter` before it works for a client. After that it cannot write, create or open files, except to read
-permitted ones. It cannot reach the network, start programs, or signal and inspect other processes. The restrictions
-cannot be undone. Importing this package loads only the standard library.
+permitted ones. A restricted process cannot reach the network, start programs, or signal and inspect other processes.
+The restrictions cannot be undone. Importing this package loads only the standard library.
 
 `BRIDLE_SANDBOX` sets the strictness: `strict` (all mechanisms, or the process does not start), `best` (the mechanisms
 that the kernel has) or `off`.
@@ -78,7 +78,7 @@ def _obstacle(wanted: str) -> str | None:
 
 
 def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
-    """Restrict this process for the rest of its life, as `mode()` says. It must not have started threads yet.
+    """Restrict this process for the rest of its life, as `mode()` says. The process must not have started threads yet.
 
     `readable` are files and folders that the process may still read, in addition to Python's own. `may_fork` allows
     further processes, which inherit the restrictions. Raises `OSError` if a mechanism that the kernel has cannot be

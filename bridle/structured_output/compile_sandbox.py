@@ -1,4 +1,5 @@
-"""Child processes that test grammars. They start when needed, are reused, and are replaced when a grammar kills them.
+"""Child processes that test grammars. Processes start when needed, are reused, and are replaced when a grammar kills
+them.
 
 A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, so the
 server compiles it again. Any thread may call this module, and waits for the answer.

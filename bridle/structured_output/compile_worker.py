@@ -1,8 +1,8 @@
 """The process that tests a grammar first: it may run out of time, memory or stack without harm to the server.
 
-Run as a program, it reads one JSON line per grammar and answers with one line. It compiles the grammar over single
-bytes instead of a model's vocabulary, and computes the first mask. Its thread has a smaller stack than any in the
-calling process. For this reason it imports only the standard library, llguidance and the sandbox.
+Run as a program, it reads one JSON line per grammar and answers with one line. The process compiles the grammar over
+single bytes instead of a model's vocabulary, and computes the first mask. The compiling thread has a smaller stack than
+any in the calling process. For this reason it imports only the standard library, llguidance and the sandbox.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class FiniteSet:
-    """Texts exactly one of which comes next. None of them is the beginning of another."""
+    """Texts exactly one of which comes next. No text is the beginning of another."""
 
     texts: tuple[bytes, ...]
 

@@ -1,7 +1,7 @@
 """Converts a constraint to the grammar that llguidance reads: a list of small grammars that refer to each other.
 
 The text begins with the first grammar. Each leaf of a combination gets a grammar of its own, and with it a lexer, so
-that the terminals of different leaves cannot conflict. Nothing is compiled here.
+that the terminals of different leaves cannot conflict. This module compiles nothing.
 """
 
 from __future__ import annotations

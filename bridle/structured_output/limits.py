@@ -1,6 +1,6 @@
 """Limits of a constraint: sizes, time and memory of its compilation, and of every later mask. Sizes limit what a client
-can send, and are checked before compilation. The other numbers limit the cost that a constraint of an allowed size can
-still cause."""
+can send, and are checked before compilation. Limits of time and memory bound the cost that a constraint of an allowed
+size can still cause."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ class ConstraintPool(ControllerPool):
         return answer.decision
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the masks after each of `tokens`, including forced ones. It stops at a token that is not allowed or
-        ends the text, if other tokens are forced, and when it takes longer than a commit may."""
+        """Return the masks after each of `tokens`, including forced ones. Lookahead stops at a token that is not
+        allowed or ends the text, if other tokens are forced, and when it takes longer than a commit may."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []

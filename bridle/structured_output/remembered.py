@@ -1,4 +1,4 @@
-"""A dictionary of results that can be computed again. Its size is limited."""
+"""A dictionary of limited size, for results that can be computed again."""
 
 from __future__ import annotations
 

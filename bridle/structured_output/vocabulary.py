@@ -1,7 +1,7 @@
 """A model's vocabulary in the form that llguidance needs: the bytes of every token, and canonical tokenization.
 
-It is built from token bytes, so it works with any tokenizer, and masks always agree with the text. Ids beyond the
-tokenizer's vocabulary, which models add as padding, have no bytes and are never allowed.
+The vocabulary is built from token bytes, so it works with any tokenizer, and masks always agree with the text. Ids
+beyond the tokenizer's vocabulary, which models add as padding, have no bytes and are never allowed.
 """
 
 from __future__ import annotations

@@ -149,7 +149,8 @@ def _terminal(text: str) -> str:
 
 
 def _ignored(alternative: Alternative) -> str:
-    """Return the pattern skipped between tokens. It must not match the empty text, or skipping would never end."""
+    """Return the pattern skipped between tokens. The pattern must not match the empty text, or skipping would never
+    end."""
     if len(alternative) != 1 or alternative[0][0] not in "\"'":
         raise InvalidRequest(f"{_SKIP} holds {' '.join(alternative)!r}; must hold single terminals", "constraint")
     terminal = _terminal(alternative[0][1:-1])

@@ -22,8 +22,8 @@ from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
 
 
 class LateCopy:
-    """A copy that the device makes after the previously queued work. It is empty if the device was reset before making
-    it."""
+    """A copy that the device makes after the previously queued work. The copy is empty if the device was reset before
+    making it."""
 
     def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
         self._device, self._read, self._data = device, read, b""
@@ -60,10 +60,10 @@ class LateBlocks(ScriptedBlocks):
 
 
 class LateScriptedExecutor(ScriptedExecutor):
-    """A `ScriptedExecutor` whose calls have two parts. It takes the same options, and needs a clock for `device_time`;
-    sampling takes no time. `faults` are raised by `forward`, `sample_faults` by `get_result`. `num_ahead` counts steps
-    that were launched before the tokens of the previous step were taken; `num_named` counts their rows with a
-    placeholder."""
+    """A `ScriptedExecutor` whose calls have two parts. The executor takes the same options, and needs a clock for
+    `device_time`; sampling takes no time. `faults` are raised by `forward`, `sample_faults` by `get_result`.
+    `num_ahead` counts steps that were launched before the tokens of the previous step were taken; `num_named` counts
+    their rows with a placeholder."""
 
     is_async = True
 

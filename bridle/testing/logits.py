@@ -1,9 +1,9 @@
 """The scripted model: logits as a pure function of the tokens read so far, and of nothing else.
 
-Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. It represents the keys
-and values that a real model keeps for p. A logits row mixes the digests of all positions up to its own, so that one
-wrong slot anywhere in the cache gives another row. Values are small integers, and so exact in every float type. A test
-can give a function `next_token`, which chooses every token instead of the hash.
+Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. The digest represents
+the keys and values that a real model keeps for p. A logits row mixes the digests of all positions up to its own, so
+that one wrong slot anywhere in the cache gives another row. Values are small integers, and so exact in every float
+type. A test can give a function `next_token`, which chooses every token instead of the hash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, draw: int) -> float:
-    """Return random number `draw` of `key`, in [0, 1). It is computed from a counter, without state."""
+    """Return random number `draw` of `key`, in [0, 1). The number is computed from a counter, without state."""
     return (mix(mix(key & _MASK) + draw & _MASK) >> 11) * 2.0**-53
 
 

@@ -1,8 +1,8 @@
 """The executor's copy of each sequence, and every rule that a plan must keep.
 
 A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, frees and rows of
-a plan to these copies. It raises `InternalError` at the first operation that no correct engine would send. This module
-does not know the contents of the KV cache, which the executor compares afterwards.
+a plan to these copies. `Mirrors` raises `InternalError` at the first operation that no correct engine would send. This
+module does not know the contents of the KV cache, which the executor compares afterwards.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 alone.
 
 `ScriptedExecutor` follows each `StepPlan` exactly on a fake KV cache and computes its logits from the KV that it reads
-back. So a wrong block, a missed copy or a stale prefix is found. It also checks every plan against the contract of
-executors and raises `InternalError` at once. It needs neither torch nor weights and does not know text.
+back. So a wrong block, a missed copy or a stale prefix is found. The executor also checks every plan against the
+contract of executors and raises `InternalError` at once. The executor needs neither torch nor weights and does not know
+text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)
@@ -70,7 +71,7 @@ class ScriptedBlocks:
 
 
 class ScriptedSequences:
-    """KV of whole sequences of the fake cache, for a store. It can be truncated, unless `is_cuttable` is set to
+    """KV of whole sequences of the fake cache, for a store. Such KV can be truncated, unless `is_cuttable` is set to
     False."""
 
     def __init__(self, mirrors: Mirrors, cells: SequenceKV, identity: str) -> None:

@@ -22,7 +22,7 @@ class PieceDecoder:
         return cls([chr(ord("a") + token) for token in range(vocab_size)])
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> PieceState:
-        """Return the state for an output that follows `prompt`. The arguments have no effect on it."""
+        """Return the state for an output that follows `prompt`. Neither argument has an effect on the state."""
         return PieceState(self.pieces)
 
     def token_text(self, token: int) -> str:

@@ -1,6 +1,6 @@
 """Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are not compared.
 Steps are not compared either, because a controller may be late in one run and in time in the other. Moves of an output
-are compared in order. Its controller's logs and variables are compared separately."""
+are compared in order. The logs and variables of an output's controller are compared separately."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Records of a trace: the header with the request, then one record for each event of an output, in order. A trace has
-the provenance of each token, so that a text can be explained, shown and repeated. It shows the engine's view: it
+the provenance of each token, so that a text can be explained, shown and repeated. A trace shows the engine's view: it
 includes tokens that the client never received, because they were rolled back in the same step. Records are plain data;
 `bridle.traces` writes them."""
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The version of the format. It changes when a reader of the old version would misread the new one.
+#: The version of the format. The version changes when a reader of the old version would misread the new one.
 VERSION = 1
 #: Maximum number of records of one request, forks included. Later ones are only counted.
 MAX_RECORDS = 1 << 16
@@ -83,8 +83,8 @@ class Record:
 
 @dataclass(slots=True)
 class PromptRecord(Record):
-    """The prompt is computed. Its first `num_cached` tokens were found in the cache. `queued` is how many seconds the
-    request waited for room, `opening` how many seconds its controller took to start."""
+    """The prompt is computed. The prompt's first `num_cached` tokens were found in the cache. `queued` is how many
+    seconds the request waited for room, `opening` how many seconds its controller took to start."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -95,8 +95,8 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had been computed before. Their KV was lost by
-    a preemption or with the device, or the logits of the last one were needed again."""
+    """Tokens from position `start` on were computed; `num_again` of them had been computed before. The KV of repeated
+    tokens was lost by a preemption or with the device, or the logits of the last one were needed again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -155,8 +155,8 @@ class ForkRecord(Record):
 
 @dataclass(slots=True)
 class WaitRecord(Record):
-    """The output was held for `num_steps` steps, and is no longer held. Its controller was `late`, or it waited; if it
-    waited for variables, `variables` names them."""
+    """The output was held for `num_steps` steps, and is no longer held. The controller was `late`, or the output
+    waited; if it waited for variables, `variables` names them."""
 
     late: bool = False
     variables: tuple[str, ...] = ()
@@ -183,9 +183,9 @@ class StoredRecord(Record):
 @dataclass(slots=True)
 class ExchangeRecord(Record):
     """An exchange between an engine and its control runtime, on the main channel or on the side channel (`side`): a
-    `request` and, `seconds` later, the `reply`. Both are JSON, or strings if they were not JSON. `at` is the time of
-    the request, in seconds since 1970. An exchange is about many outputs, so its `output` is 0; `step` counts
-    exchanges."""
+    `request` and, `seconds` later, the `reply`. Request and reply are JSON, or strings if they were not JSON. `at` is
+    the time of the request, in seconds since 1970. An exchange is about many outputs, so its `output` is 0; `step`
+    counts exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0

@@ -164,8 +164,8 @@ class Dialect2:
 
 
 def own_words(logs: str) -> str:
-    """Return the controller's own log, without the line that the runtime adds about lateness. That line belongs only in
-    the server's log."""
+    """Return the controller's own log, without the line that the runtime adds about lateness. The line about lateness
+    belongs only in the server's log."""
     if _LATE.fullmatch(logs) is None:
         return logs
     _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())

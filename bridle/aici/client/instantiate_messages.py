@@ -52,8 +52,8 @@ def module_of(data: Any) -> str | None:
 
 
 class InitialOutput:
-    """Output that controllers printed and stored while their instances were created. It is kept until a first answer
-    can carry it to the client."""
+    """Output that controllers printed and stored while their instances were created. The output is kept until a first
+    answer can carry it to the client."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Answer] = {}

@@ -183,7 +183,7 @@ def _waits(result: Json) -> bool:
 
 
 def _stable(value: Any) -> Any:
-    """Return the value without the parts that differ between runs. Of a mask only its existence is kept."""
+    """Return the value without the parts that differ between runs. A mask is reduced to whether there is one."""
     if isinstance(value, dict):
         kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
         if kept.get("sample_mask") is not None:

@@ -24,8 +24,8 @@ _LOOK = 0.25
 
 
 class SideChannel:
-    """Carries many calls at once over the side channel of one runtime process. It begins with `start` and ends with the
-    process, or with an invalid reply. It then calls `on_end` from its own thread, with the reason."""
+    """Carries many calls at once over the side channel of one runtime process. The channel begins with `start` and ends
+    with the process, or with an invalid reply. The channel then calls `on_end` from its own thread, with the reason."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process

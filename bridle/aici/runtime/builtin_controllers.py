@@ -1,10 +1,10 @@
 """The controllers that come with bridle: they are found by name, and compiled before a request needs them.
 
-They are in the store with an owner of their own, which is not a user. A user's tag and a linked reference take
-precedence; nothing is downloaded for them. For the interpreter that takes longest to compile, the package has machine
-code for the most common machines. The others are compiled once for each machine and version of wasmtime, in the
-background, with their own limits and low priority. A request waits a moment for this, and is then refused with a time
-to retry.
+These controllers are in the store with an owner of their own, which is not a user. A user's tag and a linked reference
+take precedence; nothing is downloaded for them. For the interpreter that takes longest to compile, the package has
+machine code for the most common machines. Other controllers are compiled once for each machine and version of wasmtime,
+in the background, with their own limits and low priority. A request waits a moment for this, and is then refused with a
+time to retry.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class BuiltinControllers:
         )
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Store and compile controllers, one after the other. It takes long for an interpreter, but little time if it
+        """Store and compile controllers, one after the other. This takes long for an interpreter, but little time if it
         was done before. Raises the error of the first controller that fails."""
         for name in names:
             if self._compilers.cached(self.install(name)) is None:

@@ -39,7 +39,8 @@ def prepare_chats(tokenizer: Tokenizer | None) -> None:
 
 
 def render_chat(guest: Instance, conversation: bytes) -> bytes:
-    """Return text and tokens of a conversation, or an error, as JSON. Its length counts as tokenized text."""
+    """Return text and tokens of a conversation, or an error, as JSON. The conversation's length counts as tokenized
+    text."""
     limits = guest.surroundings.limits
     guest.spent_tokenizing += len(conversation)
     if len(conversation) > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:

@@ -1,8 +1,8 @@
 """Compiled code of modules: from the store, from the package, or made by a compiler process with limits.
 
-Only the supervisor writes to the store. It writes only code that bridle's compiler made from the bytes with the
-module's hash, now or when the package was built (the package has the hash of such code). So a client's upload can never
-become the compiled code of another module.
+Only the supervisor writes to the store. The supervisor writes only code that bridle's compiler made from the bytes with
+the module's hash. The compiler ran now or when the package was built, whose manifest has the hash of such code. So a
+client's upload can never become the compiled code of another module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiling: the only module in which the bytes of an uploaded module reach the Wasm compiler.
 
-It runs in a separate process for each module, limited in time (from outside) and memory, because a malicious module can
-make a compiler work hard. It returns machine code and the metadata that workers need: the guest's dialect, missing
-exports, and whether an instance can be copied.
+The compiler runs in a separate process for each module, limited in time (from outside) and memory, because a malicious
+module can make a compiler work hard. The compiler returns machine code and the metadata that workers need: the guest's
+dialect, missing exports, and whether an instance can be copied.
 """
 
 from __future__ import annotations

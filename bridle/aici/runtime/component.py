@@ -63,7 +63,7 @@ class LinkedComponent:
 
 
 class ComponentInstance(Instance):
-    """An `Instance` of a component. It can be copied only by forking its process."""
+    """An `Instance` of a component. A component can be copied only by forking its process."""
 
     world: World
 

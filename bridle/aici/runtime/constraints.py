@@ -161,7 +161,8 @@ class _Refused:
 
 
 def _tokenizer(vocabulary: RuntimeVocabulary) -> Any:
-    """Return the tokenizer in llguidance's form. It is made once per vocabulary, because that takes a moment."""
+    """Return the tokenizer in llguidance's form. The result is made once per vocabulary, because that takes a
+    moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)
         vocabulary.llguidance = tokens.backend

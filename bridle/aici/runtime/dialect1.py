@@ -81,7 +81,7 @@ class Dialect1Handler:
             names.add(pre.req_id)
 
     def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: r.PostPreData, has_post: bool) -> None:
-        """Keep a sequence whose mid callback is late. Its post op must not report changes."""
+        """Keep a sequence whose mid callback is late. The sequence's post op must not report changes."""
         if has_post:
             data.post_seqs[seq_id] = r.SeqResult(result=r.PostResult(False))
         is_done = sequence.ready is not None

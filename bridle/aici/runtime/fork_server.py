@@ -1,9 +1,10 @@
 """The fork server: a process without threads that forks workers and compilers on the supervisor's behalf.
 
-It is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in memory. So a
-new worker starts in a few milliseconds and shares these pages. The fork server never compiles, because a process that
-has compiled must not be forked. Its children die with it, and it dies with the supervisor. If the fork server dies, the
-supervisor, which then has threads, starts another one as a new process with the same options.
+The fork server is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in
+memory. So a new worker starts in a few milliseconds and shares these pages. The fork server never compiles, because a
+process that has compiled must not be forked. The children of the fork server die with it, and it dies with the
+supervisor. If the fork server dies, the supervisor, which then has threads, starts another one as a new process with
+the same options.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class ForkServer:
         return self._spawn(_WORKER, descriptors)
 
     def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:
-        """Fork a compiler. Its descriptors are a module's file, a memory file for the code, and a socket for the
-        result. `is_ours` says that the module comes with bridle."""
+        """Fork a compiler. `descriptors` are a module's file, a memory file for the code, and a socket for the result.
+        `is_ours` says that the module comes with bridle."""
         return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
 
     def _spawn(self, kind: str, descriptors: list[int]) -> Process:

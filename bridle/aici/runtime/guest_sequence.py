@@ -86,7 +86,7 @@ class GuestSequence:
         return other
 
     def clone(self, spare: Instance | None, variables: Variables) -> GuestSequence:
-        """Return a clone of this sequence for lookahead. It may reuse the memory of a `spare` instance."""
+        """Return a clone of this sequence for lookahead. The clone may reuse the memory of a `spare` instance."""
         other = object.__new__(GuestSequence)
         other.key, other.instance = self.key, self.instance.fork(variables, spare)
         other.guest = guest_of(other.instance)
@@ -176,7 +176,7 @@ class GuestSequence:
     # -- for a D1 engine -----------------------------------------------------------------------------------
 
     def first_pre(self, budget_ms: float) -> PreResult:
-        """D1b: the pre callback that runs at instantiation. Its tokens belong to the prompt."""
+        """D1b: the pre callback that runs at instantiation. Tokens forced by this callback belong to the prompt."""
         result = self.pre(budget_ms)
         if result.suspend or result.num_forks == 0:
             raise self.instance.broke(ControllerTrap("the first pre callback must neither suspend nor stop"))

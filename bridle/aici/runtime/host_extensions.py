@@ -1,5 +1,5 @@
-"""Functions of module `bridle` for guests, except the functions for constraints. They let guests look up tokens without
-a copy of the token trie, fail with their own message, and ask whether they are about to be ended."""
+"""Functions of module `bridle` for guests, except the functions for constraints. These functions let guests look up
+tokens without a copy of the token trie, fail with their own message, and ask whether they are about to be ended."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ class LeaderFollowers:
         self._work()
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child, where only the calling thread exists. It leads with its present task."""
+        """Reset the state in a forked child, where only the calling thread exists. This thread leads with its present
+        task."""
         self._baton = threading.Lock()
         self._baton.acquire()
         self._mutex = threading.Lock()

@@ -2,8 +2,8 @@
 
 A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
 guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. A draft ends if the
-guest's answer is not a plain sample, or if the guest fails or takes long. It also ends if the guest cannot be cloned,
-because it is forked with its process or uses variables shared with other sequences.
+guest's answer is not a plain sample, or if the guest fails or takes long. A draft also ends if the guest cannot be
+cloned, because it is forked with its process or uses variables shared with other sequences.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ModuleMetadata(msgspec.Struct, frozen=True):
 
 
 def settings_key(limits: RuntimeLimits, machine: str = platform.machine(), system: str = platform.system()) -> str:
-    """Return a key of the settings that compiled code depends on, apart from the module. It is part of the code's name
-    in the cache."""
+    """Return a key of the settings that compiled code depends on, apart from the module. The key is part of the code's
+    name in the cache."""
     facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

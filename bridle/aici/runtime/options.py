@@ -61,8 +61,8 @@ class _ServiceParser(_Parser):
 
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with all options. Their help is the reference of `bridle runtime`. `is_service` means that an
-    engine passes the options, not a person."""
+    """Return a parser with all options. The help of the options is the reference of `bridle runtime`. `is_service`
+    means that an engine passes the options, not a person."""
     parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )

@@ -56,7 +56,7 @@ def fork_watched() -> tuple[int, int]:
 
 
 def _handle_of_an_end() -> int:
-    """Return the handle of a child that ends at once. It reports an end like the handle of a killed process."""
+    """Return the handle of a child that ends at once. The handle reports an end like that of a killed process."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

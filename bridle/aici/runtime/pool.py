@@ -1,8 +1,8 @@
 """Workers: few processes, each leased to one tenant at a time.
 
 A tenant's sequences are spread over its workers. An idle worker stays with its tenant until another tenant needs the
-place. It is then replaced by a new process, so that no process ever serves two tenants. With request isolation (or for
-guests that can only be forked with their process) a worker belongs to one request alone.
+place. The worker is then replaced by a new process, so that no process ever serves two tenants. With request isolation
+(or for guests that can only be forked with their process) a worker belongs to one request alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WorkerPool:
             self._room.notify_all()
 
     def bury(self, worker: WorkerHandle) -> None:
-        """Remove a worker that died or must be killed. Its instances are lost."""
+        """Remove a worker that died or must be killed. The worker's instances are lost."""
         with self._room:
             if worker not in self.workers:
                 return

@@ -161,7 +161,8 @@ def _bytes(memory: LinearMemory, layout: _Layout, place: int) -> bytes:
 
 
 def _text(memory: LinearMemory, layout: _Layout, place: int) -> str:
-    """Return the content of a str object. Its state field gives the width of a character and whether all are ASCII."""
+    """Return the content of a str object. The object's state field gives the width of a character and whether all are
+    ASCII."""
     size = min(_number(memory, place + layout.text_size), _MAX_NAME)
     state = _number(memory, place + layout.text_state)
     width, is_ascii = state >> 2 & 7, state >> 6 & 1

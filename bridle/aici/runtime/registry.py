@@ -74,8 +74,8 @@ class Registry:
                     self.discard(name)
 
     def worker_died(self, worker: WorkerHandle) -> dict[str, str]:
-        """End the sequences of a dead worker. They stay in the table until the engine frees them. Returns, for the
-        requests that lost a sequence, their trace ids by request name, as far as known."""
+        """End the sequences of a dead worker. The sequences stay in the table until the engine frees them. Returns, for
+        the requests that lost a sequence, their trace ids by request name, as far as known."""
         lost = {}
         for sequence in list(self.table.by_key.values()):
             if sequence.worker is worker and sequence.error is None:

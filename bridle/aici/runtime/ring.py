@@ -70,7 +70,7 @@ class Ring:
         self._position += skip + need
 
     def peek(self) -> memoryview:
-        """Return the next message without copying it. It stays valid until `advance`."""
+        """Return the next message without copying it. The message stays valid until `advance`."""
         start = self._position % self._capacity
         left = self._capacity - start
         if left < _LENGTH.size or _LENGTH.unpack_from(self._view, start)[0] == _WRAP:

@@ -26,7 +26,8 @@ from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import ControllerTimeout, InvalidRequest
 
-#: Time limit of an instantiation, as a multiple of its CPU limit. It is extended if the worker got less processor time.
+#: Time limit of an instantiation, as a multiple of its CPU limit. The limit is extended if the worker got less
+#: processor time.
 _PATIENCE = 20.0
 
 
@@ -41,7 +42,7 @@ class SideOptions:
 
 
 class SideOps:
-    """Thread-safe handlers of requests. They raise `BridleError`; the caller turns the error into a reply."""
+    """Thread-safe handlers of requests. The handlers raise `BridleError`; the caller turns the error into a reply."""
 
     def __init__(
         self,

@@ -54,8 +54,8 @@ class Steps:
         """Collect an answer for every job, as far as answers come before `deadline` (monotonic seconds).
 
         With `reply_by` the wait ends at that time, and late sequences are not waited for if there are others. A job
-        then counts as late once for each `limit` seconds since it was asked. It ends with an error when its guest has
-        used that much processor time as often as it may be late.
+        then counts as late once for each `limit` seconds since it was asked. A job ends with an error when its guest
+        has used that much processor time as often as it may be late.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit

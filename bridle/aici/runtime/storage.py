@@ -130,7 +130,8 @@ class SharedVariables:
 
 @dataclass(slots=True)
 class RequestState:
-    """One user request. Its sequences share variables and limits. `variables` is used only with process isolation."""
+    """One user request. The sequences of a request share variables and limits. `variables` is used only with process
+    isolation."""
 
     id: int
     name: str

@@ -1,4 +1,5 @@
-"""The supervisor reads both channels, runs steps, and owns all state that outlives a request. It runs no Wasm.
+"""The supervisor reads both channels, runs steps, and owns all state that outlives a request. The supervisor runs no
+Wasm.
 
 The main thread serves the main channel, one request at a time. The side channel has a reader and a few threads. The
 process ends when the engine's process does, and ends everything that it started.

@@ -101,7 +101,7 @@ def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool)
 
 
 class Ticker:
-    """The epoch clock of an engine. It runs only while guests run, and not across a fork of the process."""
+    """The epoch clock of an engine. The clock runs only while guests run, and not across a fork of the process."""
 
     def __init__(self, engine: wasmtime.Engine, on_tick: Callable[[], None]) -> None:
         self._engine = engine

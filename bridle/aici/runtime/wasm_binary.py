@@ -1,8 +1,9 @@
 """Reads and rewrites Wasm modules as bytes, for operations that the engine's API does not offer.
 
 A fork by copy needs access to every memory and every mutable global of an instance. If a module does not export one,
-this module adds it to the export section, under a name that does not occur in the module. It also detects whether a
-module can change its tables while it runs, which a copy could not reproduce. The engine has validated the input before.
+this module adds it to the export section, under a name that does not occur in the module. This module also detects
+whether a guest's module can change its tables while it runs, which a copy could not reproduce. The engine has validated
+the input before.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class WorkerHandle:
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:
-        """Return whether the worker has work but seems stuck. It is stuck if it used more than `most` seconds of
+        """Return whether the worker has work but seems stuck. A worker is stuck if it used more than `most` seconds of
         processor time since its last message, or none for `standstill` seconds. So waiting on a busy machine does not
         count."""
         used, now = self.process.cpu_seconds(), time.monotonic()

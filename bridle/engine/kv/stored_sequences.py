@@ -1,10 +1,10 @@
 """KV of whole sequences in a store, for a backend that keeps KV by sequence. KV is written when a sequence ends, and
 read when another one begins with the same tokens.
 
-The store has the KV of a sequence in pieces, and a record of its tokens. Each block has a pointer to this record, under
-the hash of all tokens up to the block's end. A new sequence follows the last pointer that it finds, compares its tokens
-with those of the record, and reads the KV. KV of recurrent layers cannot be truncated. Then only the last block has a
-pointer, and the new sequence has to begin with all tokens of the old one.
+The store has the KV of a sequence in pieces, and a record of its tokens. Each block has a pointer to the record of
+tokens, under the hash of all tokens up to the block's end. A new sequence follows the last pointer that it finds,
+compares its tokens with those of the record, and reads the KV. KV of recurrent layers cannot be truncated. Then only
+the last block has a pointer, and the new sequence has to begin with all tokens of the old one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lookahead: a token is chosen with regard to the text that a mask forces after it.
 
 A mask may allow a likely token after which the grammar forces text that the model finds improbable. For a request with
-`lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after one of them, the
+`lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after a candidate, the
 candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The sampled candidate enters the
 output like any sampled token, and its controller forces the tokens after it.
 """

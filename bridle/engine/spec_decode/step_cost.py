@@ -23,7 +23,7 @@ class StepCost:
     def __init__(self) -> None:
         self.num_steps = 0  # number of recorded steps
         self._weight = 0.0
-        # Means of rows, further tokens and seconds; then (co)variances of the same, times the weight.
+        # Means of rows, further tokens and seconds; then the (co)variances of these three, times the weight.
         self._rows = self._others = self._seconds = 0.0
         self._rows_rows = self._others_others = self._rows_others = 0.0
         self._rows_seconds = self._others_seconds = 0.0

@@ -1,7 +1,7 @@
 """Creates the parts of a model in this process, and starts an engine over them.
 
-The heavy imports (torch, transformers) happen inside the functions, so that the rest of the service can be imported and
-tested without them. This module knows nothing of requests.
+The heavy imports (torch, transformers) happen inside the functions, so that other modules of the server can be imported
+and tested without torch and transformers. This module knows nothing of requests.
 """
 
 from __future__ import annotations

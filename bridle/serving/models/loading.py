@@ -1,7 +1,7 @@
 """Loads a model by its name: checkpoint, tokenizer, engine, and the engine's thread.
 
-The heavy imports (torch, transformers) happen inside `load_model`, so that the rest of the service can be imported and
-tested without them.
+The heavy imports (torch, transformers) happen inside `load_model`, so that other modules of the server can be imported
+and tested without torch and transformers.
 """
 
 from __future__ import annotations

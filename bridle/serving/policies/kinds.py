@@ -150,8 +150,8 @@ _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
 }
 
 
-#: Readings in which a secret is searched: invisible characters may separate it from its surroundings in only one of
-#: them.
+#: Readings in which a secret is searched, because invisible characters may hide the secret's boundaries in one of these
+#: readings.
 _READINGS: tuple[Reading, ...] = ("seen", "written")
 
 
