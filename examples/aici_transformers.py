@@ -3,8 +3,9 @@
     python examples/aici_transformers.py demo yesno "Is snow white?"
     python examples/aici_transformers.py MODEL_FOLDER CONTROLLER.wasm "a prompt" ARGUMENT
 
-Everything that a controller may ask for is here: masks, forced tokens, backtracking (the KV cache is cropped), forks
-(it is copied), waiting, its own temperature, logs. A sequence is a token list and a cache of all of them but the last.
+The engine supports everything that a controller may request: masks, forced tokens, backtracking (the KV cache is
+cropped), forks (the KV cache is copied), waiting, its own temperature, logs. A sequence is a token list and a cache of
+all tokens but the last.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Output:
     error: Exception | None = None
 
 
-NUMBERS = itertools.count()  # of requests and of sequences: never the same twice in one runtime
+NUMBERS = itertools.count()  # of requests and of sequences, which must be unique in one runtime
 
 
 class TinyEngine:
@@ -51,13 +52,13 @@ class TinyEngine:
 
     @torch.inference_mode()
     def run(self, prompt: list[int], module: str, argument: str = "") -> list[Output]:
-        """All outputs of a request, complete."""
+        """Return all outputs of a request, complete."""
         name = f"request-{next(NUMBERS)}"
         tokens = self.runner.start(name, prompt, module, argument)
         ask = Ask(next(NUMBERS), request=Request(name, tuple(tokens)))
         outputs = [Output(list(tokens), len(tokens), DynamicCache(config=self.model.config), ask)]
         while live := [output for output in outputs if not output.is_over]:
-            self.runner.begin([output.news for output in live])  # the callbacks run while the model does
+            self.runner.begin([output.news for output in live])  # the callbacks run while the model computes
             for output in live:
                 self.compute(output)
             answers = self.runner.finish()
@@ -66,19 +67,19 @@ class TinyEngine:
         return outputs
 
     def compute(self, output: Output) -> None:
-        """Bring cache and logits up to the tokens."""
+        """Update cache and logits to the current tokens."""
         if output.logits is None:
             new = torch.tensor([output.tokens[output.cache.get_seq_length() :]])  # [1, n]
             output.logits = self.model(new, past_key_values=output.cache, use_cache=True).logits[0, -1]  # [V]
 
     def apply(self, output: Output, answer: Answer) -> list[Output]:
-        """Apply the controller's decision; returns the forks. Each starts from the sequence as it was."""
+        """Apply the controller's decision; return the forks. Each fork starts from the sequence before the decision."""
         print(answer.log, end="")
         decision = answer.decision
         if decision is None or decision.is_stop:
             self.end(output, answer.error)
             return []
-        branches = decision.branches or (Branch(sample=False),)  # none: it waits
+        branches = decision.branches or (Branch(sample=False),)  # no branch: the sequence waits
         forks = [self.fork(output, number) for number in range(1, len(branches))]
         for owner, branch in zip([output, *forks], branches, strict=True):
             self.follow(owner, branch, is_new=owner is not output)
@@ -98,7 +99,7 @@ class TinyEngine:
             sampled = self.draw(output, branch)
             splices = tuple(s for s in splices if not s.when_sampled or sampled in s.when_sampled)
             tokens = (sampled,)
-        if splices:  # in a branch that draws, backtrack counts the drawn token
+        if splices:  # in a branch that samples, backtrack counts the sampled token
             keeps = splices[0].backtrack == 0
             backtrack = max(splices[0].backtrack - branch.sample, 0)
             tokens = (tokens if keeps else ()) + splices[0].ff_tokens
@@ -136,7 +137,7 @@ class TinyEngine:
 def main(
     model_name: str = "demo", controller: str = "yesno", prompt: str = "Is snow white?", argument: str = ""
 ) -> None:
-    """Upload a module, or a module that comes with bridle; run it, show its outputs."""
+    """Upload a module, or a module that is part of bridle; run it and print its outputs."""
     folder = str(resolve_model(model_name))
     wasm = Path(controller).read_bytes() if controller.endswith(".wasm") else standard.load(controller)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,9 +1,9 @@
-"""Think first, keep the answer alone.
+"""Think first, and keep only the answer.
 
     bridle run examples/chain_of_thought.py
 
-The model works in the open; then everything since the question is rolled back, and the result is put in its place. A
-reader of the output, or a client that continues it, sees a question and an answer.
+The model writes its reasoning. Then everything after the question is rolled back and replaced by the result. A reader
+of the output, or a client that continues it, gets only the question and the answer.
 """
 
 import pyaici.server as aici

@@ -1,10 +1,10 @@
-"""Stop where you want: criteria of your own in addition to `max_tokens` and stop strings.
+"""Stop outputs by your own criteria, in addition to `max_tokens` and stop strings.
 
     python examples/custom_stopping.py demo
 
-A criterion is a function that is called after every token with all tokens so far and the number of them that
-are prompt. It returns a short reason to stop, or None. The same object serves many outputs at once, so it
-should look at the tokens and remember nothing.
+A criterion is a function that is called after every token with all tokens so far and the number of prompt tokens. The
+function returns a short reason to stop, or None. The same object serves many outputs at once, so it should use only the
+tokens and have no state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sentences:
         }
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | None:
-        """Counts only when a sentence has just ended, so that most tokens cost one look-up."""
+        """Count sentences only if one has just ended, so that most tokens need only one look-up."""
         if tokens[-1] not in self.ends:
             return None
         count = sum(token in self.ends for token in tokens[num_prompt:])
@@ -37,12 +37,12 @@ class Sentences:
 
 
 def main(model: str = "demo") -> None:
-    """Two sentences of each story; and no story that repeats itself."""
+    """Print two sentences of each story, and no story that repeats itself."""
     with LLM(model) as llm:
         criteria: list[StoppingCriteria] = [Sentences(llm.tokenizer, 2), StopOnRepetition(num_tokens=3, times=3)]
         prompts = ["Once upon a time", "There was a fox who"]
         for output in llm.generate(prompts, SamplingParams(max_tokens=200), stopping_criteria=criteria):
-            reason = output.outputs[0].stop_reason  # ours, or the token with which the model ended its text
+            reason = output.outputs[0].stop_reason  # a criterion's, or the end token
             print(f"{output.prompt}{output.text}")
             print("  stopped:", reason if isinstance(reason, str) else "end of the text")
 

@@ -3,7 +3,7 @@ express.
 
     python examples/distinct_digits.py
 
-Each of them works as if it were alone. A token is sampled only if both allow it.
+Schema and controller work independently. A token is sampled only if both allow it.
 """
 
 import json
@@ -23,7 +23,7 @@ FORM = {
 
 
 class Distinct(Controller):
-    """No digit comes twice in the whole text."""
+    """Allows each digit only once in the whole text."""
 
     max_rewind = 0
 

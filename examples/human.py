@@ -4,7 +4,7 @@ continues.
     bridle serve demo
     python examples/human.py
 
-The script below runs in the server. It calls a tool that the request has named as its client's own. Its text waits with
+The script below runs in the server. It calls a tool that the request has declared as the client's. The text waits with
 its KV until this program has sent the typed answer.
 """
 
@@ -26,8 +26,8 @@ RUN = {"controller": "jsctrl", "controller_arg": SCRIPT, "client_tools": ["ask"]
 
 
 def post(url: str, body: object) -> BinaryIO:
-    """Send an object as JSON; gives the answer as it comes in. A server that compiles the first script says when to ask
-    again."""
+    """Send an object as JSON; return the streaming answer. A server that is still compiling its script interpreter
+    answers with the time for the next attempt."""
     while True:
         try:
             return urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
@@ -38,7 +38,7 @@ def post(url: str, body: object) -> BinaryIO:
 
 
 def items(stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events."""
+    """Yield the objects of a stream of server-sent events."""
     for line in stream:
         if line.startswith(b"data: {"):
             yield json.loads(line[len("data: ") :])

@@ -1,8 +1,8 @@
-"""JSON that fits a schema, whatever the model is.
+"""JSON that matches a schema, with any model.
 
     bridle run examples/json_by_schema.py
 
-Names of fields, quotation marks and commas are no choice of the model's: they are appended without asking it.
+Names of fields, quotation marks and commas are forced: they are appended without sampling.
 """
 
 import json

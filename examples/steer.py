@@ -3,7 +3,7 @@
     python examples/steer.py demo
 
 The controller writes the fixed parts of a JSON record itself, without asking the model. The model writes only the
-values between them: letters up to a quotation mark, or digits. The result is valid JSON with any model.
+values between these parts: letters up to a quotation mark, or digits. The result is valid JSON with any model.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bridle import LLM, Controller, Decision, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.tokenizer import Tokenizer
 
-PARTS = ['{"name": "', '", "age": ', ', "city": "', '"}']  # what stands before, between and after the fields
+PARTS = ['{"name": "', '", "age": ', ', "city": "', '"}']  # the parts before, between and after the fields
 FIELDS = ["text", "number", "text"]
-ENDS = {"text": '"', "number": ","}  # how the model says that a field is complete
+ENDS = {"text": '"', "number": ","}  # the tokens with which the model ends a field
 MAX_FIELD_TOKENS = 6
 
 
 class Form(Controller):
     """Writes the fixed parts and masks the tokens that the model may write into each field."""
 
-    max_rewind = 1  # the token that ends a field is taken back
+    max_rewind = 1  # the token that ends a field is rolled back
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         texts = dict(readable_tokens(tokenizer))
@@ -36,17 +36,18 @@ class Form(Controller):
         }
         self.first = {kind: [t for t in self.inside[kind] if texts[t][0] not in " 0"] for kind in self.inside}
         self.ends = {kind: [t for t, text in texts.items() if text.startswith(ENDS[kind])] for kind in ENDS}
-        self.part = -1  # the last one written
-        self.begin = 0  # where the current field begins
+        self.part = -1  # index of the last part that was written
+        self.begin = 0  # the begin of the current field
 
     def next(self, view: SequenceView) -> Decision:
-        """A fixed part if it is time for one, otherwise a token of the field; stop after the last part."""
+        """Return a fixed part if the current field is complete, otherwise a token of the field; stop after the last
+        part."""
         if self.part == len(FIELDS):
             return Decision.stop("the form is complete")
         if self.part < 0:
             return self.write_part(view, backtrack=0)
         kind, length = FIELDS[self.part], len(view.tokens) - self.begin
-        if length and view.tokens[-1] in self.ends[kind]:  # also of the last token that there is room for
+        if length and view.tokens[-1] in self.ends[kind]:  # also after the last token of the field's limit
             return self.write_part(view, backtrack=1)
         if length == MAX_FIELD_TOKENS:
             return self.write_part(view, backtrack=0)
@@ -61,7 +62,7 @@ class Form(Controller):
 
 
 def readable_tokens(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
-    """Tokens that are whole characters, with their text."""
+    """Yield tokens that are whole characters, with their text."""
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_text(token)
         if token not in tokenizer.special_token_ids and text.strip() and "\ufffd" not in text:

@@ -2,7 +2,7 @@
 
     bridle run examples/thinking_budget.py
 
-After a number of tokens of reasoning the script ends the reasoning itself, and the model answers from there. The
+After a number of reasoning tokens the script ends the reasoning itself, and then the model answers. The
 log-probabilities of the answer's first token show how sure it is.
 """
 

@@ -1,10 +1,10 @@
-"""A small HTTP server on `AsyncEngine`: the parts, put together by hand.
+"""A small HTTP server on `AsyncEngine`, built from its parts.
 
     python examples/tiny_server.py demo
     curl -N localhost:8000/generate -d '{"prompt": "Once upon a time", "max_tokens": 40}'
 
 Text arrives as server-sent events while it is generated. A client that disconnects cancels its request. `bridle serve`
-is the full server; this is the place to start one of your own.
+is the full server; this example is a starting point for your own server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bridle.tokenizer import Detokenizer, Tokenizer
 
 
 def make_app(model: str) -> tuple[fastapi.FastAPI, AsyncEngine]:
-    """The application, and the engine behind it, which is yours to close."""
+    """Return the application, and its engine, which the caller must close."""
     tokenizer = Tokenizer.load(resolve_model(model))
     engine = AsyncEngine(Engine(load_executor(ModelConfig(model)), decoder=Detokenizer(tokenizer))).start()
     app = fastapi.FastAPI()
@@ -45,7 +45,7 @@ def make_app(model: str) -> tuple[fastapi.FastAPI, AsyncEngine]:
 
 
 async def events_of(stream: EventStream) -> AsyncIterator[str]:
-    """Server-sent events of one request; leaving them early cancels it."""
+    """Yield the server-sent events of one request; leaving the iteration early cancels the request."""
     async with stream:
         async for events in stream:
             for event in events:

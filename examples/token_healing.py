@@ -1,9 +1,9 @@
-"""A prompt that ends in the middle of a word continues as if it did not.
+"""A prompt that ends in the middle of a word is continued correctly.
 
     bridle run examples/token_healing.py --prompt "The capital of France is Pa"
 
-Models have hardly ever seen " Pa" before "ris": text is cut into tokens at other places. So the last tokens are rolled
-back, to where the word begins. The model then writes tokens that spell the same text again and continue.
+Models have hardly ever seen the token " Pa" before "ris", because text is tokenized differently. So the last tokens are
+rolled back to the beginning of the word. The model then generates tokens that spell the same text and continue it.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""A tool call that is always one of the tools, with arguments of the right types.
+"""A tool call that always names an existing tool, with arguments of the right types.
 
     bridle run examples/tool_call.py
 
-The model decides by itself whether to call a tool: its most probable next token shows the decision. If it does, a
-schema made of the tools' own schemas leaves it no way to invent a tool, an argument or a type.
+The model decides by itself whether to call a tool: its most probable next token shows the decision. If the model calls
+a tool, a schema made of the tools' own schemas prevents invented tools, arguments and types.
 """
 
 import json
@@ -18,7 +18,7 @@ REQUEST = "What is the weather in Oslo?"
 
 
 def schemas() -> dict[str, object]:
-    """The arguments of each tool."""
+    """Return the schema of the arguments of each tool."""
     return {
         name: closed({argument: {"type": kind} for argument, kind in arguments.items()})
         for name, arguments in TOOLS.items()
@@ -26,12 +26,12 @@ def schemas() -> dict[str, object]:
 
 
 def call_schema() -> dict[str, object]:
-    """Any one of the tools with all of its arguments."""
+    """Return a schema of one call: any tool with all of its arguments."""
     return {"anyOf": [closed({"name": {"const": name}, "arguments": kinds}) for name, kinds in schemas().items()]}
 
 
 def closed(properties: dict[str, object]) -> dict[str, object]:
-    """An object with exactly these properties."""
+    """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -45,7 +45,7 @@ async def main() -> None:
     await aici.chat(REQUEST, tools=[{"type": "function", "function": function} for function in functions])
     wishes = await aici.candidates(3)
     print("wishes:", *(f"{wish.text!r} {wish.probability:.1%}" for wish in wishes))
-    if wishes[0].text.startswith(("<", "{")):  # some models leave the tag out
+    if wishes[0].text.startswith(("<", "{")):  # some models leave out the tag
         await aici.FixedTokens("<tool_call>\n")
         call = json.loads(await aici.gen_text(json_schema=call_schema(), max_tokens=60, store_var="call"))
         await aici.FixedTokens("\n</tool_call>")

@@ -1,9 +1,9 @@
-"""A server of the Model Context Protocol with one tool: which time zone a city has.
+"""A server of the Model Context Protocol with one tool: the time zone of a city.
 
     python examples/town_server.py
 
-It speaks over its standard input and output, and its caller starts it: `examples/tools.toml` names it, and
-the agents of `agent.js` and `agent.py` call it as `town.zone`. It needs the package `mcp` (`pip install
+The server uses its standard input and output, and its caller starts it. `examples/tools.toml` names this server, and
+the agents of `agent.js` and `agent.py` call its tool as `town.zone`. The server needs the package `mcp` (`pip install
 'bridle-llm[tools]'`).
 """
 
@@ -16,7 +16,7 @@ server = MCPServer("town")
 
 @server.tool()
 def zone(city: str) -> str:
-    """The time zone of a city."""
+    """Return the time zone of a city."""
     if city not in ZONES:
         raise ValueError(f"nothing is known of {city}; known are {', '.join(ZONES)}")
     return ZONES[city]

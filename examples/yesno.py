@@ -1,9 +1,9 @@
-"""One of two words, and nothing else.
+"""The model answers with one of two words, and nothing else.
 
     bridle run examples/yesno.py
 
-The model reads the question; of its answer only the choice is its own. Each option is spelled as its own text is
-spelled, so " Yes" and "Yes" are different choices: after "A:" a space comes first.
+The model reads the question and chooses one option; the script forces everything else. Options include their spaces, so
+" Yes" and "Yes" are different choices. After "A:" a space must come first.
 """
 
 import pyaici.server as aici

@@ -228,7 +228,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """Return the next message of one conversation, or of each conversation in a list. Otherwise it is like
+        """Return the next message of one conversation, or of each conversation in a list. Otherwise this method is like
         `generate`.
 
         Each output has a `message` with its reasoning, its content, and its calls of `tools`. `tool_choice` and the

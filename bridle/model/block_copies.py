@@ -81,7 +81,7 @@ def find_problem(copier: BlockCopier, device: torch.device) -> str | None:
         if all(map(torch.equal, want, pools)):
             return None
     except torch.OutOfMemoryError:
-        raise  # that may pass
+        raise  # the error may be temporary
     except Exception as failure:  # a compiler, its cache, a driver
         return f"{type(failure).__name__}: {failure}"
     return "the kernel copies other blocks"

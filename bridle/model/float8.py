@@ -147,7 +147,7 @@ def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
             if not error <= _TOLERANCE:  # NaN counts as an error, too
                 return f"a product of {count} rows differs by {error:.3g} (limit {_TOLERANCE:.3g})"
     except torch.OutOfMemoryError:
-        raise  # that may pass
+        raise  # the error may be temporary
     except Exception as failure:  # a library, a driver
         return f"{type(failure).__name__}: {failure}"
     return None

@@ -250,7 +250,7 @@ def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device
         try:
             is_right = _gives_the_same(layer, norm, device, dtype)
         except torch.OutOfMemoryError:
-            raise  # that may pass
+            raise  # the error may be temporary
         except Exception as failure:  # a compiler, its cache, a driver
             return f"the fused kernels fail: {type(failure).__name__}: {failure}"
         if not is_right:

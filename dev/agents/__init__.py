@@ -1,1 +1,1 @@
-"""Coding agents from their packages against a server of bridle: `python -m dev.agents.run --help`."""
+"""Runs coding agents from their packages against a server of bridle: `python -m dev.agents.run --help`."""

@@ -1,7 +1,7 @@
-"""The agents: how each is installed, configured and started, and its requirements of a server.
+"""The agents: the installation, configuration and start of each, and its requirements of a server.
 
 In files, variables and commands `{url}` is the server's address, `{model}` the model's name, `{bin}` the folder of the
-client's programs, `{home}` its home and `{task}` its task.
+client's programs, `{home}` the client's home and `{task}` its task.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ stream_idle_timeout_ms = 1200000
 
 
 def _call(name: str, arguments: str) -> str:
-    """Return a model's text of one tool call."""
+    """Return the text with which a model calls one tool."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client. `packages` are npm's, or PyPI's if `is_python`. `says` is the first answer of a model that knows the
-    client. The client then sends a result if it `has_tools`."""
+    """A client. `packages` are from npm, or from PyPI if `is_python`. `says` is the first answer of a model that knows
+    the client's tools. If `has_tools`, the client then sends a tool result."""
 
     name: str
     packages: tuple[str, ...]

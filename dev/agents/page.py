@@ -10,7 +10,7 @@ _WORDS = {"url": "http://127.0.0.1:8080", "model": "coder", "home": "/home/me", 
 
 
 def configuration(client: Client) -> str:
-    """Files, variables and the command, as blocks of Markdown."""
+    """Return files, variables and the command as blocks of Markdown."""
     blocks = []
     for name, content in client.files.items():
         text = content.format(**_WORDS).strip()

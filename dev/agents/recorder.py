@@ -1,6 +1,6 @@
-"""A proxy between a client and a server that records their messages: the evidence of a run.
+"""A proxy between a client and a server that records their messages, as evidence of a run.
 
-It passes bytes on as they come, so streams stay streams, and changes nothing but the host's name.
+The proxy passes bytes on as they are received, so streams remain streams. It changes only the host's name.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-#: How often to look whether a client is still there.
+#: Seconds between two checks whether a client is still connected.
 _LOOK_SECONDS = 0.5
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
 #: Parts of the last events of streams.
 _LAST_EVENTS = (b'"type":"response.completed"', b'"type":"message_stop"', b"data: [DONE]")
-#: How tool results stand in the bodies of the APIs.
+#: Marks of tool results in the request bodies of the APIs.
 _RESULTS = (b'"tool_result"', b'"role":"tool"', b'"role": "tool"', b'"function_call_output"')
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer. `is_whole` says that the answer came to its end with the client still there."""
+    """One request and its answer. `is_whole` means that the answer was complete before the client disconnected."""
 
     method: str
     path: str
@@ -49,8 +49,8 @@ class Exchange:
 
 @contextmanager
 def recording(port: int, folder: Path | None = None) -> Iterator[tuple[int, list[Exchange]]]:
-    """A proxy before the server at `port` of this machine: its own port, and the recorded messages. `folder` gets a
-    file for each exchange."""
+    """Run a proxy for the server at `port` of this machine; yield the proxy's port, and the recorded messages. `folder`
+    gets a file for each exchange."""
     exchanges: list[Exchange] = []
 
     class Handler(_Handler):
@@ -69,8 +69,8 @@ def recording(port: int, folder: Path | None = None) -> Iterator[tuple[int, list
 
 
 def _leave_with(client: socket.socket, upstream: socket.socket) -> None:
-    """End the connection to the server when the client leaves, also while nothing is written to it."""
-    with suppress(OSError, ValueError):  # one of them is closed: the answer is over
+    """End the connection to the server when the client disconnects, also while no data is sent to the client."""
+    with suppress(OSError, ValueError):  # one of the sockets is closed, so the answer has ended
         while upstream.fileno() >= 0:
             if select.select([client], [], [], _LOOK_SECONDS)[0] and not client.recv(1, socket.MSG_PEEK):
                 upstream.shutdown(socket.SHUT_RDWR)
@@ -142,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815  (the base class's names)
 
     def log_message(self, *args: Any) -> None:
-        """Nothing: the notes say it."""
+        """Log nothing, because the notes contain all requests."""

@@ -3,8 +3,8 @@
     python -m dev.agents.run MODEL --prefix /tmp/agents --install          # all of them
     python -m dev.agents.run MODEL --prefix /tmp/agents claude-code pi
 
-MODEL is any model of `bridle serve`. Each client gets a home and a folder of its own, with one file in it; requests
-pass a recorder, which keeps them under `PREFIX/runs/CLIENT/notes`.
+MODEL is any model of `bridle serve`. Each client gets its own home and its own folder with one file. Requests pass a
+recorder, which stores them under `PREFIX/runs/CLIENT/notes`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def faults(self) -> list[str]:
-        """Return the failures between client and server."""
+        """Return the errors between client and server."""
         found = [f"{each.method} {each.path}: {each.status}" for each in self.exchanges if each.status >= 400]
         found += [f"{each.method} {each.path} was cut" for each in self.exchanges if not each.is_whole]
         return found if self.exchanges else ["no request came"]
@@ -51,7 +51,7 @@ class Seen:
         return any(each.has_results for each in self.exchanges)
 
     def row(self) -> str:
-        """A row of the table."""
+        """Return the row of the table for this run."""
         ended = "out of time" if self.status is None else f"status {self.status}"
         trip = "yes" if self.has_round_trip else "no" if self.client.has_tools else "has no tools"
         streams = sum(each.is_stream for each in self.exchanges)
@@ -72,7 +72,7 @@ def is_installed(client: Client, prefix: Path) -> bool:
 
 
 def install(client: Client, prefix: Path) -> None:
-    """Install the client's packages into a folder of its own."""
+    """Install the client's packages into a separate folder."""
     place = prefix / client.name
     if client.is_python:
         _do(sys.executable, "-m", "venv", place)
@@ -121,7 +121,7 @@ def _wait(command: Sequence[str], work: Path, variables: dict[str, str], seconds
 
 @contextmanager
 def serving(model: str, port: int, options: Sequence[str]) -> Iterator[None]:
-    """A server with the model, ready."""
+    """Run a server with the model; the block begins when the server is ready."""
     named = ("--port", str(port), "--served-name", MODEL, "--default-max-tokens", "600", "--max-model-len", "32k")
     command = [sys.executable, "-m", "bridle", "serve", model, *named, *options]
     server = subprocess.Popen(command)  # noqa: S603

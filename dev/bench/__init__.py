@@ -1,9 +1,9 @@
-"""Benchmarks for people who work on bridle. Benchmarks that users also run are in `bridle.bench`; `bridle.bench.run`
+"""Benchmarks for developers of bridle. Benchmarks that users also run are in `bridle.bench`; `bridle.bench.run`
 describes the required names of a module."""
 
 from __future__ import annotations
 
-#: Name of a benchmark and what it measures. Its module is the one of that name in this package.
+#: Benchmarks by name, with a description. A benchmark is the module of that name in this package.
 BENCHMARKS = {
     "agents": "agents that call tools: a client's loop with parked KV, prefix cache or none, and inside the engine",
     "batching": "continuous batching beside static batches and none, and what each of its knobs trades",

@@ -1,4 +1,4 @@
-"""Adapters made on the spot: PEFT's files with random numbers, as many as are wanted."""
+"""Generated adapters for benchmarks: any number of adapters in PEFT's format, with random values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bridle.lora import LayerShape
 
-#: What an adapter changes, by the name of the choice.
+#: Suffixes of the layers that an adapter changes, by the name of the choice.
 TARGETS = {
     "q and v": ("q_proj", "v_proj"),
     "all linear": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),

@@ -1,10 +1,10 @@
 """Benchmark of agents that call tools repeatedly: `bridle bench agents`.
 
 Several agents, each with a long context, write a call, wait for its result, and continue, all at the same time. In
-three cases they run as a client's loop: over parked KV, over the prefix cache, and without a cache. In the fourth they
-run inside of the engine, as a controller that waits and writes the result itself. The cache is either large, or so
-small that other requests evict the agents' KV during each call. The model has random weights, because neither speed nor
-counts depend on the text.
+three cases the agents run as a client's loop: over parked KV, over the prefix cache, and without a cache. In the fourth
+case they run inside the engine, as a controller that waits and writes the result itself. The cache is either large, or
+so small that other requests evict the agents' KV during each call. The model has random weights, because neither speed
+nor counts depend on the text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BLOCK = 16
-#: Settings of the engine for each way to run a client's loop.
+#: Settings of the engine for each variant of a client's loop.
 _LOOPS: dict[str, dict[str, Any]] = {
     "client, parked KV": {},
     "client, prefix cache": {"park_memory": 0},
@@ -50,8 +50,8 @@ THREADS = 1
 
 @dataclass(slots=True)
 class AgentTally:
-    """Counts and times of a run. `firsts` are the seconds from each result to the first token after it, `steps` the
-    steps that the engine took meanwhile, for all agents and others together."""
+    """Counts and times of a run. `firsts` are the seconds from each result to the next token. `steps` are the engine's
+    steps in that time, for all agents and other users together."""
 
     firsts: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class AgentTally:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """All figures, for a large cache and a scarce one."""
+    """Return all figures, for a large cache and a scarce one."""
     work = _chosen(settings)
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
@@ -87,7 +87,7 @@ def _ways() -> list[str]:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each way takes, with a large cache and a scarce one."""
+    """Return the estimated seconds of each variant, with a large cache and a scarce one."""
     work, checkpoint = _chosen(settings), planned_checkpoint(_MODEL)
     size = work.answer + work.result
     once = work.agents * work.total
@@ -105,7 +105,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 def _run(folder: Path, work: AgentWork, way: str, is_scarce: bool) -> dict[str, Any]:
     from bridle.backends import load_executor
 
-    # Scarce: what runs at one time fits, and nothing else. Large: all that anybody says fits.
+    # Scarce: the cache holds only what runs at one time. Large: the cache holds all conversations.
     per_agent, per_other = -(-work.total // _BLOCK) + 1, -(-work.other // _BLOCK) + 1
     num_blocks = work.agents * (per_agent + per_other) * (1 if is_scarce else work.calls + 1)
     executor = load_executor(ModelConfig(str(folder), num_blocks=num_blocks, block_size=_BLOCK, warm_up=False))
@@ -157,7 +157,7 @@ async def _tool(
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Ends an output after a fixed number of tokens, as a call that is complete does."""
+    """Ends an output after a fixed number of tokens, as a complete call would."""
 
     count: int
 
@@ -166,7 +166,7 @@ class _Enough:
 
 
 async def _outside(client: AsyncEngine, work: AgentWork, number: int, is_scarce: bool, tally: AgentTally) -> None:
-    """A client's loop: each call is a request with all that was said."""
+    """Run a client's loop, in which each call is a request with the whole conversation."""
     said = list(tokens_of(number, work.context))
     sampling = SamplingParams(max_tokens=work.answer + 1, temperature=0.0, ignore_eos=True)
     for call in range(work.calls + 1):
@@ -196,7 +196,7 @@ async def _outside(client: AsyncEngine, work: AgentWork, number: int, is_scarce:
 
 
 class _Agent(Controller):
-    """The same loop, as an agent inside the engine: it waits for each result, and writes it."""
+    """The agent's loop inside the engine: it waits for each result, and writes the result itself."""
 
     def __init__(
         self, work: AgentWork, number: int, wants: Callable[[], object], num_results: Callable[[], int]
@@ -252,7 +252,7 @@ def _steps(client: AsyncEngine) -> int:
 
 
 def _good(events: list[Event]) -> list[Event]:
-    """The events; raises the error that one of them reports."""
+    """Return the events; raise the error that one of them reports."""
     for event in events:
         if isinstance(event, Finished) and event.error is not None:
             raise event.error

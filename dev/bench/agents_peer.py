@@ -1,7 +1,8 @@
-"""The loop of `bridle bench agents` over llama.cpp, with the same weights and a prompt cache as its Python server has.
+"""The loop of `bridle bench agents` over llama.cpp, with the same weights, and with the prompt cache of llama.cpp's
+Python server.
 
-That server takes one request at a time, continues from its context, and keeps states of earlier prompts in memory. Its
-package for HTTP is not needed: this module uses the server's own objects in the same way for a completion.
+That server takes one request at a time, continues from its context, and keeps states of earlier prompts in memory. The
+server's HTTP package is not needed: this module uses the server's own objects as the server does for a completion.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dev.bench.agents_work import AgentWork, tokens_of
 from dev.bench.cpu_files import has_llamacpp, write_file
 
 NAME = "client, llama.cpp's server"
-#: Positions of one pass. Each kept state has the scores of so many, whatever it needs, so more would take gigabytes.
+#: Positions of one pass. Each stored state has scores for this number of positions, so a larger number would take
+#: gigabytes.
 _BATCH = 64
 
 
 def is_there() -> bool:
-    """Return whether llama.cpp can be measured here."""
+    """Return whether llama.cpp is installed and can be measured."""
     return has_llamacpp()
 
 
@@ -38,7 +40,7 @@ class _Server:
         self.num_computed = 0
 
     def complete(self, prompt: list[int], count: int) -> tuple[list[int], float]:
-        """The given number of tokens after a prompt, and the seconds until the first of them."""
+        """Return `count` tokens after a prompt, and the seconds until the first of them."""
         model, began, first = self._model, time.perf_counter(), 0.0
         with_state = self._cache._find_longest_prefix_key(tuple(prompt))
         if with_state is not None:
@@ -61,7 +63,8 @@ class _Server:
 
 
 def run(checkpoint: BenchCheckpoint, folder: Path, work: AgentWork, is_scarce: bool, threads: int) -> dict[str, Any]:
-    """The agents in turns, since the server takes one request at a time. The cache has the room of bridle's."""
+    """Run the agents in turns, because the server handles one request at a time. The cache has the same capacity as
+    bridle's."""
     write_tokenizer(checkpoint.path, checkpoint.vocab_size)
     path = write_file(checkpoint, folder, "F16")
     room = work.agents * (work.total + work.other) * (1 if is_scarce else work.calls + 1)

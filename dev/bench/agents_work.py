@@ -1,4 +1,4 @@
-"""Work of the agents of `bridle bench agents`, whatever runs them."""
+"""Work of the agents of `bridle bench agents`, for every program that runs them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class AgentWork:
-    """Work of the agents: `agents` agents make `calls` calls each, of `answer` tokens, with results of `result`
-    tokens, after a context of `context` tokens. Others ask with `other` tokens during each call, if the cache is
-    scarce."""
+    """Work of the agents: `agents` agents make `calls` calls each, of `answer` tokens, with results of `result` tokens,
+    after a context of `context` tokens. If the cache is scarce, other users send requests of `other` tokens during each
+    call."""
 
     agents: int
     calls: int
@@ -21,11 +21,11 @@ class AgentWork:
 
     @property
     def total(self) -> int:
-        """The tokens of an agent in the end."""
+        """Return the number of tokens of an agent at the end."""
         return self.context + self.calls * (self.answer + self.result) + self.answer
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
-    """Return the tokens of text number `seed`: always the same ones."""
+    """Return the tokens of text number `seed`, the same in each call."""
     random = Random(seed)
     return tuple(random.randrange(8_000) for _ in range(count))

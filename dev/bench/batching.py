@@ -1,9 +1,9 @@
 """Compares the router's continuous batching with no batching and with static batches, and measures the effect of each
 setting.
 
-The same requests arrive again and again, as a Poisson process with short and long prompts and outputs. Each time a
-`bridle serve` with other flags receives them. `one at a time` is a batch of one. Static batches are those of a client
-without a router. It gathers a number of requests, sends them together, and sends the next ones only when all of these
+The same requests arrive in each run, as a Poisson process with short and long prompts and outputs. Each run has a
+`bridle serve` with other flags. `one at a time` is a batch of one. Static batches are those of a client without a
+router. Such a client gathers a number of requests, sends them together, and sends the next batch only when all of them
 are answered. A request's first token counts from its arrival, including any wait. Requests arrive as fast as the flags
 that are compared first can sustain; the rate is measured in the same run.
 """
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _COMMON = ("--control", "off", "--no-prefix-caching")
-#: Shortest and longest prompt and output of each kind of request, and how many of ten are of that kind.
+#: Shortest and longest prompt and output of each kind of request, and the number of requests of that kind in ten.
 _KINDS = (((16, 64), (24, 64), 5), ((16, 64), (4, 12), 2), ((256, 512), (8, 32), 3))
-_LOAD = 0.8  # of what continuous batching can bear
-_CLIENTS = 8  # that find out what that is
+_LOAD = 0.8  # share of the capacity of continuous batching
+_CLIENTS = 8  # clients that measure the capacity
 _CAPACITY = "what continuous batching can bear"
-_START_SECONDS = 9.0  # of a server, and its end
+_START_SECONDS = 9.0  # for the start and the end of a server
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that arrives `at` a time in seconds, or later if it has to wait."""
+    """A request that arrives at the time `at` in seconds, or later if it has to wait."""
 
     at: float
     prompt: tuple[int, ...]
     max_tokens: int
 
 
-#: How requests reach a server: each with when it arrived, all answered.
+#: Sends requests to a server, each with its arrival time, and waits for all answers.
 Delivery = Callable[[ServerTarget, Sequence[Arrival]], Coroutine[Any, Any, list[Sample]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to serve them."""
+    """One variant of serving the requests."""
 
     name: str
     flags: tuple[str, ...]
@@ -66,7 +66,7 @@ class Variant:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Serve the same arrivals in every way, and print a table."""
+    """Serve the same arrivals with every variant, and print a table."""
     name, num_requests = _chosen(settings)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -87,7 +87,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def _chosen(settings: BenchSettings) -> tuple[str, int]:
-    """A model, and how many requests arrive."""
+    """Return a model, and the number of requests that arrive."""
     name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
     return name, 10 if settings.quick else 30
 
@@ -97,7 +97,7 @@ def _static_size(settings: BenchSettings) -> int:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each server takes: its start, and the requests at the rate that it can bear or less."""
+    """Return the estimated seconds of each server: its start, and the requests at the rate of its capacity or less."""
     name, num_requests = _chosen(settings)
     checkpoint = planned_checkpoint(name)
     requests = make_arrivals(num_requests, checkpoint.vocab_size)
@@ -109,7 +109,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def variants(static_size: int) -> list[Variant]:
-    """Three ways to batch, then each knob alone."""
+    """Return three ways to batch, then each setting alone."""
     ways = [
         Variant("continuous", (), as_they_come),
         Variant("one at a time", ("--max-batch-size", "1"), as_they_come),
@@ -135,7 +135,7 @@ _KNOBS = (
 
 
 def make_arrivals(count: int, vocab_size: int, *, seed: int = 0) -> list[Arrival]:
-    """Requests of all kinds at one a second on average, the same for the same arguments."""
+    """Return requests of all kinds at one per second on average, the same for the same arguments."""
     rng = random.Random(seed)
     kinds = [kind for *kind, share in _KINDS for _ in range(share)]
     chosen = [kinds[number % len(kinds)] for number in range(count)]
@@ -151,7 +151,7 @@ def make_arrivals(count: int, vocab_size: int, *, seed: int = 0) -> list[Arrival
 
 
 async def as_they_come(target: ServerTarget, arrivals: Sequence[Arrival]) -> list[Sample]:
-    """Each at its time, whatever became of the others."""
+    """Send each request at its arrival time, independent of other requests."""
     begin = time.perf_counter()
 
     async def one(arrival: Arrival) -> Sample:
@@ -162,7 +162,7 @@ async def as_they_come(target: ServerTarget, arrivals: Sequence[Arrival]) -> lis
 
 
 async def in_batches(target: ServerTarget, arrivals: Sequence[Arrival], *, size: int) -> list[Sample]:
-    """A full batch, once the last of its requests has arrived and all of the batch before are answered."""
+    """Send a full batch once its last request has arrived and the previous batch is answered."""
     begin = time.perf_counter()
     samples: list[Sample] = []
     for first in range(0, len(arrivals), size):
@@ -195,7 +195,7 @@ class _Bench:
 
 
 async def _find_capacity(server: HttpServer, requests: Sequence[Arrival]) -> float:
-    """Requests a second if there is always another one."""
+    """Return the requests per second when clients always have another request."""
     waiting = list(reversed(requests))
 
     async def client() -> None:
@@ -209,6 +209,6 @@ async def _find_capacity(server: HttpServer, requests: Sequence[Arrival]) -> flo
 
 
 async def _measure(server: HttpServer, variant: Variant, arrivals: Sequence[Arrival]) -> Row:
-    await complete(server.target, (5, 6, 7), 2)  # whatever is made lazily is made now
+    await complete(server.target, (5, 6, 7), 2)  # make now what would be made lazily
     row, _ = await timed(variant.name, server, variant.deliver(server.target, arrivals))
     return row

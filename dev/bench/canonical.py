@@ -42,7 +42,7 @@ _PERSON = {
     },
     "required": ["name", "age", "tags"],
 }
-#: A constraint of each kind, and a text that fits.
+#: A constraint of each kind, and a text that satisfies it.
 _CASES: dict[str, tuple[Constraint, str]] = {
     "regex": (Regex("[a-z ,]+[.]", longest=True), "the quick brown fox jumps over the lazy dog near the river."),
     "json": (JsonSchema(_PERSON), '{"name": "Ada Lovelace", "age": 36, "tags": ["mathematician", "countess"]}'),
@@ -106,7 +106,7 @@ def _request(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: st
 
 def _measure(vocabulary: GrammarVocabulary, constraint: Constraint, text: str) -> dict[str, dict[str, float]]:
     start = Matcher(vocabulary, grammar_of(constraint))
-    _walk(start.copy(), vocabulary, text, "off")  # llguidance's own caches
+    _walk(start.copy(), vocabulary, text, "off")  # fills llguidance's own caches
     return {how: _times(start, vocabulary, text, how) for how in ("off", "prefer", "strict")}
 
 
@@ -127,7 +127,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 def _walk(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: str) -> list[float]:
-    """The seconds of each mask along a text."""
+    """Return the seconds of each mask along a text."""
     draws = None if how == "off" else CanonicalDraws(how == "strict")
     left, seconds = list(vocabulary.encode(text.encode())), list[float]()
     while left and not matcher.is_complete:

@@ -1,8 +1,9 @@
 """Benchmark of choices: `python -m dev.bench.choices MODEL`.
 
-200 questions with four options each, from tables of facts. Each option is scored alone, as a prompt, and the best one
-is the exact answer. It is compared with the choice of `LLM.decide`, and with a mask's choice token after token. The
-model's own mistakes do not count: only whether a choice is the model's most probable one.
+The benchmark has 200 questions with four options each, from tables of facts. Each option is scored alone, as a prompt,
+and the most probable option is the exact answer. The exact answer is compared with the choice of `LLM.decide`, and with
+a mask's choice token by token. The model's own mistakes do not count. A choice counts as correct if it is the model's
+most probable option.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bridle.structured_output import Choice
 from bridle.structured_output.vocabulary import vocabulary_of
 
 NUM_QUESTIONS = 200
-#: Facts: a thing and its answer, between slashes; `_` is a space.
+#: Facts: a subject and its answer in each entry; entries are separated by slashes; `_` is a space.
 _CAPITALS = """Italy Rome/France Paris/Spain Madrid/Germany Berlin/Austria Vienna/Poland Warsaw/Greece Athens/Portugal
 Lisbon/Ireland Dublin/Norway Oslo/Sweden Stockholm/Finland Helsinki/Denmark Copenhagen/Hungary Budapest/Romania
 Bucharest/Bulgaria Sofia/Ukraine Kyiv/Russia Moscow/Turkey Ankara/Egypt Cairo/Kenya Nairobi/Nigeria Abuja/Ghana
@@ -48,14 +49,15 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its options, the first of which is right."""
+    """A question with its options; the first option is right."""
 
     text: str
     options: tuple[str, ...]
 
 
 def questions() -> list[Question]:
-    """The same questions each time: all facts, again with other wrong options until there are enough."""
+    """Return the same questions in each call: all facts, repeated with other wrong options until there are enough
+    questions."""
     rng, found = random.Random(0), list[Question]()
     while len(found) < NUM_QUESTIONS:
         found += [question for how, table in _TABLES for question in _asked(how, table, rng)]
@@ -71,7 +73,8 @@ def _asked(how: str, table: str, rng: random.Random) -> Iterator[Question]:
 
 
 def compare(path: str) -> dict[str, Any]:
-    """Return the share of choices that agree with exact scores, the share that is right, and seconds, for each way."""
+    """Return the share of choices that agree with exact scores, the share of right choices, and seconds, for each
+    method."""
     same, right, seconds = dict.fromkeys(("scored", "masked"), 0), dict.fromkeys(("exact", "scored", "masked"), 0), {}
     asked = questions()
     with LLM(path, max_model_len=1024) as llm:
@@ -96,7 +99,7 @@ def compare(path: str) -> dict[str, Any]:
 
 
 def _exact(llm: LLM, prompts: list[list[int]], asked: list[Question]) -> list[str]:
-    """The best option of each question, each scored alone after its prompt."""
+    """Return the most probable option of each question, each scored alone after its prompt."""
     vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
     found = []
     paths = [tuple(vocabulary.encode(option.encode())) for question in asked for option in question.options]
@@ -110,7 +113,7 @@ def _exact(llm: LLM, prompts: list[list[int]], asked: list[Question]) -> list[st
 
 
 def _total(output: RequestOutput, num_prompt: int) -> float:
-    """The log-probability of the tokens after the first ones."""
+    """Return the log-probability of the tokens after the first `num_prompt` ones."""
     entries = (output.prompt_logprobs or [])[num_prompt:]
     return math.fsum(entry.logprob for entry in entries if entry is not None)
 

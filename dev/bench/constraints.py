@@ -1,10 +1,10 @@
 """Benchmark of constraints: `bridle bench constraints`.
 
-It measures the pool's answers (commit, forced tokens, mask, and the way to a thread and back) next to llguidance's bare
-mask. The texts satisfy the constraint. There is one case for each kind of constraint and for vocabularies of 32k and
-128k made-up tokens. Then the time of a step with many constrained sequences is compared with unconstrained ones, on a
-device that takes 20 ms a step and computes nothing. Last, requests under a JSON schema are compared with unconstrained
-ones, end to end on a model.
+The benchmark measures the pool's answers (commit, forced tokens, mask, and the switch to a thread and back) and
+llguidance's mask alone. The texts satisfy the constraint. There is one case for each kind of constraint and for
+vocabularies of 32k and 128k generated tokens. Then it compares steps with many constrained and with unconstrained
+sequences, on a device that takes 20 ms a step and computes nothing. Last, it compares requests under a JSON schema with
+unconstrained requests, end to end on a model.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ if TYPE_CHECKING:
 _VOCAB_SIZES = (32_000, 128_000)
 _BATCH = 64
 _DEVICE_SECONDS = 0.020
-_NUM_ENDLESS = 4  # kinds of steps: free ones, and constraints that do not end
+_NUM_ENDLESS = 4  # kinds of steps: unconstrained ones, and constraints that do not end
 _REQUESTS = "requests under a JSON schema"
-#: Rough seconds, as `MachineLimits.python` has them: a token of a vocabulary, one way through a text, one answer in a
-#: step.
+#: Rough seconds for `MachineLimits.python`: a token of a vocabulary, one pass through a text, one answer in a step.
 _TOKEN_SECONDS, _CASE_SECONDS, _ANSWER_SECONDS = 12e-6, 0.05, 60e-6
 _SYLLABLES = re.findall("..", "abbacodaenerfigaheinkalomanoonorparesastthtiunvewa")
 
@@ -83,14 +82,14 @@ NUMBER: /[0-9]+/
 
 @dataclass(frozen=True, slots=True)
 class ConstraintCase:
-    """A constraint and a text that fits it."""
+    """A constraint and a text that satisfies it."""
 
     constraint: Constraint
     text: str
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Masks for each vocabulary and kind, then steps, then requests."""
+    """Measure masks for each vocabulary and kind, then steps, then requests."""
     answers, steps = [], []
     for size in _VOCAB_SIZES:
         with phases.part(f"masks, {size} tokens"):
@@ -108,8 +107,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Estimate how many seconds each part takes: vocabularies are read once, texts are processed in several rounds, and
-    a step waits for its device and asks for each sequence."""
+    """Estimate the seconds of each part. Vocabularies are read once, and texts are processed in several rounds. A step
+    waits for its device, and requests an answer for each sequence."""
     found = {}
     for size in _VOCAB_SIZES:
         once = size * _TOKEN_SECONDS + len(cases()) * _CASE_SECONDS * _rounds(settings)
@@ -129,7 +128,7 @@ def _rounds(settings: BenchSettings) -> int:
 
 
 def _num_steps(settings: BenchSettings) -> tuple[int, int]:
-    """Steps, and rounds."""
+    """Return the number of steps and of rounds."""
     return (15, 1) if settings.quick else (40, 3)
 
 
@@ -151,7 +150,8 @@ def cases() -> dict[str, ConstraintCase]:
 
 
 def made_up_vocabulary(size: int) -> GrammarVocabulary:
-    """Bytes, numbers, punctuation and made-up words, half of them with a space in front; the last token ends."""
+    """Return a vocabulary of bytes, numbers, punctuation and generated words, half of them with a leading space; the
+    last token ends an output."""
     rng = random.Random(size)
     tokens = {bytes([byte]): None for byte in range(256)}
     tokens |= dict.fromkeys(str(number).encode() for number in range(10, 1000))
@@ -171,7 +171,7 @@ def _no_tokenizer(text: str) -> list[int]:
 
 
 def _answers(vocabulary: GrammarVocabulary, case: ConstraintCase, num_rounds: int) -> dict[str, Any]:
-    """Microseconds of masks and answers where there is a choice, and the share of tokens that were forced."""
+    """Return microseconds of masks and answers at positions with a choice, and the share of forced tokens."""
     from bridle.structured_output.grammar import grammar_of
     from bridle.structured_output.matcher import Matcher
 
@@ -201,7 +201,7 @@ def _answers(vocabulary: GrammarVocabulary, case: ConstraintCase, num_rounds: in
 
 
 def _bare_masks(start: Any, tokens: Sequence[int]) -> list[float]:
-    """Seconds of llguidance's own mask before each token that was not forced."""
+    """Return the seconds of llguidance's own mask before each token that was not forced."""
     backend, seconds = start.copy().backend, []
     for token in tokens:
         if not backend.compute_ff_tokens():
@@ -216,7 +216,7 @@ def _bare_masks(start: Any, tokens: Sequence[int]) -> list[float]:
 def _pool_answers(
     pool: ConstraintPool, constraint: Constraint, tokens: Sequence[int], number: int
 ) -> tuple[list[float], int]:
-    """Seconds from a token to its mask by way of the pool, and how many tokens were forced."""
+    """Return the seconds from a token to its mask through the pool, and the number of forced tokens."""
     request = Request(str(number), (1,), controller=constraint)
     pool.open(request).result()
     asks = [Ask(0, request=request), *(Ask(0, tokens=(token,)) for token in tokens[:-1])]
@@ -243,8 +243,8 @@ def _p50_p99(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 class MaskedExecutor(InstantExecutor):
-    """Takes `_DEVICE_SECONDS` a step without computing, then samples a token that the mask allows. `drawing` is the
-    time of sampling, which is not measured."""
+    """Takes `_DEVICE_SECONDS` per step without computing, then samples a token that the mask allows. `drawing` is the
+    time of sampling, which is excluded from the measurement."""
 
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         super().__init__(num_seqs, 4096, vocab_size=vocab_size)
@@ -263,7 +263,7 @@ class MaskedExecutor(InstantExecutor):
         return StepResult(batch.step, tokens, [None] * len(tokens))
 
     def _draw(self, mask: bytes | None) -> int:
-        size = self.info.vocab_size - 1  # the last one ends
+        size = self.info.vocab_size - 1  # the last token ends an output
         for _ in range(64):
             token = self._rng.randrange(size)
             if mask is None or mask_allows(mask, token):
@@ -273,7 +273,7 @@ class MaskedExecutor(InstantExecutor):
 
 
 def _steps(vocabulary: GrammarVocabulary, batch: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
-    """Median milliseconds of a step of `batch` sequences, free and under constraints, in turns."""
+    """Return the median milliseconds of a step of `batch` sequences, without and with constraints, in turns."""
     endless: dict[str, Constraint | None] = {
         "free": None,
         "regex": Regex(r"([a-z]+ ?)+[0-9]{900}"),

@@ -2,9 +2,9 @@
 
 A model with random weights writes by two JSON schemas. The first is one long text without forced tokens, so the
 difference is the cost of masks. The second has records, whose fields have random lengths within their bounds. Tokens
-are counted over steps in which all sequences decode: sampled ones alone, and together with forced ones. With a share f
-of forced tokens, the speed of both together is at most 1 / (1 - f) times that of unconstrained text. It stays near 1
-where computing a token costs as much as sampling one, as on a busy CPU.
+are counted over steps in which all sequences decode: sampled tokens alone, and sampled and forced tokens together. With
+a share f of forced tokens, the speed of both together is at most 1 / (1 - f) times that of unconstrained text. The
+factor is near 1 if computing a token costs as much as sampling one, as on a busy CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _BATCHES = (16, 64)
 _PROMPT_TOKENS = 32
 _WARM_UP = 4
-_VOCABULARY_SECONDS = 12e-6  # a token of a vocabulary that is made up, as `MachineLimits.python` has it
+_VOCABULARY_SECONDS = 12e-6  # a token of a generated vocabulary, for `MachineLimits.python`
 
 TEXT = JsonSchema({"type": "string", "minLength": 5_000})
 RECORDS = JsonSchema(
@@ -55,7 +55,7 @@ RECORDS = JsonSchema(
 
 @dataclass(frozen=True, slots=True)
 class StepsRun:
-    """Counts of some steps."""
+    """Counts over some steps."""
 
     seconds: float
     sampled: int
@@ -67,7 +67,8 @@ def _sizes(settings: BenchSettings) -> tuple[str, ...]:
 
 
 def guess_beside_free(settings: BenchSettings, limits: MachineLimits) -> float:
-    """About how many seconds `beside_free` takes: free text and two schemas, each with prompts and a warm-up."""
+    """Return the estimated seconds of `beside_free`: unconstrained text and two schemas, each with prompts and a
+    warm-up."""
     from bridle.bench.checkpoints import planned_checkpoint
 
     num_steps, rounds = _scale(settings)
@@ -83,7 +84,7 @@ def guess_beside_free(settings: BenchSettings, limits: MachineLimits) -> float:
 def beside_free(
     folder: Path, settings: BenchSettings, make_vocabulary: Callable[[int], GrammarVocabulary]
 ) -> list[dict[str, Any]]:
-    """A row for each model, number of requests and schema. In turns; medians."""
+    """Return a row for each model, number of requests and schema. Runs take turns; figures are medians."""
     from bridle.bench.checkpoints import make_checkpoint
 
     rows = []
@@ -100,14 +101,14 @@ def beside_free(
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Steps, and rounds."""
+    """Return the number of steps and of rounds."""
     return (12, 1) if settings.quick else (64, 3)
 
 
 def _compared(
     executor: Executor, vocabulary: GrammarVocabulary, batch: int, num_steps: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Tokens per second of free text, and shares of it under each schema."""
+    """Return the tokens per second of unconstrained text, and the relative speed under each schema."""
     kinds: dict[str, Constraint | None] = {"free": None, "a long text": TEXT, "records": RECORDS}
     runs: dict[str, list[StepsRun]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
@@ -135,7 +136,7 @@ def _shares(runs: list[StepsRun], free: list[float]) -> dict[str, float]:
 def decode(
     executor: Executor, vocabulary: GrammarVocabulary, batch: int, constraint: Constraint | None, num_steps: int
 ) -> StepsRun:
-    """Steps of `batch` requests once all of them decode."""
+    """Run steps of `batch` requests after all of them have begun to decode, and return their counts."""
     engine = Engine(KeptExecutor(executor), pools=[ConstraintPool(lambda: vocabulary)])
     sampling = SamplingParams(max_tokens=2_000, temperature=0.8, ignore_eos=True)
     for number in range(batch):

@@ -1,4 +1,4 @@
-"""Cost of controllers outside of steps: upload, start, fork and memory."""
+"""Costs of controllers outside steps: upload, start, fork and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _OUTPUTS = 16
 
 
 def startup(tokenizer: Path, folder: Path, vocab_size: int, *, quick: bool) -> dict[str, Any]:
-    """Upload to ready, the same bytes again, instances from the compile cache, memory of each."""
+    """Measure the time from upload to readiness, a second upload of the same bytes, instances from the compile cache,
+    and memory of each instance."""
     num_instances = 20 if quick else 100
     limit = ("--limit", f"max_instances={num_instances + 8}", "--wasm-max-init-time", "10000")
     with runtime_pool(tokenizer, folder / "store-costs", vocab_size, *limit) as pool:
@@ -28,7 +29,7 @@ def startup(tokenizer: Path, folder: Path, vocab_size: int, *, quick: bool) -> d
         sizes = {"small": small, "code": large, "padded": guests.padded(small, 1 << 20)}
         uploads = {name: _upload_figures(pool, wasm) for name, wasm in sizes.items()}
         module = upload(pool, small)
-        _open(pool, module, 0, 1)  # the worker starts, and loads the code
+        _open(pool, module, 0, 1)  # starts the worker, which loads the code
         before = group_memory(pool.runtime_pid)
         times = _open(pool, module, 1, num_instances)
         after = group_memory(pool.runtime_pid)
@@ -52,7 +53,7 @@ def _upload_figures(pool: RuntimePool, wasm: bytes) -> dict[str, Any]:
 
 
 def _open(pool: RuntimePool, module: str, first: int, count: int) -> list[float]:
-    """Open instances one after the other; seconds of each, from the engine's question to the prompt."""
+    """Open instances one after the other; return the seconds of each, from the engine's request to the prompt."""
     times = []
     for number in range(first, first + count):
         request = Request(f"cost-{number}", (1, 2, 3), SamplingParams(), controller=WasmController(module))
@@ -63,7 +64,8 @@ def _open(pool: RuntimePool, module: str, first: int, count: int) -> list[float]
 
 
 def group_memory(group: int | None) -> int:
-    """Bytes that the processes of a group hold; shared memory is divided among the processes that share it (PSS)."""
+    """Return the bytes that the processes of a group use. Shared memory is divided among the processes that share it
+    (PSS)."""
     total = 0
     for pid in members(group):
         try:
@@ -77,8 +79,8 @@ def group_memory(group: int | None) -> int:
 def long_fork(*, quick: bool) -> list[dict[str, Any]]:
     """Fork one sequence of 32k tokens into 16, at the end of a KV block and within one.
 
-    Measures the time of the forking step next to a plain one, and the number of copied blocks. Also measures how many
-    more blocks are in use once every output has sampled 8 tokens. The controller is plain Python and the device
+    Measures the time of the forking step compared with a plain step, and the number of copied blocks. Also measures how
+    many more blocks are in use after every output has sampled 8 tokens. The controller is plain Python and the device
     computes nothing, so that the step is the engine's own work.
     """
     figures = []
@@ -124,7 +126,7 @@ def _forking(num_drawn: int) -> Any:
     from bridle.controllers import Controller, SequenceView
 
     class Forking(Controller):
-        """Samples, forks in sixteen, samples eight more in each."""
+        """Samples a token, forks into sixteen, and samples eight more tokens in each."""
 
         forked = False
 

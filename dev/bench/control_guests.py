@@ -1,4 +1,4 @@
-"""More controllers as WebAssembly text: `script` returns prepared answers, `padded` and `heavy` are large."""
+"""Further controllers as WebAssembly text: `script` returns prepared answers, `padded` and `heavy` are large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _TEXT, _TEXT_END = 0x20000, 0x100000  # addresses
 
 
 def script(answers: Sequence[str]) -> bytes:
-    """Gives one answer after the other, the last one for ever. An answer is a result as JSON, or `SAMPLE`."""
+    """Return a controller that gives one answer after the other, and then repeats the last answer. An answer is a
+    result as JSON, or `SAMPLE`."""
     at, data, body = _TEXT, "", ""
     for number, answer in enumerate(answers):
         test = "i32.ge_u" if number == len(answers) - 1 else "i32.eq"
@@ -36,20 +37,20 @@ def script(answers: Sequence[str]) -> bytes:
 
 
 def splice(tokens: Sequence[int], backtrack: int = 0) -> str:
-    """The answer that forces `tokens`."""
+    """Return the answer that forces `tokens`."""
     one = {"when_sampled": [], "backtrack": backtrack, "ff_tokens": list(tokens)}
     return json.dumps({"branches": [{"sample_mask": None, "splices": [one]}]})
 
 
 def padded(wasm: bytes, num_bytes: int, seed: int = 0) -> bytes:
-    """The module with a custom section, for sizes of transport and storage."""
+    """Return the module with an additional custom section, to test sizes in transport and storage."""
     content = random.Random(seed).randbytes(num_bytes)
     section = _leb(3) + b"pad" + content
     return wasm + b"\0" + _leb(len(section)) + section
 
 
 def heavy(num_functions: int) -> bytes:
-    """A module that takes a compiler some time: `trivial` with many more functions."""
+    """Return a module that takes a compiler some time: `trivial` with many more functions."""
     extra = []
     for number in range(num_functions):
         steps = "".join(

@@ -1,12 +1,12 @@
 """Benchmark of a CPU: decoding and prompts in every form of weights, through the whole engine and its front ends.
 
-Models have real shapes and random weights, made on the spot. bridle's forms are compared with transformers' `generate`.
-If `llama-cpp-python` is installed, they are also compared with llama.cpp, which runs behind the same engine on the same
-files. Peers of a part take turns, and memory and arithmetic units are measured in between. Above the engine it measures
-HTTP with 16 streams, compared with the same engine without it, and the cost of controllers. It compares LMTP with
-LMQL's own server, where that is installed.
+Models are generated, with real shapes and random weights. bridle's forms are compared with transformers' `generate`. If
+`llama-cpp-python` is installed, they are also compared with llama.cpp, which runs behind the same engine on the same
+files. Peers of a part take turns, and memory and arithmetic units are measured in between. Above the engine, the
+benchmark measures HTTP with 16 streams, compared with the same engine without HTTP, and the cost of controllers. It
+compares LMTP with LMQL's own server, if LMQL is installed.
 
-Parts are measured one by one, and with `folder` each is saved when it is done.
+Parts are measured one by one, and with `folder` each finished part is saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure all parts that are wanted and not there yet. Prints a table for each after measuring it."""
+    """Measure all requested parts that are not measured yet. Print a table for each after measuring it."""
     wanted = parts(settings)
     with ExitStack() as stack:
         folder = settings.folder
@@ -57,7 +57,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: PhaseLimits) -> dict[str, float]:
-    """About how many seconds each part takes that is not measured yet."""
+    """Return the estimated seconds of each part that is not measured yet."""
     wanted, found = parts(settings), CpuLimits()
     found.look()
     if settings.folder is not None:
@@ -110,7 +110,7 @@ def _race_group(
     console: Console,
     phases: Phases,
 ) -> None:
-    """Parts over the same peers, which are loaded once."""
+    """Measure parts with the same peers, which are loaded once."""
     with load_peers(checkpoint, folder, wanted, settings) as peers:
         for part in wanted:
             present = {name: peers[name] for name in part.peers if name in peers}

@@ -1,5 +1,5 @@
-"""Files of `bridle bench cpu`: checkpoints of real shapes, and GGUF files of them with a placeholder vocabulary.
-Both are made once for a folder."""
+"""Files of `bridle bench cpu`: checkpoints of real shapes, and GGUF files of these checkpoints with a placeholder
+vocabulary. The files are made once for a folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint
 from bridle.bench.control_guests import write_tokenizer
 from bridle.cpu_kernels.features import cpu_features
 
-#: Types that are compared.
+#: The compared types of GGUF files.
 FILE_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
-#: llama.cpp's names of features that its products use.
+#: llama.cpp's names of processor features that its products use.
 _FEATURES = {
     "avx2": "AVX2",
     "fma": "FMA",
@@ -33,7 +33,7 @@ _FEATURES = {
 
 
 def can_write() -> bool:
-    """Return whether such files can be written here."""
+    """Return whether GGUF files can be written in this environment."""
     return find_spec("gguf") is not None
 
 
@@ -44,8 +44,8 @@ def has_llamacpp() -> bool:
 
 @cache
 def describe_llamacpp() -> dict[str, Any] | None:
-    """Its version and whether it was built for this processor: a build for any processor is no peer. None if it is not
-    there."""
+    """Return llama.cpp's version, and whether it was built for this processor. A generic build is not a fair peer. None
+    if llama.cpp is missing."""
     if not has_llamacpp():
         return None
     from bridle.llamacpp.library import library
@@ -62,7 +62,7 @@ def describe_llamacpp() -> dict[str, Any] | None:
 
 
 def made_checkpoint(name: str, folder: Path) -> BenchCheckpoint:
-    """The checkpoint called `name` in `folder`, with a tokenizer, made if it is not there."""
+    """Return the checkpoint called `name` in `folder`, with a tokenizer. It is made if it does not exist."""
     note = folder / f"{name}.json"
     if not note.is_file():
         made = make_checkpoint(name, folder)
@@ -89,7 +89,7 @@ def _file(checkpoint: BenchCheckpoint, folder: Path, kind: str) -> Path:
 
 
 def write_file(checkpoint: BenchCheckpoint, folder: Path, kind: str) -> Path:
-    """The checkpoint as a GGUF file of one of `FILE_TYPES`."""
+    """Write the checkpoint as a GGUF file of one of `FILE_TYPES`; return its path."""
     path = _file(checkpoint, folder, kind)
     if path.exists():
         return path

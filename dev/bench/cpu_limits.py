@@ -1,4 +1,4 @@
-"""The most that a CPU's memory and arithmetic units give, measured within the minute in which something else is."""
+"""The limits of a CPU's memory and arithmetic units, measured within the same minute as the figures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from bridle.bench.checkpoints import BenchCheckpoint
 from bridle.bench.roofline import read_bandwidth
 
-#: Bytes of a weight in each form; a file's head may have more.
+#: Bytes of a weight in each form; the head of a file may take more.
 BYTES = {"float32": 4.0, "int8": 1.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M": 0.6}
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCase:
-    """`batch` sequences with prompts of `context` tokens; their decoding, or the prompts themselves."""
+    """A case: `batch` sequences with prompts of `context` tokens. It measures decoding, or the prompts."""
 
     kind: str
     batch: int
@@ -24,15 +24,14 @@ class CpuCase:
 
 @dataclass(slots=True)
 class CpuLimits:
-    """Bytes and operations per second; the least disturbed measurement counts. Adding and multiplying are two
-    operations."""
+    """Bytes and operations per second; the best measurement counts. Adding and multiplying are two operations."""
 
     bandwidth: float = 0.0
     operations: float = 0.0  # on 8-bit integers
     float_operations: float = 0.0
 
     def look(self) -> None:
-        """Measure again."""
+        """Measure the limits again."""
         self.bandwidth = max(self.bandwidth, read_bandwidth(num_rounds=2))
         self.operations = max(self.operations, int8_operations())
         self.float_operations = max(self.float_operations, float_operations())
@@ -40,9 +39,9 @@ class CpuLimits:
     def seconds(
         self, checkpoint: BenchCheckpoint, form: str, case: CpuCase, step_tokens: int, weight_bytes: float | None = None
     ) -> float:
-        """The least time of one step that reads all weights once and computes the given number of tokens. Without
-        `weight_bytes` all weights have the same form. Contexts are numbers of 32 bits here, though backends may keep
-        fewer."""
+        """Return the minimum time of one step that reads all weights once and computes `step_tokens` tokens. Without
+        `weight_bytes`, all weights have the same form. The KV of contexts counts as 32-bit values, although backends
+        may store fewer bits."""
         weights = checkpoint.step_bytes / 4
         context = checkpoint.token_bytes * case.batch * case.context
         read = weights * BYTES[form] if weight_bytes is None else weight_bytes
@@ -53,7 +52,7 @@ class CpuLimits:
 
 
 def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> float:
-    """Return the speed of a product in 8 bits that stays in the caches: by the kernels, or by torch if that is
+    """Return the speed of an 8-bit product that fits into the caches: by the kernels, or by torch if torch is
     faster."""
     import torch
 
@@ -61,14 +60,14 @@ def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> f
 
     layer = torch.nn.Linear(side, side, bias=False).requires_grad_(False)
     forms = [Int8Linear(layer)]
-    if int8_ratio() <= 1:  # elsewhere torch multiplies one by one
+    if int8_ratio() <= 1:  # otherwise torch multiplies 8-bit integers one by one
         forms.append(Int8Linear(layer, is_native=False))
     inputs = torch.ones(rows, side)
     return max(_rate(lambda form=form: form(inputs), rows, side, num_rounds) for form in forms)  # type: ignore[misc]
 
 
 def float_operations(rows: int = 256, side: int = 1024, num_rounds: int = 4) -> float:
-    """Return the speed of torch's product in float32 that stays in the caches."""
+    """Return the speed of torch's float32 product that fits into the caches."""
     import torch
 
     left, right = torch.ones(rows, side), torch.ones(side, side)

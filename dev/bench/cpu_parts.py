@@ -1,7 +1,7 @@
 """The parts of `bridle bench cpu`: the comparisons, their order, and their estimated time.
 
-A part is the least that is measured in one go. Its name has the model, the measurement, and for a comparison the forms
-and the size; `--parts` picks by pieces of names.
+A part is the smallest unit of measurement. A part's name has the model, the measurement, and for a comparison the forms
+and the size. `--parts` selects parts by substrings of their names.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from bridle.bench.settings import BenchSettings
 from bridle.errors import InvalidRequest
 from dev.bench.cpu_limits import BYTES, CpuCase, CpuLimits
 
-#: Forms that are compared with each other, the first with the others: name of the group -> names of peers.
+#: Groups of compared forms by name. The first form of a group is compared with the others. The values are names of
+#: peers.
 GROUPS = {
     "float32": ("transformers float32", "bridle float32"),
     "8-bit": ("llama.cpp Q8_0", "bridle int8", "bridle Q8_0"),
     "4-bit": ("llama.cpp Q4_0", "bridle Q4_0"),
     "Q4_K_M": ("llama.cpp Q4_K_M", "bridle Q4_K_M"),
 }
-#: What is measured beyond the engine, on top of it.
+#: Measured services on top of the engine.
 SERVICES = ("http", "control", "lmtp")
-#: The most prompt tokens of a case that transformers is put through.
+#: Maximum prompt tokens of a case for transformers.
 MAX_TRANSFORMERS = 1 << 13
-#: Guesses before anything was measured: share of the limits that is reached, seconds to load per byte of the weights,
-#: and of one service.
+#: Estimates before the first measurement: the share of the limits that is reached, seconds to load per byte of weights,
+#: and seconds of one service.
 _GUESSED_SHARE, _LOAD_SECONDS, _SERVICE_SECONDS = 0.4, 4e-9, 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPart:
-    """`group` of `GROUPS` in a `case`, or one of `SERVICES`, which have no case."""
+    """A part: `group` of `GROUPS` in a `case`, or one of `SERVICES`, which have no case."""
 
     model: str
     group: str
@@ -46,7 +47,7 @@ class BenchPart:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Those that can be put through it, if they are there."""
+        """Return the peers that can run this part, if they are available."""
         if self.case is None:
             return ()
         too_long = self.case.batch * self.case.context > MAX_TRANSFORMERS
@@ -63,7 +64,8 @@ def cases(settings: BenchSettings) -> list[CpuCase]:
 
 
 def parts(settings: BenchSettings) -> list[BenchPart]:
-    """All that is wanted, in order: peers are loaded once for a group. Raises `InvalidRequest` if nothing is."""
+    """Return all requested parts in order: peers are loaded once for a group. Raises `InvalidRequest` if no part is
+    selected."""
     models = settings.model_sizes or (("20m",) if settings.quick else ("0.5b", "1.5b"))
     all_parts = [part for model in models for part in _of_model(model, settings)]
     wanted = [part for part in all_parts if not settings.parts or any(text in part.name for text in settings.parts)]
@@ -84,7 +86,7 @@ def _of_model(model: str, settings: BenchSettings) -> Iterator[BenchPart]:
 
 
 def num_steps(settings: BenchSettings) -> int:
-    """Decoding steps that are timed."""
+    """Return the number of timed decoding steps."""
     return 16 if settings.quick else 48
 
 

@@ -19,7 +19,7 @@ from dev.bench.cpu_parts import BenchPart, num_steps
 
 _MAX_SEQS = 64
 _STEP_TOKENS = 256
-#: The least room of an engine in tokens: less than one request may have is refused while loading.
+#: Minimum capacity of an engine in tokens: loading fails if the capacity is less than one request may need.
 _LEAST_ROOM = 1024
 
 
@@ -27,7 +27,7 @@ _LEAST_ROOM = 1024
 def load_peers(
     checkpoint: BenchCheckpoint, folder: Path, wanted: Sequence[BenchPart], settings: BenchSettings
 ) -> Iterator[dict[str, Peer]]:
-    """The available peers of these parts by name, with room for the largest case."""
+    """Yield the available peers of these parts by name, with capacity for the largest case."""
     capacity = max(_LEAST_ROOM, *(_room(part.case, settings) for part in wanted if part.case is not None))
     with ExitStack() as stack:
         peers: dict[str, Peer] = {}
@@ -43,7 +43,7 @@ def load_peers(
 def load_peer(
     checkpoint: BenchCheckpoint, folder: Path, name: str, settings: BenchSettings, capacity: int
 ) -> Peer | None:
-    """One of them; None if it cannot be had here."""
+    """Return one peer; None if it is not available."""
     program, _, form = name.rpartition(" ")
     if program == "transformers":
         return GeneratePeer(load_transformers(checkpoint))
@@ -57,6 +57,6 @@ def load_peer(
 
 
 def _room(case: CpuCase, settings: BenchSettings) -> int:
-    """Tokens of a case's sequences: the first ones sample while the last one's prompt is read."""
+    """Return the tokens of a case's sequences: the first sequences sample while the last prompt is computed."""
     early = case.batch + case.batch * case.context // _STEP_TOKENS
     return case.batch * (case.context + num_steps(settings) + early + 32)

@@ -1,7 +1,7 @@
-"""Peers of `bridle bench cpu` in one case, in turns, with the limits of the same minute.
+"""Runs the peers of `bridle bench cpu` in one case, in turns, and measures the machine's limits in the same minute.
 
 Decoding is measured in slices. All peers read their prompts first; then each takes some steps in turn, many times. So
-all peers share the quiet and the busy moments of the machine. The best step counts.
+other work on the machine affects all peers alike. The best step counts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SLICE = 4  # steps
 
 @dataclass(slots=True)
 class CpuFigure:
-    """One peer in one case. `ratio` and `cpu_ratio` are against the first of the group, in clock and processor time, if
-    it was there; `limit_share` is the time of the nearest limit over the clock's."""
+    """One peer in one case. `ratio` and `cpu_ratio` compare the peer with the first peer of the group, if available, in
+    clock and processor time. `limit_share` is the time of the tightest limit divided by the clock time."""
 
     model: str
     group: str
@@ -45,7 +45,7 @@ class CpuFigure:
 def race(
     checkpoint: BenchCheckpoint, peers: dict[str, Any], part: BenchPart, folder: Path, settings: BenchSettings
 ) -> tuple[list[CpuFigure], CpuLimits]:
-    """The figures of a part. `peers` has those that are there by name, `folder` their files."""
+    """Return the figures of a part. `peers` has the available peers by name, and `folder` their files."""
     assert part.case is not None
     limits = CpuLimits()
     limits.look()
@@ -65,7 +65,7 @@ def race(
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of steps, or of prompts; the least processor time of one."""
+    """Seconds of steps, or of prompts, and the lowest processor time of one of them."""
 
     seconds: list[float]
     cpu_seconds: float
@@ -113,7 +113,7 @@ def _between(peer: GeneratePeer, prompts: list[list[int]], count: int) -> Baseli
 
 
 def _turn(peers: dict[str, Any], number: int) -> list[str]:
-    """The names, beginning with another one each time."""
+    """Return the names, beginning with another name in each round."""
     names = list(peers)
     shift = number % len(names) if names else 0
     return names[shift:] + names[:shift]
@@ -139,13 +139,13 @@ def _figure(
 
 
 def make_prompts_of(num_prompts: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Random tokens, the same for the same arguments."""
+    """Return random tokens, the same for the same arguments."""
     rng = random.Random(seed)
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for _ in range(num_prompts)]
 
 
 def as_rows(figures: Sequence[CpuFigure]) -> list[dict[str, Any]]:
-    """For JSON: a case's fields together with the others."""
+    """Return the figures as rows for JSON, with the fields of their case."""
     rows = []
     for figure in figures:
         row = asdict(figure)

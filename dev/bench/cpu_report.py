@@ -18,7 +18,7 @@ _HEADINGS = ("", "tok/s", "median", "x", "x CPU", "CPU ms/tok", "limit")
 
 
 def print_race(console: Console, part: BenchPart, figures: Sequence[CpuFigure]) -> None:
-    """A table of one part."""
+    """Print a table of one part."""
     from rich.table import Table
 
     assert part.case is not None
@@ -46,7 +46,8 @@ def print_limits(console: Console, limits: CpuLimits) -> None:
 
 
 def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Decoding speed by batch, a panel for each model and context. Raises `UnsupportedFeature` without matplotlib."""
+    """Plot decoding speed by batch size, with a panel for each model and context. Raises `UnsupportedFeature` without
+    matplotlib."""
     plots = pyplot()
     decoding = [row for record in records for row in record.get("figures", ()) if row["kind"] == "decode"]
     panels = sorted({(row["model"], row["context"]) for row in decoding})

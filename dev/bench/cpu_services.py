@@ -1,4 +1,4 @@
-"""Services on top of the engine, for `bridle bench cpu`: HTTP, controllers, LMTP. Weights are int8."""
+"""Measures services on top of the engine, for `bridle bench cpu`: HTTP, controllers, LMTP. Weights are int8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _FORM: Quantization = "int8"
 
 
 def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Sixteen streams over HTTP compared with the same engine without it, in turns; the best of each counts."""
+    """Measure sixteen streams over HTTP, compared with the same engine without HTTP, in turns; the best run of each
+    counts."""
     num_requests, num_new, num_rounds = (48, 16, 2) if settings.quick else (96, 64, 4)
     prompts = make_prompts(num_requests, checkpoint.vocab_size)
     options = ("--control", "off", "--no-prefix-caching", "--quantization", _FORM)
@@ -39,7 +40,7 @@ def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
         peer = BridlePeer(checkpoint, quantization=_FORM, **shared)
         offline, rows = [], []
         try:
-            peer.generate(prompts[:2], 2)  # whatever is made lazily is made now
+            peer.generate(prompts[:2], 2)  # make now what would be made lazily
             run(closed_loop(server.target, prompts[:2], 2, 1))
             for _ in range(num_rounds):
                 offline.append(num_requests * num_new / peer.generate(prompts, num_new).seconds)
@@ -57,7 +58,8 @@ def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
 
 
 def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Steps of 8 sequences under controllers compared with steps without, in turns; medians."""
+    """Measure steps of 8 sequences under controllers, compared with steps without controllers, in turns; figures are
+    medians."""
     from bridle.model import load_executor
 
     config = ModelConfig(str(checkpoint.path), quantization=_FORM, num_threads=settings.threads, kv_memory=1 << 28)
@@ -79,7 +81,7 @@ def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSetting
 
 
 def over_lmtp(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """LMTP with one stream, compared with LMQL's own server where that is installed. Both compute in float32."""
+    """Measure LMTP with one stream, compared with LMQL's own server if LMQL is installed. Both compute in float32."""
     from dev.bench import lmql, lmtp
 
     place = settings.lmql or lmql.default_folder()

@@ -1,4 +1,4 @@
-"""The figures of parts in a file of a folder, one line of JSON each, written when a part is done.
+"""Stores the figures of parts in a file of a folder, one line of JSON for each finished part.
 
 A line counts for a later run if it was measured under the same conditions: the processor, threads and versions, and
 whether it was a quick run.

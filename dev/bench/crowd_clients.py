@@ -1,8 +1,8 @@
 """Clients of the benchmark of crowds: malicious clients, and clients that measure their effect on the server.
 
-The malicious clients cost little, so that one process runs a hundred of them and still measures the others exactly.
-They send frames as fast as the server reads them, retry at once after a refusal, do not read answers, or stop halfway
-through a request. Their messages are made once, and no client here parses them.
+The malicious clients need little processor time, so that one process runs a hundred of them and still measures the
+other clients exactly. Malicious clients send frames as fast as the server reads them, retry at once after a refusal, do
+not read answers, or stop halfway through a request. Their messages are made once, and they do not parse answers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Self
 from bridle.bench.sse_client import Sample, ServerTarget, complete
 
 _BLOCK = 1 << 14
-_SMALL = 4_096  # bytes that a connection takes in before its client reads
+_SMALL = 4_096  # bytes that a connection buffers before its client reads
 _PAUSE = 0.02
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 def http_request(target: ServerTarget, path: str, body: Mapping[str, Any] | None = None, tenant: int = 0) -> bytes:
-    """A request: a POST of JSON if there is a body, else a GET."""
+    """Return the bytes of a request: a POST of JSON if there is a body, else a GET."""
     data = b"" if body is None else json.dumps(body).encode()
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {target.host}"]
     if target.keys:
@@ -65,7 +65,7 @@ class Member(asyncio.Protocol):
         self.lost.set()
 
     def begin(self) -> None:
-        """The connection is there."""
+        """Start the client's work; called when the connection is established."""
         raise NotImplementedError
 
 
@@ -79,7 +79,8 @@ class Flooder(Member):
         self._is_open = self._is_full = False
 
     def begin(self) -> None:
-        # What the kernel would hold of a hundred floods is copied before anything else gets done here.
+        # A small send buffer, because copying the kernel's default for a hundred floods would delay everything else in
+        # this process.
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BLOCK)
         self._transport.set_write_buffer_limits(high=_BLOCK)
         upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -107,7 +108,7 @@ class Flooder(Member):
             asyncio.get_running_loop().call_soon(self._send)
 
 
-#: Frames that a flood is made of, masked with zeros: an empty text, an empty ping, a message that nobody knows.
+#: Frames of a flood, masked with zeros: an empty text, an empty ping, a message of an unknown kind.
 FRAMES = (b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0", b"\x81\x84\0\0\0\0NONE")
 
 
@@ -134,21 +135,21 @@ class Asker(Member):
 
 
 class Silent(Member):
-    """Sends something and reads no byte of the answer."""
+    """Sends data and reads no byte of the answer."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)
         self._request = request
 
     def begin(self) -> None:
-        # Before Python 3.11.5 a transport begins to read after this, whatever it was told until then.
+        # Before Python 3.11.5 a transport begins to read after this call, even if reading was paused before.
         asyncio.get_running_loop().call_soon(self._transport.pause_reading)
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL)
         self._transport.write(self._request)
 
 
 class HalfSent(Member):
-    """Sends the first part of a request, and then nothing; would read an answer."""
+    """Sends the first part of a request, and then nothing; it would read an answer."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)
@@ -159,7 +160,7 @@ class HalfSent(Member):
 
 
 class ClientCrowd:
-    """`count` connections that `make` makes by number. A connection that the server closes is opened again."""
+    """`count` connections; `make` makes each by its number. A connection that the server closes is opened again."""
 
     def __init__(self, target: ServerTarget, count: int, make: Callable[[int], Member]) -> None:
         self._target = target
@@ -197,7 +198,7 @@ class ClientCrowd:
 
 
 async def ask(target: ServerTarget, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, float, bytes]:
-    """Status, seconds and content of one answer, over a connection of its own."""
+    """Return status, seconds and content of one answer, over a separate connection."""
     begin = time.perf_counter()
     reader, writer = await asyncio.open_connection(target.host, target.port)
     try:
@@ -222,8 +223,8 @@ async def stream_again_and_again(
 
 
 async def ask_health(target: ServerTarget, over: asyncio.Event, period: float) -> list[float]:
-    """Request `/health` once in every `period`, over one connection, and report the delay of each answer. A late answer
-    delays the next requests."""
+    """Request `/health` once in every `period`, over one connection, and report the delay of each answer. The next
+    requests wait for a late answer."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     late: list[float] = []
     begin = time.perf_counter()

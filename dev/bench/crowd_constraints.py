@@ -1,4 +1,4 @@
-"""Malicious constraints: large, deep, or exploding when they are compiled, and request bodies with them."""
+"""Malicious constraints that are large, deep, or explode when they are compiled, and request bodies with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MANY = 10_000
 
 
 def hostile_constraints() -> dict[str, Mapping[str, Any]]:
-    """Constraints as plain data, by their fault."""
+    """Return constraints as plain data, by the name of their fault."""
     nested: dict[str, Any] = {"type": "string"}
     for _ in range(90):
         nested = {"type": "array", "items": nested}
@@ -45,14 +45,14 @@ def hostile_constraints() -> dict[str, Mapping[str, Any]]:
 
 
 def ordinary_constraint(number: int) -> Mapping[str, Any]:
-    """A small schema; each one is different."""
+    """Return a small schema, different for each number."""
     names = [f"name{number}", "age"]
     schema = {"type": "object", "properties": {names[0]: {"type": "string"}, names[1]: {"type": "integer"}}}
     return {"json_schema": schema | {"required": names}}
 
 
 def constrained_bodies(constraint: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """A request with it for each route that has words for any constraint."""
+    """Return a request body with the constraint for each route that supports constraints of any kind."""
     return {
         "/generate": {"inputs": "a", "parameters": {"max_new_tokens": _MAX_TOKENS, "constraint": constraint}},
         "/v1/completions": {"prompt": "a", "max_tokens": _MAX_TOKENS, "constraint": constraint},

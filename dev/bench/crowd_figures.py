@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that something took, `num` times. `beside` says which other clients were on the server."""
+    """Seconds of an operation that was measured `num` times. `beside` names the other clients of the server."""
 
     scene: str
     beside: str
@@ -27,7 +27,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ResidentMemory:
-    """Resident memory of the server at one moment."""
+    """Resident memory of the server at one time."""
 
     scene: str
     when: str
@@ -52,21 +52,21 @@ class Report:
     counts: list[Count] = field(default_factory=list)
 
     def took(self, scene: str, beside: str, what: str, values: Sequence[float]) -> None:
-        """Note times."""
+        """Record durations."""
         p50, p99 = quantile(values, 50), quantile(values, 99)
         self.latencies.append(Latency(scene, beside, what, len(values), p50, p99, max(values, default=0.0)))
 
     def held(self, scene: str, when: str, mib: float) -> None:
-        """Note memory."""
+        """Record memory."""
         self.memory.append(ResidentMemory(scene, when, mib))
 
     def counted(self, scene: str, what: str, number: int) -> None:
-        """Note a count."""
+        """Record a count."""
         self.counts.append(Count(scene, what, number))
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Tables."""
+    """Print tables."""
     from rich.table import Table
 
     table = Table("scene", "beside", "what", "times", "p50", "p99", "max")

@@ -1,8 +1,8 @@
-"""Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that stays.
+"""Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that is not released.
 
-Five scenes run over `bridle serve demo`. Each is measured first alone and then with the crowd, in one run, so that the
-two can be compared on a busy machine. Crowd and observers are one process. It takes processor time from the server that
-real clients would not take.
+Five scenes run over `bridle serve demo`. Each scene is measured first alone and then with the crowd, in one run, so
+that both can be compared on a busy machine. Crowd and observers are one process on the server's machine. This process
+takes processor time that real clients would not take.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 CROWD = 100
 NEIGHBOURS = 4
-USERS = 3  # who overload a server; the neighbours have a key of their own
-PLACES = 12  # of the overloaded server
+USERS = 3  # users who overload a server; the neighbours have a separate key
+PLACES = 12  # capacity of the overloaded server
 ORDINARY = 100
-_PERIOD = 0.05  # seconds between two questions for health
+_PERIOD = 0.05  # seconds between two health probes
 _NEIGHBOUR_TOKENS = 64
 _REST_SECONDS = 10.0
 _SETTLING = 1.0
 _PROMPT = [5, 6, 7]
-#: Rough seconds, as `MachineLimits.python` has them: a server's start and end, what slow readers leave behind, a round
-#: of readers that leave, and all constraints.
+#: Rough seconds for `MachineLimits.python`: a server's start and end, the cleanup after slow readers, a round of
+#: readers that disconnect, and all constraints.
 _START_SECONDS, _CLEARING_SECONDS, _ROUND_SECONDS, _CONSTRAINTS_SECONDS = 9.0, 8.0, 6.0, 30.0
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Try every crowd. Prints tables."""
+    """Run every crowd, and print tables."""
     report = Report()
     seconds, slow_seconds, rounds = _scale(settings)
     with _server(settings) as server:
@@ -80,7 +80,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Estimate how many seconds each scene takes: most of it is fixed, without and with the crowd."""
+    """Estimate the seconds of each scene: most of the time is fixed, without and with the crowd."""
     seconds, slow_seconds, rounds = _scale(settings)
     start = limits.python(_START_SECONDS)
     return {
@@ -93,7 +93,8 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[float, float, int]:
-    """Seconds of a scene, of that with slow readers, and rounds of readers that leave."""
+    """Return the seconds of a scene, of the scene with slow readers, and the number of rounds of readers that
+    disconnect."""
     return (3.0, 3.0, 3) if settings.quick else (20.0, 40.0, 10)
 
 
@@ -110,12 +111,12 @@ def _server(settings: BenchSettings, *options: str, num_users: int = 0) -> Itera
 
 
 def resident(server: HttpServer) -> float:
-    """MiB of the server's memory."""
+    """Return the MiB of the server's memory."""
     return server.process.memory_info().rss / 2**20
 
 
 def settle(server: HttpServer, seconds: float = 120.0) -> None:
-    """Wait until nothing runs any more. Raises `EngineClosed` if something continues running."""
+    """Wait until no request is running. Raises `EngineClosed` if requests continue to run."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         metrics = server.metrics()
@@ -130,8 +131,8 @@ def settle(server: HttpServer, seconds: float = 120.0) -> None:
 
 @dataclass(slots=True)
 class Watched:
-    """Observations of a server; complete when the watching ends. `own` is how late this process itself was, which
-    is no fault of the server's."""
+    """Observations of a server; complete when the watching ends. `own` are the delays of this process itself, which the
+    server does not cause."""
 
     late: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -140,13 +141,13 @@ class Watched:
 
     @property
     def gaps(self) -> list[float]:
-        """Between the tokens of the streams."""
+        """Return the gaps between the tokens of the streams."""
         return [gap for stream in self.streams for gap in stream.gaps]
 
 
 @contextlib.asynccontextmanager
 async def watching(server: HttpServer, num_streams: int = 0, tenant: int = 0) -> AsyncIterator[Watched]:
-    """Ask for health, stream, and look at the memory meanwhile."""
+    """Request health, stream, and watch the memory inside the block."""
     over, seen = asyncio.Event(), Watched()
     health = asyncio.create_task(ask_health(server.target, over, _PERIOD))
     streams = [
@@ -163,7 +164,7 @@ async def watching(server: HttpServer, num_streams: int = 0, tenant: int = 0) ->
 
 
 async def _look(server: HttpServer, over: asyncio.Event, seen: Watched) -> None:
-    """Record memory, and how late each look at it was."""
+    """Record memory, and the delay of each of these measurements."""
     while not over.is_set():
         seen.peak = max(seen.peak, resident(server))
         begin = time.perf_counter()
@@ -186,7 +187,7 @@ def _tell(report: Report, scene: str, beside: str, seen: Watched) -> None:
 
 
 async def _flood(server: HttpServer, report: Report, seconds: float) -> None:
-    """Connections that send frames as fast as they are read, and streams at the same time."""
+    """Run connections that send frames as fast as the server reads them, and streams at the same time."""
     async with watching(server, NEIGHBOURS) as seen:
         await asyncio.sleep(seconds)
     _tell(report, "flood", "nobody", seen)
@@ -208,7 +209,7 @@ async def _flood(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
-    """Users that ask again at once when they are refused, and streams of another user."""
+    """Run users that ask again at once when they are refused, and streams of another user."""
     async with watching(server, NEIGHBOURS, USERS) as seen:
         await asyncio.sleep(seconds)
     _tell(report, "overload", "nobody", seen)
@@ -230,7 +231,7 @@ async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
-    """Readers that do not read and requests that stop halfway, and short calls at the same time."""
+    """Run readers that do not read and requests that stop halfway, and short calls at the same time."""
     await _controls(server, report, "nobody", seconds)
     report.held("slow", "before", resident(server))
     tally, body = (
@@ -238,7 +239,7 @@ async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
         {"prompt": _PROMPT, "max_tokens": 64, "stream": True, "logprobs": 100, "ignore_eos": True},
     )
     request = http_request(server.target, "/v1/completions", body)
-    halves = (request[: len(request) // 3], request[: -len(request) // 8])  # within its head, within its body
+    halves = (request[: len(request) // 3], request[: -len(request) // 8])  # cut within its head, and within its body
     async with (
         ClientCrowd(server.target, CROWD, lambda number: HalfSent(halves[number % 2], tally)),
         ClientCrowd(server.target, CROWD, lambda number: Silent(request, tally)),
@@ -251,7 +252,7 @@ async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _controls(server: HttpServer, report: Report, beside: str, seconds: float) -> Watched:
-    """Send requests on three APIs in turns."""
+    """Send requests to three APIs in turns."""
     loop, target = asyncio.get_running_loop(), server.target
     calls: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0},
@@ -276,7 +277,7 @@ async def _controls(server: HttpServer, report: Report, beside: str, seconds: fl
 
 
 async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
-    """Streams whose readers leave at random tokens."""
+    """Run streams whose readers disconnect at random tokens."""
     rng = random.Random(0)
     await asyncio.to_thread(settle, server)
     report.held("dropped", "before", resident(server))
@@ -289,7 +290,7 @@ async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
 
 
 async def _constraints(server: HttpServer, report: Report) -> None:
-    """Malicious constraints. The route that compiles each of them first is another one each time."""
+    """Send malicious constraints. In each round, another route is the first that compiles each constraint."""
     for number in range(5):
         await _constrained(server, report, "an ordinary one", ordinary_constraint(-number - 1), number)
     report.held("constraints", "before", resident(server))

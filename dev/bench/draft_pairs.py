@@ -1,4 +1,5 @@
-"""Pairs of checkpoints in which the smaller one drafts for the larger one, with a chosen acceptance rate.
+"""Pairs of checkpoints in which the smaller one proposes draft tokens for the larger one, with a chosen acceptance
+rate.
 
 The draft model consists of the first layers of the larger one. The other layers of the larger one add nothing to the
 hidden states. So both give the same results, while the larger one computes as much as any model of its shape. A draft
@@ -21,7 +22,7 @@ LAYERS = {"20m": 1, "0.5b": 2, "1.5b": 2}
 
 
 def make_pair(size: str, folder: Path) -> tuple[Path, Path, Path]:
-    """The larger checkpoint, a draft model that is always right, and a draft model that is never right."""
+    """Return the larger checkpoint, a draft model that is always right, and a draft model that is never right."""
     path = make_checkpoint(size, folder).path
     model = AutoModelForCausalLM.from_pretrained(path)
     num_layers = LAYERS[size]
@@ -39,7 +40,7 @@ def make_pair(size: str, folder: Path) -> tuple[Path, Path, Path]:
     wanted.save_pretrained(paths[1])
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(paths[2])
-    for path in paths:  # the demo's tokenizer, so that their vocabularies are seen to be one
+    for path in paths:  # with the demo's tokenizer, which shows that the vocabularies are equal
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo_model_path() / name, path)
     return paths

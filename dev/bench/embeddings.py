@@ -1,8 +1,8 @@
-"""Vectors of texts per second: bridle's packed steps compared with transformers' padded batches, in the order in which
-the texts come and sorted by length.
+"""Vectors of texts per second: bridle's packed steps compared with transformers' padded batches, in the order of the
+texts and sorted by length.
 
 All peers run in this process with the same threads, weights and texts, in turns; each figure is the best of its rounds.
-Lengths are spread as those of questions and paragraphs are, many short and few long. Processor time is reported as
+Lengths are distributed like those of questions and paragraphs: many short and few long. Processor time is reported as
 well, because its ratio is reliable on a busy machine. All vectors are compared with those of padded batches.
 """
 
@@ -32,13 +32,13 @@ SHAPES = {"mini": (6, 384, 12), "base": (12, 768, 12)}
 _VOCABULARY = 30_522
 _MAX_LENGTH = 512
 _TOLERANCE = 1e-3
-_LOAD_SECONDS = 3.0  # of making a model and loading it twice
+_LOAD_SECONDS = 3.0  # to make a model and load it twice
 
 
 @dataclass(slots=True)
 class EmbeddingFigure:
-    """One peer. Times in seconds; ratios are to padded batches in the order of the texts. `padding` is the share of
-    computed tokens that belong to no text."""
+    """One peer. Times are in seconds; ratios are relative to padded batches in the order of the texts. `padding` is the
+    share of computed tokens that belong to no text."""
 
     model: str
     peer: str
@@ -69,7 +69,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each model takes: three peers read all texts, padded, sorted and packed."""
+    """Return the estimated seconds of each model: three peers read all texts, padded, sorted and packed."""
     num_texts, num_rounds = _scale(settings)
     texts = make_texts(num_texts)
     shares = (padding(texts, _batch(settings)), padding(sorted(texts, key=len), _batch(settings)), 0.0)
@@ -80,7 +80,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _layers(name: str) -> BenchCheckpoint:
-    """The numbers that each token is multiplied with."""
+    """Return a description with the number of weights that each token is multiplied with."""
     layers, hidden, _ = SHAPES[name]
     return BenchCheckpoint(name, Path(), _VOCABULARY, 12 * layers * hidden**2, 0, 0)
 
@@ -94,12 +94,13 @@ def _batch(settings: BenchSettings) -> int:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Texts, and rounds."""
+    """Return the number of texts and of rounds."""
     return (64, 2) if settings.quick else (512, 3)
 
 
 def make_texts(num_texts: int, *, seed: int = 0) -> list[list[int]]:
-    """Random tokens; lengths from 4 to the longest, half of them below 50. The same for the same arguments."""
+    """Return random tokens with lengths from 4 to the maximum, half of them below 50, the same for the same
+    arguments."""
     rng = random.Random(seed)
     lengths = [min(max(int(rng.lognormvariate(3.7, 0.9)), 4), _MAX_LENGTH) for _ in range(num_texts)]
     return [[rng.randrange(1_000, _VOCABULARY) for _ in range(length)] for length in lengths]
@@ -124,7 +125,7 @@ def _make_checkpoint(name: str, folder: Path) -> Path:
 def _race(
     name: str, path: Path, texts: Texts, batch: int, num_rounds: int, threads: int | None
 ) -> list[EmbeddingFigure]:
-    """The best time of each peer; they take turns, and begin in another order each round."""
+    """Return the best time of each peer. The peers take turns, in another order each round."""
     padded = _Padded(path, batch)
     packed = _Packed(path, threads)
     in_order, by_length = f"padded, {batch} at once", f"padded, {batch} at once, sorted"
@@ -137,7 +138,7 @@ def _race(
     want: Vectors = []
     try:
         for run in peers.values():
-            run(texts[:4])  # whatever is built lazily is built now
+            run(texts[:4])  # build now what would be built lazily
         names = list(peers)
         for number in range(num_rounds):
             shift = number % len(names)
@@ -156,7 +157,7 @@ def _race(
 
 
 def padding(texts: Texts, batch: int) -> float:
-    """The share of a padded batch's tokens that belong to no text, over all batches."""
+    """Return the share of padding tokens over all batches."""
     groups = [texts[at : at + batch] for at in range(0, len(texts), batch)]
     computed = sum(len(group) * max(map(len, group)) for group in groups)
     return 1.0 - sum(map(len, texts)) / computed
@@ -181,14 +182,14 @@ def _figure(
 
 
 def check_same(peer: str, vectors: Vectors, want: Vectors) -> None:
-    """A peer that computes something else would look fast."""
+    """Raise an error for a peer with wrong results, which might look fast."""
     worst = max(abs(a - b) for one, other in zip(vectors, want, strict=True) for a, b in zip(one, other, strict=True))
     if not worst < _TOLERANCE:
         raise InternalError(f"{peer} gave other vectors: they differ by up to {worst:.3g}")
 
 
 class _Padded:
-    """The library's model over padded batches, with the mean of each text's hidden states."""
+    """The model of transformers over padded batches, with the mean of each text's hidden states."""
 
     def __init__(self, path: Path, batch: int) -> None:
         from transformers import BertModel

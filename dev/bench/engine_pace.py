@@ -1,7 +1,8 @@
 """Compares the time of an engine step with and without a front end in the same process.
 
-The device is the same: it takes its time and computes nothing. The difference has two parts. The engine's thread waits
-for the interpreter's lock and for processors that others use, and it does some work for the front end.
+The device is the same in both cases: it takes a fixed time and computes nothing. The difference has two parts. The
+engine's thread waits for the interpreter's lock and for processors that others use, and it does some work for the front
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class Pace(NamedTuple):
-    """Steps so far, and the seconds that they took together."""
+    """Number of steps so far, and the total seconds of these steps."""
 
     num_steps: int
     seconds: float
@@ -32,7 +33,7 @@ def pace_of_server(port: int) -> Pace:
 
 
 def step_seconds_alone(device_seconds: float, batch: int, num_tokens: int) -> float:
-    """Return the mean seconds of a step in this process, whose other threads do nothing. Nobody reads the events."""
+    """Return the mean seconds of a step in this process, whose other threads are idle. The events are not read."""
     from bridle.engine.request import Request
     from bridle.sampling import SamplingParams
     from dev.bench.instant_server import instant_engine

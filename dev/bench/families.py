@@ -1,7 +1,7 @@
-"""Survey of the library's decoder architectures: which of them are served, and why others are not.
+"""Survey of transformers' decoder architectures: which of them bridle serves, and why it refuses others.
 
-Each gets a tiny random checkpoint in a process of its own, within a limit. With `--folder` a later run continues where
-this one ended; with `--report docs/models.md` the table there is written.
+Each architecture gets a tiny random checkpoint in a separate process with limits. With `--folder` a later run continues
+where this one ended. With `--report docs/models.md` the table in that page is written.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 THREADS = 1
-_SECONDS = 3.0  # of one architecture, as `MachineLimits.python` has it
+_SECONDS = 3.0  # of one architecture, for `MachineLimits.python`
 _LIMIT_SECONDS = 180.0
-_QUICK_SHARE = 10  # one of so many architectures is tried with `--quick`
+_QUICK_SHARE = 10  # `--quick` tries one of this many architectures
 _FILE = "families.json"
 _BEGIN, _END = "<!-- families -->", "<!-- end of families -->"
-#: Refusals by what their messages contain; anything else is one of its own.
+#: Causes of refusals by a part of their messages; any other message is a separate cause.
 _CAUSES = (
     ("encoder-decoder", "encoder-decoder"),
     ("recurrent", "recurrent layers, alone or next to attention"),
@@ -52,7 +52,7 @@ _OTHER = "other reasons"
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Seconds of each architecture that is left."""
+    """Return the estimated seconds of each remaining architecture."""
     done = _read(settings.folder)
     return {name: limits.python(_SECONDS) for name in _wanted(settings) if name not in done}
 
@@ -70,7 +70,7 @@ def _read(folder: Path | None) -> dict[str, list[str]]:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Try all that are left. Prints a table."""
+    """Try all remaining architectures, and print a table."""
     if settings.report is not None and (settings.quick or settings.parts):
         raise InvalidRequest("report needs all architectures: leave out --quick and --parts", "report")
     results = _read(settings.folder)
@@ -98,7 +98,7 @@ class _Printer:
 
 
 def _try_apart(family: str, kind: str) -> tuple[str, str]:
-    """Try one in a child process, which may crash or take too long."""
+    """Try one architecture in a child process, which may crash or take too long."""
     with tempfile.TemporaryDirectory(prefix="bridle-families-") as folder:
         command = [sys.executable, "-m", "dev.bench.families", family, kind, folder]
         try:
@@ -124,7 +124,8 @@ def cause_of(message: str) -> str:
 
 
 def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """States, refusals by cause, each with its count and families; those with images or sound are marked."""
+    """Return states and refusals by cause, each with its count and families; families with images or sound are
+    marked."""
     groups: dict[tuple[int, str], list[str]] = {}
     order = (SERVED, WRONG, CRASHED, UNTRIED, REFUSED)
     for name, (state, reason) in results.items():

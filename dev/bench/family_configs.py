@@ -1,4 +1,4 @@
-"""Tiny configurations of the library's architectures: their default ones, with few layers and narrow ones."""
+"""Tiny configurations of transformers' architectures: the default ones, with fewer and narrower layers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _BY_LAYER = (
 )
 
 
-#: Families whose layers split positions in three, though their default configuration has no sections.
+#: Families whose layers need three-dimensional positions, but whose default configuration has no sections for them.
 _THREE_DIMENSIONAL = frozenset(
     (
         *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "glm4v_text", "glm4v_moe_text", "glm46v_text"),
@@ -147,7 +147,7 @@ _COMPASS = {
 }
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8}
 
-#: Fields without which a class of the library cannot be made from its default configuration, or not made small.
+#: Fields that a class of transformers needs so that its default configuration works, or can be made small.
 _NEEDED: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts": 4, "num_experts_per_tok": 2},
     "bamba": {**_MAMBA2, "num_hidden_layers": 2, "attn_layer_indices": [1]},
@@ -161,7 +161,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 8,
         "chunk_size": 8,
-        "time_step_min": 1e-9,  # the library applies it to prompts and not to single tokens
+        "time_step_min": 1e-9,  # transformers applies it to prompts and not to single tokens
     },
     "chameleon": {"vocabulary_map": {**_VISUAL_TOKENS, "IMGIMGAZ": 302}},
     "cohere_compass_text": _COMPASS,
@@ -213,7 +213,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """The default configuration of a model type, made small."""
+    """Return the default configuration of a model type, made small."""
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -221,13 +221,13 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 
 def _merged(fields: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`fields` with `more`, also in fields that are configurations themselves."""
+    """Return `fields` updated with `more`, also inside nested configurations."""
     inner = {name: _merged(fields[name], value) for name, value in more.items() if isinstance(fields.get(name), dict)}
     return {**fields, **more, **inner}
 
 
 def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, Any]:
-    """The fields that differ from the default ones of this class."""
+    """Return the fields that must differ from the defaults of this class."""
     fields: dict[str, Any] = {}
     given = {name.removeprefix("_"): value for name, value in vars(config).items()}
     for name, value in given.items():
@@ -240,14 +240,14 @@ def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, 
     _fit_layers(fields, given, is_tower)
     _fit_rotary(fields, given, config.model_type)
     if given.get("head_dim") is not None and given.get("head_dim") == given.get("qk_rope_head_dim"):
-        fields["head_dim"] = fields["qk_rope_head_dim"]  # what is rotated, in these families
+        fields["head_dim"] = fields["qk_rope_head_dim"]  # in these families, the rotated part of a head
     if "num_key_value_heads" in given and given.get("num_key_value_heads") == given.get("num_attention_heads"):
         fields["num_key_value_heads"] = HEADS
     return fields
 
 
 def _whole_numbers(config: PreTrainedConfig) -> dict[str, int]:
-    """The numbers of a part, which may be others than those of its own class."""
+    """Return the whole numbers of a part of a configuration, which may differ from the defaults of its class."""
     return {name: value for name, value in vars(config).items() if type(value) is int and not name.startswith("_")}
 
 
@@ -261,7 +261,7 @@ def _small(name: str, value: int, is_tower: bool) -> int:
 
 
 def _fit_layers(fields: dict[str, Any], given: dict[str, Any], is_tower: bool) -> None:
-    """Keep at least one layer of each kind, and as many entries of every list as there are layers."""
+    """Keep at least one layer of each kind, and one entry per layer in every list."""
     count = next((given[name] for name in _LAYERS if type(given.get(name)) is int), None)
     if count is None:
         return
@@ -285,7 +285,7 @@ def _small_entry(value: Any) -> Any:
 
 
 def _fit_rotary(fields: dict[str, Any], given: dict[str, Any], model_type: str) -> None:
-    """Let the sections of three-dimensional positions add up to half of a head; add those that a class needs."""
+    """Let the sections of three-dimensional positions add up to half of a head, and add sections that a class needs."""
     parameters = given.get("rope_parameters")
     if not isinstance(parameters, dict):
         return

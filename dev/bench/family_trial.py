@@ -1,5 +1,5 @@
-"""Tries one architecture of the library. It loads a tiny checkpoint as a server would, and compares its logits with
-those of the library's own class, loaded from the same files."""
+"""Tries one architecture of transformers. It loads a tiny checkpoint as a server would, and compares its logits with
+those of the class in transformers, loaded from the same files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOLERANCE = 2e-4
 
 
 def architectures() -> list[tuple[str, str]]:
-    """All families of which the library has a decoder: the family, and which of its classes is tried."""
+    """Return all families for which transformers has a decoder, each with the class to try."""
     from transformers.models.auto import modeling_auto as names
 
     causal = sorted(names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -52,7 +52,7 @@ def _try(family: str, kind: str, folder: Path) -> tuple[str, str]:
 
 
 def _write(family: str, kind: str, folder: Path) -> str:
-    """Write a checkpoint; returns why there is none but a configuration, or nothing."""
+    """Write a checkpoint; return the reason if only a configuration could be written, or an empty string."""
     import torch
     from safetensors.torch import save_file
     from transformers import CONFIG_MAPPING
@@ -76,7 +76,7 @@ def _write(family: str, kind: str, folder: Path) -> str:
         problem = _line(error)
     try:
         CONFIG_MAPPING[family]().save_pretrained(folder)
-    except Exception:  # there is none that its own class takes: the family's name alone has to do
+    except Exception:  # there is no tokenizer for the class; the family's name is enough
         (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
     return problem

@@ -1,13 +1,13 @@
 """Processor time of the front end, per streamed token and per request, over a device that computes nothing.
 
-The server is `bridle serve` in a process of its own. Its main thread is the front end: HTTP, templates, tokens to
-events. The engine's thread does the rest. With `--front-ends` further processes write the streams. All are measured as
-processor time, which other work on the machine disturbs little. Clients stream short and long answers: the difference
-is made of tokens alone. Steps of the device take so long that the server keeps up, so nearly every token is an event of
-its own.
+The server is `bridle serve` in a separate process. Its main thread is the front end: HTTP, templates, tokens to events.
+The engine's thread does the other work. With `--front-ends` further processes write the streams. All figures are
+processor time, which other work on the machine affects little. Clients stream short and long answers; only the tokens
+cause the difference between them. The device's steps are long enough for the server to keep up, so nearly every token
+is a separate event.
 
-It is compared with `llama-server`, if a model is given. Its threads do not separate HTTP from the model: with a model
-of one small layer, the sum is close to the time of bridle's two threads together.
+If a model is given, the benchmark also measures `llama-server`. The threads of llama-server do not separate HTTP from
+the model. With a model of one small layer, their sum corresponds to bridle's two threads together.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 64, 256)
 _SHORT = 16
-#: What one token may cost a slow machine, in seconds: the device is paced by it.
+#: Maximum seconds of processor time for one token on a slow machine, which determine the device's pace.
 _TOKEN_SECONDS, _STEP_SECONDS = 100e-6, 1e-3
-#: Paths, with what a body has beside its length, and the mark of an event with text. TGI's streams need
+#: Paths, with the fields of a body in addition to its length, and the mark of an event with text. TGI's streams need
 #: log-probabilities, which the device does not have.
 _APIS: dict[str, tuple[str, dict[str, Any], bytes]] = {
     "completions": ("/v1/completions", {"prompt": "Hello", "ignore_eos": True}, b'"text":'),
@@ -51,8 +51,8 @@ _MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
 
 @dataclass(slots=True)
 class FrontendFigure:
-    """One API with a number of streams. Processor time in microseconds: of the front end's thread, of the engine's, and
-    of the processes that write streams, all together. Steps of the engine with and without the front end."""
+    """One API with a number of streams. Processor time in microseconds: of the front end's thread, of the engine's
+    thread, and of all processes that write streams. Steps of the engine with and without the front end."""
 
     api: str
     streams: int
@@ -66,7 +66,7 @@ class FrontendFigure:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens that the core of the front end's thread streams in a second."""
+        """Return the tokens per second that one core running the front end's thread can stream."""
         return 1e6 / max(self.token_microseconds, 1e-3)
 
 
@@ -90,7 +90,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes: the steps of the device, and the requests."""
+    """Return the estimated seconds of each part: the steps of the device, and the requests."""
     seconds: dict[str, float] = {}
     for batch in settings.batches or _BATCHES:
         steps = 2 * (_num_tokens(settings, batch) + 2 * _SHORT)
@@ -105,14 +105,14 @@ def _chosen(settings: BenchSettings) -> list[str]:
 
 
 def _num_tokens(settings: BenchSettings, batch: int) -> int:
-    """The length of a long answer."""
+    """Return the number of tokens of a long answer."""
     tokens = 2_000 if batch == 1 else 400
     return tokens // 4 if settings.quick else tokens
 
 
 @contextmanager
 def instant_server(step_seconds: float, front_ends: int = 1) -> Iterator[tuple[int, int]]:
-    """A server whose steps take `step_seconds`; gives its port and process id."""
+    """Run a server whose steps take `step_seconds`; yield its port and process id."""
     command = [sys.executable, "-m", "dev.bench.instant_server", str(step_seconds), str(front_ends)]
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         log = Path(folder, "server.log")
@@ -121,7 +121,7 @@ def instant_server(step_seconds: float, front_ends: int = 1) -> Iterator[tuple[i
 
 
 def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> FrontendFigure:
-    asyncio.run(_streams(port, api, batch, _SHORT))  # what is made lazily is made now
+    asyncio.run(_streams(port, api, batch, _SHORT))  # make now what would be made lazily
     short, _ = _timed(port, pid, api, batch, _SHORT)
     before = pace_of_server(port) if api in _APIS else None
     long, num_events = _timed(port, pid, api, batch, num_tokens)
@@ -133,7 +133,7 @@ def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> Fron
 
 
 def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
-    """`llama-server` with a slot for each stream."""
+    """Measure `llama-server` with a slot for each stream."""
     (model, *_), num_tokens = models(settings), _num_tokens(settings, batch)
     context = "-np", str(batch), "-c", str(batch * (num_tokens + 64))
     with (
@@ -144,14 +144,15 @@ def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
 
 
 def _timed(port: int, pid: int, api: str, batch: int, num_tokens: int) -> tuple[list[float], int]:
-    """Seconds of processor time, as `_cpu_seconds` has them, and the number of events."""
+    """Return seconds of processor time as in `_cpu_seconds`, and the number of events."""
     before = _cpu_seconds(pid)
     num_events = asyncio.run(_streams(port, api, batch, num_tokens))
     return [b - a for a, b in zip(before, _cpu_seconds(pid), strict=True)], num_events
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float, float]:
-    """Processor time so far of the main thread, of all other threads together, and of the processes that write."""
+    """Return the processor time so far of the main thread, of all other threads together, and of the processes that
+    write streams."""
     used = _thread_seconds(pid)
     writers = [each.pid for each in psutil.Process(pid).children() if "bridle.http.writers.process" in each.cmdline()]
     return used[pid], sum(used.values()) - used[pid], sum(sum(_thread_seconds(each).values()) for each in writers)
@@ -163,7 +164,7 @@ def _thread_seconds(pid: int) -> dict[int, float]:
 
 
 async def _streams(port: int, api: str, batch: int, num_tokens: int) -> int:
-    """Run `batch` requests at once; returns the number of their events."""
+    """Run `batch` requests at once; return the number of their events."""
     return sum(await asyncio.gather(*(_stream(port, api, num_tokens) for _ in range(batch))))
 
 

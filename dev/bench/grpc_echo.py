@@ -1,7 +1,7 @@
 """gRPC by itself, between two processes: the lower bound of a step through a shard, for `bridle bench shard`.
 
-The messages go as those of a step do: two there over a stream, one back, of the sizes that 64 rows have, with nothing
-encoded and nothing done.
+The messages are like those of a step with 64 rows: two to the server over a stream, and one back, of the same sizes.
+Nothing is encoded or computed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import grpc
 from bridle.bench.subprocesses import end_process
 from bridle.distributed.address import make_server_options, open_channel
 
-#: Bytes of a plan, of its rows and of the tokens drawn.
+#: Bytes of a plan, of its rows and of the sampled tokens.
 _PLAN, _ROWS, _TOKENS = b"p" * 665, b"r" * 784, b"t" * 70
 _START_SECONDS = 30.0
 
 
 def measure_echo(num_rounds: int) -> float:
-    """Milliseconds from the first message there to the one back, the median."""
+    """Return the median milliseconds from the first message to the reply."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         address = f"unix:{folder}/echo.sock"
         process = subprocess.Popen([sys.executable, "-m", __name__, address])  # noqa: S603

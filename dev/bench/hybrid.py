@@ -1,10 +1,9 @@
-"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and rewinds
-compared with recomputation.
+"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and
+rollbacks compared with recomputation.
 
-Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders, and `--parts`
-chooses `speed` or `reuse`. With
-`--llama-bench` a GGUF file of the same weights in the same form is measured as well, in turns with bridle. It is
-written, unless the folder has one.
+Checkpoints are random, with the shapes of real models. `--load-model` selects some of them, or folders, and `--parts`
+selects `speed` or `reuse`. With `--llama-bench`, llama.cpp is measured as well, in turns with bridle, on a GGUF file of
+the same weights. This file is written, unless the folder has one.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1856,
         "moe_shared_expert_intermediate_size": 3712,
         "routed_scaling_factor": 2.5,
-        "time_step_min": 1e-9,  # files do not have another one
+        "time_step_min": 1e-9,  # GGUF files have no field for another value
     },
     "qwen3-next-short": {
         "model_type": "qwen3_next",
@@ -173,12 +172,12 @@ _QUICK, _FULL = ("qwen3.5-small", "mamba2-small"), ("lfm2-350m", "qwen3.5-0.8b",
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each model takes: it is made, loaded, and run for some hundred steps."""
+    """Return the estimated seconds of each model, which is made, loaded, and run for some hundred steps."""
     return {name: limits.python(10.0 if settings.quick else 120.0) for name in _names(settings)}
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure each model and print a table of it."""
+    """Measure each model and print its table."""
     figures = {}
     parts_of(settings)
     for name in _names(settings):
@@ -202,7 +201,7 @@ def _names(settings: BenchSettings) -> tuple[str, ...]:
 
 @contextmanager
 def _folder_of(name: str) -> Iterator[Path]:
-    """A folder with the checkpoint of that name; a folder that was made is removed afterwards."""
+    """Yield a folder with the checkpoint of that name; a folder that was made is removed afterwards."""
     if name not in SHAPES:
         yield Path(name)
         return
@@ -240,7 +239,7 @@ def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
 
 
 def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Tokens per second, in turns with llama.cpp where there is a file for it."""
+    """Return tokens per second, in turns with llama.cpp if there is a GGUF file."""
     length, steps, rounds = scale_of(settings)
     file = next(folder.glob("*.gguf"), None) if settings.llama_bench else None
     rates: dict[str, list[float]] = {}
@@ -257,7 +256,7 @@ def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[d
 
 
 def parts_of(settings: BenchSettings) -> list[str]:
-    """The parts that are wanted. Raises `InvalidRequest` if none has such a name."""
+    """Return the selected parts. Raises `InvalidRequest` if no part has such a name."""
     found = [name for name in _PARTS if not settings.parts or any(part in name for part in settings.parts)]
     if not found:
         raise InvalidRequest(f"parts: got {', '.join(settings.parts)}; the parts are {', '.join(_PARTS)}", "parts")
@@ -265,7 +264,7 @@ def parts_of(settings: BenchSettings) -> list[str]:
 
 
 def scale_of(settings: BenchSettings) -> tuple[int, int, int]:
-    """Tokens of a prompt, decoding steps, and rounds."""
+    """Return the tokens of a prompt, decoding steps, and rounds."""
     return (128, 8, 1) if settings.quick else (512, 32, 3)
 
 
@@ -274,7 +273,7 @@ def _engine(executor: Executor) -> Engine:
 
 
 def _steps(executor: Executor, count: int, steps: int) -> list[float]:
-    """Seconds of decoding steps with `count` sequences."""
+    """Return the seconds of decoding steps with `count` sequences."""
     engine = _engine(executor)
     for number in range(count):
         engine.add(Request(f"s{number}", prompt_of(number, 16), _OUTPUT, detokenize=False))
@@ -287,7 +286,7 @@ def _first_token(executor: Executor, prompt: tuple[int, ...]) -> float:
 
 
 def _finish(engine: Engine, *requests: Request) -> float:
-    """Seconds until all requests are finished."""
+    """Return the seconds until all requests are finished."""
     begin = time.perf_counter()
     for request in requests:
         engine.add(request)
@@ -300,7 +299,7 @@ def _finish(engine: Engine, *requests: Request) -> float:
 
 
 class Forking(Controller):
-    """Some sequences from one prompt, a token each."""
+    """Forks one prompt into several sequences, each with one token."""
 
     def next(self, view: SequenceView) -> Decision:
         if len(view.tokens) == view.num_prompt:
@@ -309,7 +308,7 @@ class Forking(Controller):
 
 
 class Rewinding(Controller):
-    """Some tokens, the last of which are rolled back as often as there are branches."""
+    """Samples some tokens, and rolls the last ones back once for each branch."""
 
     def __init__(self, num_rewinds: int) -> None:
         self.left = num_rewinds
@@ -324,7 +323,7 @@ class Rewinding(Controller):
 
 
 def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Milliseconds that copies of states save, compared with no copies."""
+    """Return the milliseconds that copies of states save, compared with no copies."""
     length, _, rounds = scale_of(settings)
     times: dict[str, list[float]] = {}
     for number in range(rounds):

@@ -1,10 +1,10 @@
-"""Benchmark of prompts with images, next to transformers' `generate` over the same weights.
+"""Benchmark of prompts with images, compared with transformers' `generate` over the same weights.
 
-It measures time to the first token and tokens per second with none, one and eight images. It also measures a chat that
-shows the same image in each turn, and the effect on other streams while images are encoded.
+The benchmark measures time to the first token and tokens per second with no image, one and eight images. It also
+measures a chat with the same image in each turn, and the effect on other streams while images are encoded.
 
 Both peers run in this process with the same threads and pixels, in turns. Each figure is the best of its rounds, and
-each round has its own images. Processor time is reported as well, because its ratio is reliable on a busy machine.
+each round has different images. Processor time is reported as well, because its ratio is reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-#: Layers and hidden size of the text part and of the tower, the side of a picture, and patches of 14 pixels.
+#: Layers and hidden size of the text part and of the tower, and the side of an image, with patches of 14 pixels.
 SHAPES = {"quick": (4, 256, 6, 256, 112), "full": (8, 512, 12, 384, 224)}
 _PATCH, _HEADS = 14, 8
 _COUNTS = (0, 1, 8)
 _PROMPTS, _CHAT, _NEIGHBOURS = "prompts with pictures", "a chat about one", "streams beside pictures"
 _STREAM_TOKENS = 512
-_LOAD_SECONDS = 3.0  # until both peers have loaded
+_LOAD_SECONDS = 3.0  # until both peers are loaded
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each scene takes: images that are encoded, and tokens behind them."""
+    """Return the estimated seconds of each scene: encoding of images, and tokens after them."""
     name, num_tokens, num_rounds = _scale(settings)
     layers, hidden, eye_layers, eye_hidden, side = SHAPES[name]
     places = (side // _PATCH) ** 2
@@ -77,7 +77,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[str, int, int]:
-    """A shape, new tokens, and rounds."""
+    """Return a shape, the number of new tokens, and of rounds."""
     return ("quick", 16, 2) if settings.quick else ("full", 48, 3)
 
 
@@ -97,11 +97,11 @@ def _num_pairs(settings: BenchSettings) -> int:
 
 
 def _race(ours: Ours, theirs: Theirs, num_tokens: int, num_rounds: int) -> list[dict[str, Any]]:
-    """One prompt at a time, with more and more images."""
+    """Measure one prompt at a time, with growing numbers of images."""
     figures = []
     peers: list[tuple[str, Ours | Theirs]] = [("bridle", ours), ("transformers", theirs)]
     for _, peer in peers:
-        peer.answer(ours.prompt(1, 1), 2)  # whatever is built lazily is built now
+        peer.answer(ours.prompt(1, 1), 2)  # build now what would be built lazily
     for count in _COUNTS:
         runs: dict[str, list[ImageRun]] = {"bridle": [], "transformers": []}
         for number in range(num_rounds):
@@ -125,8 +125,8 @@ def _race(ours: Ours, theirs: Theirs, num_tokens: int, num_rounds: int) -> list[
 
 
 def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
-    """The share of answers that have the same beginning. A peer that computes something else would look fast; rounding
-    may still decide between two tokens that are nearly as likely."""
+    """Return the share of answers with the same first token. A peer with wrong results might look fast. Rounding may
+    still decide between two tokens that are nearly equally probable."""
     share = sum(one.tokens[0] == other.tokens[0] for one, other in zip(ours, theirs, strict=True)) / len(ours)
     if share < 0.5:
         raise InternalError(f"the peers begin {share:.0%} of their answers alike")
@@ -134,7 +134,8 @@ def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
 
 
 def _chat(ours: Ours, theirs: Theirs, num_turns: int, num_tokens: int) -> dict[str, Any]:
-    """The same image in each turn, behind it all that was said: its features are found, and most of the KV."""
+    """Measure a chat with the same image in each turn, followed by the whole conversation. The image's features and
+    most of the KV are cached."""
     before, said = ours.num_encoded, list[int]()
     first: dict[str, list[float]] = {"bridle": [], "transformers": []}
     for turn in range(num_turns):
@@ -150,7 +151,7 @@ def _chat(ours: Ours, theirs: Theirs, num_turns: int, num_tokens: int) -> dict[s
 
 
 def _make_checkpoint(shape: tuple[int, int, int, int, int], folder: Path) -> Path:
-    """A LLaVA with random weights."""
+    """Write a LLaVA checkpoint with random weights."""
     import torch
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 

@@ -1,7 +1,7 @@
 """Slowdown of text streams while an image is encoded, and the speed of that encoding.
 
-A pair of turns is one with an image, which lasts until the image is encoded, and one with the same number of steps and
-no image. They alternate, so that other work of the machine affects both, and the ratio is the median over pairs. Steps
+A pair has a turn with an image, which lasts until the image is encoded, and a turn with the same number of steps and no
+image. These turns alternate, so that other work on the machine affects both. The ratio is the median over pairs. Steps
 compute only single tokens, so the cost of the image's own rows in a step is not included.
 """
 
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
     from bridle.engine.multimodal.multimodal_inputs import MultiModalItem
     from dev.bench.images_peers import Ours
 
-#: Steps in which a stream still reads its prompt, and those of the shortest turn.
+#: Steps in which a stream still computes its prompt, and the minimum steps of a turn.
 _FIRST_STEPS, _LEAST_STEPS = 4, 4
-#: A turn ends after so many steps though the picture is not done: then it is starved, which the figures tell.
+#: A turn ends after this many steps even if the image is not encoded. The figures then show that the encoding was
+#: starved.
 _MOST_STEPS = 4_000
 
 
 @dataclass(slots=True)
 class _Turn:
-    """Seconds by the clock, and of the stepping thread's processor time, for each step."""
+    """Seconds of clock time, and of the stepping thread's processor time, for each step."""
 
     clock: list[float]
     processor: list[float]
 
 
 class BackgroundStreams:
-    """Some streams of text, started again when they are over."""
+    """Some streams of text, which are restarted when they end."""
 
     def __init__(self, ours: Ours, num_streams: int, num_tokens: int) -> None:
         self._ours, self._num_streams, self._num_tokens = ours, num_streams, num_tokens
         self._seeds = count(300)
 
     def steps(self, goes_on: Callable[[int], bool]) -> _Turn:
-        """Step while `goes_on(steps so far)`."""
+        """Run steps while `goes_on(number of steps so far)` is true."""
         turn = _Turn([], [])
         while goes_on(len(turn.clock)):
             self._begin()
@@ -61,13 +62,13 @@ class BackgroundStreams:
                 self._ours.step()
 
     def close(self) -> None:
-        """Run to the end."""
+        """Run all streams to their end."""
         while self._ours.engine.has_work:
             self._ours.step()
 
 
 class _Encoding:
-    """One image that is encoded in a thread, as the engine's pool has it done."""
+    """One image that a thread encodes, as in the engine's media pool."""
 
     def __init__(self, ours: Ours, medium: MultiModalItem) -> None:
         self.seconds = 0.0
@@ -92,8 +93,8 @@ class _Encoding:
 
 
 def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs: int) -> dict[str, Any]:
-    """Gaps between tokens of `num_streams` streams with and without an image, in `num_pairs` pairs of turns; and the
-    speed of encoding as a share of its speed alone."""
+    """Return the gaps between tokens of `num_streams` streams with and without an image, in `num_pairs` pairs of turns.
+    Also return the speed of encoding relative to its speed without streams."""
     streams = BackgroundStreams(ours, num_streams, num_tokens)
     (medium,) = ours.prompt(1, 500).sights.media
     alone = [_encoded_alone(ours, medium) for _ in range(3)]
@@ -116,7 +117,7 @@ def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs:
 
 
 def _beside(ours: Ours, streams: BackgroundStreams, medium: MultiModalItem) -> tuple[_Turn, float]:
-    """The turn in which an image is encoded, and the seconds that it takes."""
+    """Run the turn in which an image is encoded; return the turn and the seconds of the encoding."""
     encoding = _Encoding(ours, medium)
     turn = streams.steps(lambda done: done < _LEAST_STEPS or (done < _MOST_STEPS and not encoding.is_done))
     encoding.join()

@@ -1,4 +1,4 @@
-"""Programs that answer prompts with images in `bridle bench images`: an engine, and the library over the same
+"""Programs that answer prompts with images in `bridle bench images`: bridle's engine, and transformers over the same
 weights."""
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from bridle.model.media_device import LocalMedia
     from bridle.multimodal import Picture
 
-#: The size of the vocabulary, and the id that stands for a row of a picture.
+#: The size of the vocabulary, and the id of a token that stands for a row of an image.
 VOCABULARY = 4_096
 IMAGE = VOCABULARY - 1
-#: Seconds after which an engine is asked for a step though no picture has come.
+#: Seconds after which the engine runs a step although no image is encoded.
 _LONGEST_WAIT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Tokens with the rows of images in their places."""
+    """Tokens with placeholders for the rows of images."""
 
     tokens: tuple[int, ...]
     sights: MultiModalInputs
@@ -63,7 +63,7 @@ class Ours:
         executor = load_executor(ModelConfig(str(path), num_threads=threads))
         self.media: LocalMedia = executor.media  # type: ignore[assignment,union-attr]
         pool = EncoderCache(self.media)
-        self._changed = threading.Event()  # a picture is there
+        self._changed = threading.Event()  # set when an image is encoded
         pool.on_change = self._changed.set
         self.engine = Engine(executor, media=pool)
         reader = open_reader(path)
@@ -72,7 +72,7 @@ class Ours:
         self._num_requests = 0
 
     def prompt(self, num_pictures: int, seed: int, *, more: Sequence[int] = ()) -> ImagePrompt:
-        """Some text, images that no other seed has, and more text."""
+        """Return a prompt with some text, images that no other seed has, and more text."""
         from PIL import Image
 
         random = np.random.RandomState(seed)
@@ -113,13 +113,11 @@ class Ours:
         return [token for _, token in self.step()]
 
     def step(self) -> list[tuple[str, int]]:
-        """One step's tokens, by request. Raises the error of a request that fails."""
+        """Run one step; return its tokens by request. Raises the error of a request that fails."""
         from bridle.outputs import Finished, TokenEvent
 
         found = []
-        if (
-            self.engine.is_stalled
-        ):  # all wait for pictures; not to be asked in vain, which would slow their encoding down
+        if self.engine.is_stalled:  # all requests wait for images; steps without work would slow the encoding down
             self._changed.wait(_LONGEST_WAIT)
         self._changed.clear()
         for event in self.engine.step():
@@ -138,7 +136,7 @@ class Ours:
 
 
 class _NoTokens:
-    """This family puts no marker texts around images."""
+    """A tokenizer without texts, because this family has no marker texts around images."""
 
     bos_token_id = None
 
@@ -150,7 +148,7 @@ class _NoTokens:
 
 
 class Theirs:
-    """The library's `generate` with the same weights."""
+    """The `generate` of transformers with the same weights."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForImageTextToText
@@ -176,7 +174,7 @@ class Theirs:
 
 
 class _Clock:
-    """Notes when `generate` says something: the prompt first, then each token."""
+    """Records the times at which `generate` reports tokens: the prompt first, then each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -1,9 +1,10 @@
-"""`bridle serve` over a device that computes nothing. The rest is the front end and the engine's own Python.
+"""Runs `bridle serve` over a device that computes nothing. So only the front end and the engine's own Python use
+processor time.
 
     python -m dev.bench.instant_server SECONDS FRONT_ENDS
 
-Each step takes SECONDS, in which the device's thread lets others run, as a thread that waits for a GPU does. FRONT_ENDS
-processes write streams.
+Each step takes SECONDS, in which the device's thread sleeps, like a thread that waits for a GPU. FRONT_ENDS processes
+write streams.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MAX_SEQS, _MAX_TOKENS = 256, 4096
 
 
 class WritingDevice(TimedDevice):
-    """A device that takes its time and samples one token, which has a text."""
+    """A device that takes a fixed time and samples one token, which has a text."""
 
     def __init__(self, seconds: float, token: int, vocab_size: int) -> None:
         super().__init__(_MAX_SEQS, _MAX_TOKENS, seconds, blocks=True)
@@ -34,7 +35,7 @@ class WritingDevice(TimedDevice):
 
 
 def instant_engine(seconds: float) -> tuple[AsyncEngine, Tokenizer]:
-    """A running engine whose steps take `seconds`, and its tokenizer."""
+    """Return a running engine whose steps take `seconds`, and its tokenizer."""
     tokenizer = Tokenizer.load(str(resolve_model("demo")))
     token = tokenizer.encode_inside(" and")[0]
     device = WritingDevice(seconds, token, tokenizer.vocab_size)

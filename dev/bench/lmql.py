@@ -1,7 +1,7 @@
-"""The genuine LMQL, from the package index, unmodified, in a virtual environment of its own.
+"""The original LMQL, unmodified from the package index, in a separate virtual environment.
 
-It is from 2023 and does not state its requirements in versions of today: `PACKAGES` is a set that installs and works
-together on Python 3.11. Nothing of it is ever imported here; it is run as a program.
+LMQL is from 2023 and does not pin its requirements. `PACKAGES` is a set of versions that works on Python 3.11. LMQL is
+never imported here; it is run as a program.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from bridle.errors import InvalidRequest, UnsupportedFeature
 
 VERSION = "0.7.3"
-#: For queries: the client side alone needs no torch.
+#: Packages for queries: the client needs no torch.
 CLIENT_PACKAGES = (f"lmql=={VERSION}", "transformers==4.57.6", "aiohttp==3.14.5", "numpy==2.4.6")
-#: For `lmql serve-model` too.
+#: Packages for `lmql serve-model` as well.
 PACKAGES = (*CLIENT_PACKAGES, "torch==2.13.0")
 
 
 def lmql_python(folder: Path | None = None, *, packages: tuple[str, ...] = PACKAGES) -> Path:
-    """The interpreter of an environment with LMQL: the one in `folder`, or in a cache folder; made where missing."""
+    """Return the interpreter of an environment with LMQL, in `folder` or in a cache folder. A missing environment is
+    made."""
     folder = folder or default_folder()
     python = folder / "bin" / "python"
     if not has_lmql(python):
@@ -36,12 +37,12 @@ def default_folder() -> Path:
 
 
 def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
-    """Make the environment, or complete an existing one; takes minutes. `InvalidRequest` for a folder of something
-    else, `UnsupportedFeature` with the installer's last words if it fails."""
+    """Make the environment, or complete an existing one, which takes minutes. Raises `InvalidRequest` for a folder with
+    other contents, and `UnsupportedFeature` with the installer's last output if the installation fails."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
         raise InvalidRequest(f"{folder} holds something that is no virtual environment; name another folder", "lmql")
     venv.create(folder, with_pip=False, symlinks=True)
-    # This process's own pip installs into the other environment: some systems ship no bundled one.
+    # The pip of this process installs into the other environment, because some systems have no bundled pip.
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q", *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:

@@ -1,10 +1,10 @@
 """LMTP as LMQL uses it: bridle's server compared with LMQL's own, on the same weights, one after the other.
 
-A stream is like a query. It has a shared prompt, some words of its own, then short GENERATEs. Each of these continues
-the last one by the few tokens of it that were used. Some carry a mask. Nothing is cancelled, and all messages are those
-of LMQL 0.7.3. Tokens count when they are used. The benchmark also measures the time of each GENERATE to its first
-token, and the number of SCOREs per second, answered in bursts. Every figure begins with prompts that no server has
-seen.
+A stream is like a query of LMQL. It has a shared prompt, some words of its own, and then short GENERATEs. Each GENERATE
+continues from the few tokens of the previous one that were used. Some GENERATEs have a mask. Nothing is cancelled, and
+all messages are those of LMQL 0.7.3. Only used tokens count. The benchmark also measures the time of each GENERATE to
+its first token, and the number of SCOREs per second, sent in bursts. Every figure begins with prompts that no server
+has seen before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUM_SCORED = 4
 _SCORE_PROMPT = 64  # LMQL's server keeps logits of whole prompts for 32 requests at once: gigabytes
 _OWN_TOKENS = 8
 _SERVERS = ("lmql", "bridle")
-_START_SECONDS = {"lmql": 20.0, "bridle": 9.0}  # of a server, and its end
+_START_SECONDS = {"lmql": 20.0, "bridle": 9.0}  # of a server's start and end
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ _QUICK = LmtpWorkload(num_rounds=2, num_bursts=1)
 
 @dataclass(slots=True)
 class LmtpFigure:
-    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are relative to the original server;
-    `same` is the share of streams that got the same tokens from both."""
+    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are relative to LMQL's server.
+    `same` is the share of streams that got the same tokens from both servers."""
 
     model: str
     server: str
@@ -74,14 +74,14 @@ class LmtpFigure:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Figures for each model size, server and number of streams."""
+    """Return figures for each model size, server and number of streams."""
     workload = _workload(settings)
     python = lmql_python(settings.lmql)
     figures: list[LmtpFigure] = []
     for name in _sizes(settings):
         with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
             checkpoint = make_checkpoint(name, Path(folder))
-            save_tokenizer(checkpoint.path)  # some tokenizer: no text is made here
+            save_tokenizer(checkpoint.path)  # any tokenizer, because no text is generated
             found = _measure_model(checkpoint, settings, workload, python, phases)
         compare(found)
         _print_table(console, name, found)
@@ -92,8 +92,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return estimates of how many seconds each server takes. Queries read their prompt, sample the used tokens of each
-    GENERATE and the tokens that come too late, and score. The original server reads all of it again for each call, one
+    """Return the estimated seconds of each server. Queries read their prompt, sample the used tokens of each GENERATE
+    and the tokens that arrive too late, and score. LMQL's server reads the whole text again for each call, one call
     after the other."""
     lmql_python(settings.lmql)
     workload, found = _workload(settings), {}
@@ -146,7 +146,7 @@ class Load:
         self._first_tokens: list[float] = []
 
     async def run(self, server: str) -> LmtpFigure:
-        """Let all queries run at once, then all bursts of scores."""
+        """Run all queries at once, then all bursts of scores."""
         from bridle.lmtp import Client
 
         shared = self._tokens(self._workload.num_shared)
@@ -162,7 +162,7 @@ class Load:
             outputs = await asyncio.gather(*(self._query(query) for query in queries))
             generated = time.perf_counter() - begin
             for query in queries:
-                for stream in query.streams:  # what nobody used must not be in the way of what comes next
+                for stream in query.streams:  # unused streams must not delay the next measurement
                     await stream.read()
             begin = time.perf_counter()
             await asyncio.gather(*(self._bursts(query) for query in queries))
@@ -189,7 +189,7 @@ class Load:
             stream = await query.client.generate(
                 query.prompt + used, max_tokens=_MAX_TOKENS, logit_bias=dict.fromkeys(allowed, 100.0)
             )
-            query.streams.append(stream)  # LMQL never tells a server that it has lost interest
+            query.streams.append(stream)  # LMQL never tells a server that it no longer needs a stream
             for position in range(wanted):
                 token = await anext(stream)
                 if position == 0:
@@ -212,7 +212,7 @@ class Load:
 
 @dataclass(slots=True)
 class Query:
-    """One query of LMQL's. `streams` are kept, because a client cancels streams without references."""
+    """One query of LMQL's. `streams` keeps references, because a client cancels streams without references."""
 
     client: Client
     prompt: list[int]
@@ -221,7 +221,7 @@ class Query:
 
 
 def compare(figures: list[LmtpFigure]) -> None:
-    """Fill in each figure relative to the original server's for the same number of streams."""
+    """Set each figure's ratios to the LMQL server's figure with the same number of streams."""
     genuine = {figure.streams: figure for figure in figures if figure.server == "lmql"}
     for figure in figures:
         base = genuine[figure.streams]

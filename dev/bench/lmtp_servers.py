@@ -1,4 +1,4 @@
-"""The two LMTP servers that are compared, as programs: `bridle serve-model` and `lmql serve-model`."""
+"""Runs the two compared LMTP servers as programs: `bridle serve-model` and `lmql serve-model`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_SECONDS = 600.0
 
 @contextlib.contextmanager
 def bridle_server(model: Path, threads: int | None) -> Iterator[str]:
-    """`HOST:PORT` of bridle, serving the checkpoint `model`."""
+    """Run bridle's server with the checkpoint `model`; yield its `HOST:PORT`."""
     command = [sys.executable, "-m", "bridle", "serve-model", str(model)]
     with running(command, model, threads) as endpoint:
         yield endpoint
@@ -28,7 +28,7 @@ def bridle_server(model: Path, threads: int | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def genuine_server(python: Path, model: Path, threads: int | None) -> Iterator[str]:
-    """`HOST:PORT` of LMQL's own server, transformers backend, serving the checkpoint `model`."""
+    """Run LMQL's own server, with its transformers backend, with the checkpoint `model`; yield its `HOST:PORT`."""
     command = [str(python), "-m", "lmql.cli", "serve-model", str(model), "--static"]
     with running(command, model, threads) as endpoint:
         yield endpoint
@@ -65,7 +65,7 @@ def _environment(threads: int | None) -> Mapping[str, str]:
 
 
 async def _first_token(endpoint: str, model: str, process: subprocess.Popen[bytes]) -> None:
-    """Send requests until the server listens, then wait for a token; gives up when the process has ended."""
+    """Send requests until the server listens, then wait for a token; fails when the process has ended."""
     from bridle.errors import ConnectionLost
     from bridle.lmtp import Client, RetryPolicy
 

@@ -1,12 +1,12 @@
-"""Many adapters in one batch: generated tokens per second, from none to hundreds, compared with PEFT switching between
-them.
+"""Many adapters in one batch: generated tokens per second, from none to hundreds, compared with PEFT, which switches
+between adapters.
 
-Every measurement keeps the same number of sequences running. When one ends, the next one starts with the next adapter
-in turn, so that adapters come and go as they do in a service. All cases share one model, one process and the same
-lengths of prompts and outputs. They are measured in turns, and each figure is the median of its rounds. The processor
-time of all threads is reported as well, because other work on the machine disturbs it less. PEFT computes the requests
-of each adapter as a batch of its own, one adapter after the other. On a GPU, the products alone follow, fused and in
-plain torch.
+Every measurement keeps the same number of sequences running. When a sequence ends, a new one starts with the next
+adapter, so that adapters are loaded and evicted as in a real server. All cases share one model, one process and the
+same lengths of prompts and outputs. They are measured in turns, and each figure is the median of its rounds. The
+processor time of all threads is reported as well, because other work on the machine affects it less. PEFT computes the
+requests of each adapter as a separate batch, one adapter after the other. On a GPU, the products are also measured
+alone, fused and in plain torch.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from bridle.model.executor import LocalExecutor
 
 _PROMPT_TOKENS = 16
-_LENGTHS = (24, 40)  # of outputs: the shortest and the longest
+_LENGTHS = (24, 40)  # minimum and maximum length of outputs
 _HOST_MEMORY = 16 << 30
 _PEFT = "PEFT"
 
 
 @dataclass(frozen=True, slots=True)
 class LoraScene:
-    """Scene of a run: `num_adapters` in turn, on every sequence or on a `share` of them. `resident` is how many fit
-    on the device at once (0: all)."""
+    """Scene of a run: `num_adapters` adapters in turn, on every sequence or on a `share` of the sequences. `resident`
+    is the number of adapters that fit on the device at once (0: all)."""
 
     name: str
     targets: str = "q and v"
@@ -59,7 +59,7 @@ class LoraScene:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Scale of the measurement: sequences at once, tokens of all before the clock starts and under it, rounds."""
+    """Scale of the measurement: sequences at once, total tokens before and during the measurement, rounds."""
 
     batch: int
     num_warm: int
@@ -71,9 +71,9 @@ class Size:
 
 @dataclass(slots=True)
 class LoraFigure:
-    """One scene. Speeds in generated tokens per second; `ratio` is that over the scene without adapters, `cpu_ratio`
-    the same in processor time. `base` is the speed of the sequences without an adapter, relative to the same number of
-    sequences in a batch without adapters."""
+    """One scene. Speeds in generated tokens per second; `ratio` is relative to the scene without adapters, and
+    `cpu_ratio` the ratio of processor times. `base` is the speed of the sequences without an adapter, relative to the
+    same number of sequences in a batch without adapters."""
 
     name: str
     targets: str
@@ -84,7 +84,7 @@ class LoraFigure:
     cpu_ratio: float = 1.0
     base: float | None = None
     distinct: float = 0.0  # adapters per step
-    num_placed: int = 0  # adapters that were brought to the device while the clock ran
+    num_placed: int = 0  # adapters that were loaded to the device during the measurement
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each round over all scenes takes, and PEFT: steps of all sequences, and the prompts of
-    those that come for those that end. PEFT goes through the adapters one after the other."""
+    """Return the estimated seconds of each round over all scenes, and of PEFT: steps of all sequences, and the prompts
+    of sequences that replace ended ones. PEFT computes the adapters one after the other."""
     size, checkpoint = _choose_size(settings), planned_checkpoint(_choose_model(settings))
     num_steps = (size.num_warm + size.num_tokens) / size.batch
 
@@ -197,7 +197,7 @@ def _run_scene(executor: LocalExecutor, scene: LoraScene, paths: list[Path], siz
         figure = LoraFigure(scene.name, scene.targets, scene.num_adapters, *speeds)
         figure.distinct, figure.num_placed = feed.num_distinct / feed.num_steps, pool.num_placed - placed
         if scene.share < 1:
-            figure.base = feed.num_base_tokens / run.seconds / (1 - scene.share)  # as if all rows had none
+            figure.base = feed.num_base_tokens / run.seconds / (1 - scene.share)  # scaled to a batch without adapters
         return figure
 
 
@@ -205,13 +205,13 @@ def _run_scene(executor: LocalExecutor, scene: LoraScene, paths: list[Path], siz
 def _engine(
     executor: LocalExecutor, scene: LoraScene, paths: list[Path], size: Size
 ) -> Iterator[tuple[Engine, AdapterPool]]:
-    """An engine of its own for a scene; the executor stays."""
+    """Run a separate engine for a scene; the executor is shared."""
     from bridle.engine import Engine
     from bridle.lora import AdapterPool, open_adapter, require_device
 
     device = require_device(executor)
     files = [open_adapter(path) for path in paths]
-    # float32 takes twice what the files have in bfloat16.
+    # float32 needs twice the bytes of bfloat16 files
     per_adapter = max((2 * one.num_bytes for one in files), default=0)
     memory = (scene.resident or len(files)) * per_adapter
     pool = AdapterPool(device, item_size=4, device_memory=max(memory, 1), host_memory=_HOST_MEMORY)
@@ -231,7 +231,7 @@ def _engine(
 
 
 class _Feed:
-    """Keeps the same number of requests running, whose lengths differ, so that they end one by one."""
+    """Keeps the same number of requests running. Their lengths differ, so that they end one by one."""
 
     def __init__(self, engine: Engine, scene: LoraScene, size: Size) -> None:
         self._engine = engine
@@ -241,7 +241,7 @@ class _Feed:
         self._num_requests = 0
         self.num_tokens = self.num_base_tokens = self.num_steps = self.num_distinct = 0
         for number in range(size.batch):
-            self._add(num_new=1 + number * _LENGTHS[1] // size.batch)  # not all at once
+            self._add(num_new=1 + number * _LENGTHS[1] // size.batch)  # different lengths, so that not all end at once
 
     def _add(self, num_new: int) -> None:
         number = self._num_requests
@@ -289,7 +289,7 @@ def _median(figures: list[LoraFigure]) -> LoraFigure:
 
 
 def _measure_peft(checkpoint: BenchCheckpoint, folder: Path, size: Size, console: Console) -> list[LoraFigure]:
-    """The same number of sequences, the adapters' shares of them one after the other."""
+    """Measure PEFT with the same number of sequences, each adapter's sequences as one batch, one after the other."""
     paths = sorted(folder.glob("q-and-v-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:32]
     peer = SwitchingPeer.load(checkpoint, paths)
     if peer is None:

@@ -1,8 +1,8 @@
 """Cost of a step's adapters at one site on a GPU: the fused kernels compared to plain torch.
 
-The site is that of queries, keys and values of a model of 8 billion weights, all of them adapted. Each way runs many
-times over the same step; a figure is the median of rounds, in microseconds, launches included, since the engine pays
-for them too.
+The site computes queries, keys and values of a model with 8 billion weights, and all three are adapted. Each kernel
+runs many times over the same step. A figure is the median of rounds, in microseconds, including launches, because the
+engine pays for them as well.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ MIXES = (
 
 @dataclass(frozen=True, slots=True)
 class ProductFigure:
-    """Microseconds of one mix, by way."""
+    """Microseconds of one mix, by kernel."""
 
     name: str
     microseconds: Mapping[str, float]
 
 
 def measure_products(console: Console) -> list[ProductFigure]:
-    """All mixes both ways on the GPU, in bfloat16. Prints one table."""
+    """Measure all mixes with both kernels on the GPU, in bfloat16, and print one table."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     ways = {"torch": TorchKernel(), "fused": create_adapter_kernel("fused", device, dtype)}
     with console.status("products"):
@@ -74,7 +74,7 @@ def time_mix(
     sides: tuple[int, Sequence[int]] = (4096, (4096, 1024, 1024)),
     num_repeats: int = 100,
 ) -> ProductFigure:
-    """One mix at a site with the given numbers of input and output features."""
+    """Measure one mix at a site with the given numbers of input and output features."""
     num_inputs, columns = sides
     segments = _segments(mix, num_inputs, columns, like)
     num_tokens = segments[-1].stop
@@ -92,7 +92,7 @@ def time_mix(
 
 
 def _time(step: AdapterStep, out: Tensor, rows: Tensor, num_repeats: int) -> float:
-    """Microseconds of one of `num_repeats`."""
+    """Return the microseconds of one of `num_repeats` runs."""
     _wait_for(out.device)
     start = time.perf_counter()
     for _ in range(num_repeats):

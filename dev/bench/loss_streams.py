@@ -1,9 +1,9 @@
-"""Clients that keep streaming while the process that computes for them is killed. They record when each token arrived,
-and the final text.
+"""Clients that continue to stream while the process that computes their outputs is killed. The clients record when each
+token arrived, and the final text.
 
-Each client requests the same text again and again. So there is always a stream to lose, and texts under losses can be
-compared with earlier ones. Reading costs little: bytes are searched when they arrive, and parsed when a stream has
-ended.
+Each client requests the same text repeatedly. So a loss always interrupts a stream, and texts under losses can be
+compared with earlier texts. Reading needs little processor time: bytes are searched when they arrive, and parsed when a
+stream has ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PAUSE_SECONDS = 0.2
 
 
 class StreamingClient:
-    """One client. `times` are those of events with text, `resumed` those of reported losses; `faults` describe the
-    streams that broke."""
+    """One client. `times` are the times of events with text, and `resumed` the times of reported losses. `faults`
+    describe the streams that failed."""
 
     def __init__(self, address: tuple[str, int], number: int, max_tokens: int, note: Callable[[], None]) -> None:
         self.is_told = number % 2 == 0
@@ -30,9 +30,9 @@ class StreamingClient:
         self.resumed: list[float] = []
         self.faults: list[str] = []
         self.num_complete = self.num_different = 0
-        self.stream: int | None = None  # the number of the one that has begun to give text
+        self.stream: int | None = None  # number of the stream that has begun to receive text
         self._num_streams = 0
-        self._streams: list[int] = []  # which of them each of `times` belongs to
+        self._streams: list[int] = []  # the stream of each of `times`
         self._address = address
         self._body = _body(number, max_tokens, self.is_told)
         self._max_tokens = max_tokens
@@ -40,7 +40,7 @@ class StreamingClient:
         self._note = note
 
     async def run(self) -> None:
-        """Send requests again and again."""
+        """Send requests repeatedly."""
         while True:
             try:
                 self._judge(await self._ask())
@@ -78,7 +78,7 @@ class StreamingClient:
         return b"".join(parts)
 
     def _judge(self, data: bytes) -> None:
-        """Compare a whole answer with the first one."""
+        """Compare a whole answer with the first answer."""
         lines = [line.removeprefix(b"data: ") for line in data.splitlines() if line.startswith(b"data: ")]
         items = [json.loads(line) for line in lines if line != b"[DONE]"]
         errors = [item["error"] for item in items if "error" in item]
@@ -93,30 +93,30 @@ class StreamingClient:
         self.num_different += text != self._expected
 
     def after(self, moment: float) -> int:
-        """Events with text since then."""
+        """Return the number of recent events with text after `moment`."""
         return sum(each > moment for each in self.times[-64:])
 
     def next_after(self, moment: float) -> float:
-        """The first event with text since then."""
+        """Return the time of the first event with text after `moment`."""
         return next(each for each in self.times if each > moment)
 
     def stream_after(self, moment: float) -> int:
-        """The stream that gave this first event."""
+        """Return the stream of the first event with text after `moment`."""
         return self._streams[self.times.index(self.next_after(moment))]
 
     def longest_gap(self, moment: float) -> float:
-        """The longest time without text, within a stream, that ended since then."""
+        """Return the longest time without text, within a stream, that ended after `moment`."""
         events = pairwise(zip(self.times, self._streams, strict=True))
         gaps = (after - before for (before, one), (after, other) in events if one == other and after > moment)
         return max(gaps, default=0.0)
 
 
 class StreamCrowd:
-    """Many clients at once, in the event loop that they were started in. Their texts have `max_tokens` or more."""
+    """Many clients at once, in the event loop that starts them. Their texts have at least `max_tokens` tokens."""
 
     def __init__(self, address: tuple[str, int], count: int, max_tokens: int) -> None:
         self._news = asyncio.Event()
-        # Of different lengths, so that not all of them ask again at the same time.
+        # different lengths, so that the clients do not send their next requests at the same time
         lengths = [max_tokens + max_tokens // 8 * (number % 8) for number in range(count)]
         self.clients = [
             StreamingClient(address, number, length, self._news.set) for number, length in enumerate(lengths)
@@ -124,17 +124,17 @@ class StreamCrowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """All of them begin."""
+        """Start all clients."""
         self._tasks = [asyncio.create_task(client.run()) for client in self.clients]
 
     async def stop(self) -> None:
-        """Disconnect all of them, in the middle of a stream."""
+        """Disconnect all clients in the middle of a stream."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def wait(self, condition: Callable[[StreamingClient], bool], seconds: float) -> None:
-        """Until it holds for every client. Raises `TimeoutError`."""
+        """Wait until the condition holds for every client. Raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             while not all(map(condition, self.clients)):
                 self._news.clear()
@@ -146,7 +146,7 @@ class StreamCrowd:
 
 
 class Readiness:
-    """Looks at `/health/ready` many times a second. `changes` are moments and the answer from then on."""
+    """Requests `/health/ready` many times per second. `changes` are times, each with the answer from then on."""
 
     def __init__(self, address: tuple[str, int], period: float = 0.05) -> None:
         self._address = address
@@ -172,7 +172,7 @@ class Readiness:
             writer.transport.abort()
 
     async def wait(self, is_ready: bool, since: float, seconds: float) -> float:
-        """The moment, after `since`, from which it said so. Raises `TimeoutError`."""
+        """Return the time, after `since`, from which the server gave the answer `is_ready`. Raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             while True:
                 for moment, said in self.changes:

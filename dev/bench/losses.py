@@ -1,8 +1,10 @@
-"""Effects on clients when a process behind `bridle serve` is lost: kill -9 and SIGSTOP under streams, many times.
+"""Measures the effects on clients when a process of `bridle serve` is lost: kill -9 and SIGSTOP during streams, many
+times.
 
-The whole server over HTTP with the demo model: one shard, a group of two ranks, two replicas. For each loss: when the
-clients that asked for it received `resuming`, when readiness went and came back, and how long the stream that waited
-longest was without text. Afterwards it checks for leaks and damage: KV blocks, memory, descriptors, wrong texts.
+The server runs over HTTP with the demo model: with one shard, a group of two ranks, or two replicas. For each loss, the
+benchmark measures when clients that requested it received `resuming`, and when readiness ended and returned. It also
+measures the longest time of a stream without text. Afterwards it checks for leaks and damage: KV blocks, memory,
+descriptors, wrong texts.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from dev.bench.loss_streams import Readiness, StreamCrowd
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: How long is waited for anything before it counts as never, in seconds.
+#: Maximum seconds of any wait.
 PATIENCE = 180.0
 _MAX_TOKENS = 80
-#: Rough seconds, as `MachineLimits.python` has them: a server's start and end, what a client waits for its text beside
-#: others, and a loss until all is whole again.
+#: Rough seconds for `MachineLimits.python`: a server's start and end, a client's wait for its text among others, and
+#: the recovery from a loss.
 _START_SECONDS, _STREAM_SECONDS, _LOSS_SECONDS = 15.0, 0.05, 10.0
-#: Events that a stream must give after a loss: so many cannot have been under way.
+#: Events that a stream must receive after a loss, more than can have been in transit.
 _MANY = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A way to serve. The oldest `num_victims` processes with the words `victims` in their command lines are killed one
-    after the other (a younger one stands by). Where there are several, the others take over."""
+    """A setting of the server. The oldest `num_victims` processes with the words `victims` in their command lines are
+    killed one after the other (a younger process is on standby). With several processes, the others take over."""
 
     name: str
     arguments: tuple[str, ...]
@@ -58,9 +60,9 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class Loss:
-    """One loss, times in seconds after it; `told` and `unready` are None where nothing is to be told. `gone_on` is when
-    the last stream had text again, `after_ready` the same after readiness. `usual` is the longest pause just
-    before: on a busy machine it is long as well."""
+    """One loss, with times in seconds after the loss. `told` and `unready` are None if nothing has to be reported.
+    `gone_on` is when the last stream had text again, and `after_ready` the same time counted from readiness. `usual` is
+    the longest pause just before the loss, which is long on a busy machine."""
 
     how: str
     usual: float
@@ -73,7 +75,7 @@ class Loss:
 
 @dataclass(slots=True)
 class LossOutcome:
-    """State of a service under losses. States are of an idle server, before and after."""
+    """Outcome of a server's losses. The states are of the idle server, before and after the losses."""
 
     setting: str
     streams: int
@@ -86,7 +88,7 @@ class LossOutcome:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Twenty losses of each setting, every fourth a hung process; with `quick` two."""
+    """Measure twenty losses of each setting, of which every fourth is a hung process; with `quick` only two losses."""
     num_streams, hows = _num_streams(settings), how_to_lose(_num_losses(settings))
     found = []
     for setting in SETTINGS:
@@ -97,7 +99,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each setting takes: its start, texts of all clients that nothing disturbs, and losses."""
+    """Return the estimated seconds of each setting: its start, undisturbed texts of all clients, and losses."""
     undisturbed = _START_SECONDS + 3 * _num_streams(settings) * _STREAM_SECONDS
     each = limits.python(
         undisturbed + _num_losses(settings) * (_LOSS_SECONDS + _num_streams(settings) * _STREAM_SECONDS)
@@ -114,14 +116,15 @@ def _num_losses(settings: BenchSettings) -> int:
 
 
 def how_to_lose(count: int) -> list[signal.Signals]:
-    """Every second one of two, every fourth one of more is a stop."""
+    """Return the signals of `count` losses. The last of each four losses is a stop, or the last of each two if there
+    are only two."""
     return [
         signal.SIGSTOP if number % min(count, 4) == min(count, 4) - 1 else signal.SIGKILL for number in range(count)
     ]
 
 
 def run(setting: Setting, num_streams: int, hows: Sequence[signal.Signals], threads: int | None = None) -> LossOutcome:
-    """Serve, stream, lose. Raises `TimeoutError` if something that is waited for does not come."""
+    """Serve, stream, and lose processes. Raises `TimeoutError` if an awaited event does not occur."""
     with serving(setting, threads) as service:
         return asyncio.run(_drive(service, num_streams, hows))
 
@@ -130,7 +133,7 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
     found = LossOutcome(service.setting.name, num_streams)
     crowd, readiness = StreamCrowd(service.address, num_streams, _MAX_TOKENS), Readiness(service.address)
     crowd.start()
-    await crowd.wait(lambda client: client.num_complete > 0, PATIENCE)  # undisturbed: what is expected from now on
+    await crowd.wait(lambda client: client.num_complete > 0, PATIENCE)  # undisturbed, to learn the expected texts
     await crowd.stop()
     found.before = await service.settled()
     crowd.start()
@@ -152,12 +155,12 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
 async def _lose(
     service: Service, crowd: StreamCrowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
 ) -> Loss:
-    """Take one process away; return when all streams have resumed and the service is whole."""
+    """End or stop one process; return when all streams have resumed and all processes are back."""
     victim = service.victims()[number % service.setting.num_victims]
     began = time.perf_counter()
     victim.send_signal(how)
     if service.setting.num_victims > 1:
-        await asyncio.to_thread(psutil.wait_procs, [victim], PATIENCE)  # a hung one is ended when it is noticed
+        await asyncio.to_thread(psutil.wait_procs, [victim], PATIENCE)  # a hung process is killed once it is noticed
         noticed = time.perf_counter()
         await crowd.wait(lambda client: client.after(noticed) > _MANY, PATIENCE)
         gone_on = max(client.longest_gap(began) for client in crowd.clients)
@@ -167,7 +170,7 @@ async def _lose(
     unready = await readiness.wait(False, began, PATIENCE)
     ready = await readiness.wait(True, unready, PATIENCE)
     await crowd.wait(lambda client: client.after(ready) > 0, PATIENCE)
-    # One whose last words were under way has nothing to be told, however late it reads them.
+    # A stream whose last events were in transit needs no report, however late the client reads them.
     held = [client for client, stream in streams.items() if client.stream_after(ready) == stream]
     told = [next((each for each in client.resumed if each > began), None) for client in held if client.is_told]
     last = max((client.next_after(ready) for client in held), default=ready)
@@ -183,7 +186,7 @@ async def _lose(
 
 
 class Service:
-    """A running `bridle serve`, and the processes behind it."""
+    """A running `bridle serve` with its processes."""
 
     def __init__(self, setting: Setting, process: psutil.Process, port: int) -> None:
         self.setting = setting
@@ -201,13 +204,13 @@ class Service:
         return sorted(found, key=lambda child: child.create_time())
 
     async def whole(self) -> None:
-        """Until every replica is back."""
+        """Wait until every replica is back."""
         async with asyncio.timeout(PATIENCE):
             while (await asyncio.to_thread(self._metrics))["bridle_engine_blocks"] < self._num_blocks:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     async def settled(self, num_children: float = 0) -> dict[str, float]:
-        """Wait until nothing runs any more and everything is ready, and return the server's state. At least
+        """Wait until no request runs and all processes are ready, and return the server's state. At least
         `num_children` processes must run, because a standby process is started seconds after the others."""
         await self.whole()
         async with asyncio.timeout(PATIENCE):
@@ -232,7 +235,7 @@ class Service:
 
 @contextlib.contextmanager
 def serving(setting: Setting, threads: int | None = None) -> Iterator[Service]:
-    """`bridle serve` with the demo model, in a process of its own."""
+    """Run `bridle serve` with the demo model, in a separate process."""
     command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--control", "off"]
     command += [*setting.arguments, *(("--num-threads", str(threads)) if threads else ())]
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:

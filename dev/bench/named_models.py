@@ -1,4 +1,4 @@
-"""The open models of 2025 and 2026 by name: the architecture of each in the library and in GGUF files. The served
+"""The open models of 2025 and 2026 by name: the architecture of each in transformers and in GGUF files. The served
 models follow from the survey of architectures and from the table of GGUF families."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _INDEX = "sparse attention with an index"
 
 
 class NamedModel(NamedTuple):
-    """`trials` are names of the survey, `gguf` is llama.cpp's architecture, if it has one. `cause` is why a folder is
-    refused if the survey cannot know it."""
+    """`trials` are names of the survey, `gguf` is llama.cpp's architecture, if it has one. `cause` is the reason why a
+    folder is refused, if the survey cannot find out."""
 
     name: str
     trials: tuple[str, ...]
@@ -100,7 +100,7 @@ NAMED_MODELS = (
 
 
 def states_of(page: str) -> dict[str, str]:
-    """The result of each architecture in the survey's table on `page`, by the name of the trial."""
+    """Return the result of each architecture in the survey's table on `page`, by the name of the trial."""
     found: dict[str, str] = {}
     for line in page.partition("<!-- families -->")[2].partition("<!-- end of families -->")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -110,7 +110,8 @@ def states_of(page: str) -> dict[str, str]:
 
 
 def named_rows(states: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """Each model with its architectures, whether a folder is served and whether a GGUF file is, or why not."""
+    """Return each model with its architectures, and for a folder and a GGUF file whether bridle serves it, or why
+    not."""
     known = set(known_architectures())
     return [
         (
@@ -138,7 +139,7 @@ def _file(model: NamedModel, known: set[str]) -> str:
 
 
 def named_table(states: Mapping[str, str]) -> str:
-    """The table in Markdown, with the numbers of models that are served."""
+    """Return the table in Markdown, with the numbers of served models."""
     rows = named_rows(states)
     folders = sum(not folder.startswith("no") for _, _, folder, _ in rows)
     files = sum(not file.startswith("no") for *_, file in rows)

@@ -1,8 +1,8 @@
-"""Python time of one engine step, outside the model: scheduling, sampling bookkeeping, events.
+"""Measures the Python time of one engine step, outside the model: scheduling, sampling bookkeeping, events.
 
 The device computes nothing and answers at once, so all of the time is the engine's own. A step generates one token for
-each running sequence. For `with text` the events carry text, for `controlled` a plain-Python controller that always
-says "sample" is asked for every token.
+each running sequence. For `with text` the events carry text. For `controlled` a Python controller is asked for every
+token, and always answers "sample".
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 _BATCHES = (1, 64, 256)
 _PROMPT_TOKENS = 32
 _VOCAB_SIZE = 32_000
-_STEP_SECONDS, _SEQUENCE_SECONDS = 100e-6, 15e-6  # roughly, as `MachineLimits.python` has them
+_STEP_SECONDS, _SEQUENCE_SECONDS = 100e-6, 15e-6  # roughly, for `MachineLimits.python`
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Milliseconds of processor time per step for each variant and number of sequences: the median over the steps."""
+    """Return the milliseconds of processor time per step for each variant and number of sequences: the median over the
+    steps."""
     num_steps = _num_steps(settings)
-    gc.freeze()  # garbage collections skip what was imported, as in a server
+    gc.freeze()  # garbage collections skip the imported modules, as in a server
     figures = []
     for batch in settings.batches or _BATCHES:
         for variant, make in _VARIANTS.items():
@@ -52,7 +53,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each variant takes: steps over all sequences."""
+    """Return the estimated seconds of each variant: steps over all sequences."""
     return {
         f"{variant}, {batch} at once": limits.python(
             0.05 + (_num_steps(settings) + 16) * (_STEP_SECONDS + batch * _SEQUENCE_SECONDS)
@@ -70,7 +71,7 @@ MakeParts = Callable[[], tuple[list[ControllerPool], object | None, TextDecoder 
 
 
 def step_seconds(num_seqs: int, num_steps: int, make: MakeParts) -> float:
-    """Median processor time of a step in which each of `num_seqs` sequences gains a token."""
+    """Return the median processor time of a step in which each of `num_seqs` sequences gets a token."""
     from bridle.config import EngineConfig
     from bridle.engine import Engine
 
@@ -89,7 +90,7 @@ def step_seconds(num_seqs: int, num_steps: int, make: MakeParts) -> float:
 
 
 def _median_step(engine: Engine, num_seqs: int, num_steps: int) -> float:
-    """Only steps in which all sequences gained a token count: not the prefill, not the end."""
+    """Return the median of the steps in which all sequences got a token, without the prefill and the end."""
     from bridle.outputs import TokenEvent
 
     times: list[float] = []

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LENGTHS, _QUICK_LENGTHS = (2_000, 10_000), (500,)
-#: From disk at most this share of computing, at the longest prompt.
+#: Target for the longest prompt: the time from disk as a share of the time to compute.
 WANTED = 0.05
-_BESIDE = 960  # most tokens of the stream beside a prompt that is read
+_BESIDE = 960  # maximum tokens of the stream that runs while a prompt is read
 _STREAM_SECONDS = 0.3  # for which the stream runs alone
-_OTHER, _NUM_OTHERS = 2_000, 6  # tokens of such a prompt, and how many of them are read
+_OTHER, _NUM_OTHERS = 2_000, 6  # tokens of each prompt that is read during a stream, and their number
 _SPARE = 1_024
-_REST = 384  # tokens of a context that no prompt takes
+_REST = 384  # tokens of a context that prompts leave free
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class PersistentRow:
 
     @property
     def share(self) -> float:
-        """From disk, as a share of computing."""
+        """Return the time from disk as a share of the time to compute."""
         return self.disk / self.computed
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """A part for each model, server and prompt."""
+    """Return a part for each model, server and prompt."""
     return {_title(*part): limits.python(30.0) + 4e-12 * num_bytes(part[0]) * part[2] for part in parts_of(settings)}
 
 
@@ -100,8 +100,8 @@ def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) 
 
 async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return the mean and the 99th percentile of a stream's gaps while prompts are read from disk, each relative to the
-    gaps while they are found in memory. Only gaps within the duration of a request from disk count.
-    A request from memory also costs the stream some time, because its tokens are checked, hashed and computed."""
+    gaps while they are found in memory. Only gaps within the duration of a request from disk count. A request from
+    memory also delays the stream, because its tokens are checked, hashed and computed."""
     disk, memory = list[float](), list[float]()
     for prompt in prompts:
         gaps, seconds = await _beside(server, prompt)
@@ -112,7 +112,7 @@ async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tupl
 
 async def _beside(server: StartedServer, prompt: Sequence[int], seconds: float = 0.0) -> tuple[list[float], float]:
     """Send `prompt` while a stream runs. Returns the gaps of the stream until the first token after `prompt`, or for
-    `seconds` if that is longer, and how long this was."""
+    `seconds` if that is longer. Also returns the duration."""
     target, is_over = ServerTarget("127.0.0.1", server.port), asyncio.get_running_loop().create_future()
     stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True, done=is_over))
     await asyncio.sleep(_STREAM_SECONDS)
@@ -181,7 +181,7 @@ def _prompt(length: int, seed: int) -> list[int]:
 
 
 def parts_of(settings: BenchSettings) -> list[tuple[str, str, int]]:
-    """Models, servers and lengths of prompts that the settings choose."""
+    """Return the models, servers and lengths of prompts that the settings select."""
     servers = ("bridle",) if settings.llama_server is None else ("bridle", "llama-server")
     found = product(models(settings), servers, _QUICK_LENGTHS if settings.quick else _LENGTHS)
     return [part for part in found if not settings.parts or any(text in _title(*part) for text in settings.parts)]

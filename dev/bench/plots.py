@@ -1,4 +1,4 @@
-"""The library of plots, set so that the same figures give the same files."""
+"""The plotting library, configured so that the same figures give the same files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridle.errors import UnsupportedFeature
 
 
 def pyplot() -> Any:
-    """matplotlib's `pyplot`, which draws into files. Raises `UnsupportedFeature` without matplotlib."""
+    """Return matplotlib's `pyplot`, configured to draw into files. Raises `UnsupportedFeature` without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Benchmark of shared prefill: time to the first token of a short prompt next to a long one, and the cost in
+"""Benchmark of shared prefill: time to the first token of a short prompt while a long one is computed, and the cost in
 throughput.
 
 Two engines over the same model take turns with the same loads: one shares each step's prompt budget between prompts,
 the other gives it to the oldest prompt whole. Steps and tokens are counted, so they are exact on any machine. Times are
-processor times, which other work on the machine disturbs less than the clock, and the least of the rounds.
+processor times, which other work on the machine affects less than clock times, and the minimum over the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 POLICIES = ("oldest first", "shared")
 _LONG, _SHORT = 4_000, 20  # tokens of a prompt
-#: Of the mixed load: shortest and longest prompt, and tokens of output. Every fourth request is of the first kind.
+#: Kinds of requests of the mixed load: shortest and longest prompt, and tokens of output. Every fourth request is of
+#: the first kind.
 _KINDS = ((1_000, 2_000, 4), (16, 64, 24), (100, 400, 8), (16, 64, 24))
 
 
@@ -45,8 +46,8 @@ class Arrival:
 
 @dataclass(slots=True)
 class Outcome:
-    """One run of a load: its steps, computed tokens and processor seconds, and those of the last request that came,
-    from its arrival to its first token."""
+    """One run of a load: its steps, computed tokens and processor seconds, and the same for the last request, from its
+    arrival to its first token."""
 
     steps: int = 0
     tokens: int = 0
@@ -56,7 +57,7 @@ class Outcome:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run both loads at both policies in turns, and print the results."""
+    """Run both loads with both policies in turns, and print the results."""
     figures = []
     for checkpoint in checkpoints(settings, phases):
         found = _measure_model(checkpoint, settings)
@@ -66,7 +67,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each model takes."""
+    """Return the estimated seconds of each model."""
     found = {}
     for checkpoint in map(planned_checkpoint, sizes(settings)):
         num_tokens = num_new = 0
@@ -123,7 +124,7 @@ def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings) -> list
 
 
 class _OldestFirst(PromptShares):
-    """Keeps nothing for short prompts, and lets no prompt wait for the beginning of another."""
+    """Reserves nothing for short prompts, and lets no prompt wait for the beginning of another."""
 
     def split(self, budget: int, begun: object, order: object) -> dict[int, int]:
         return {}
@@ -133,7 +134,7 @@ class _OldestFirst(PromptShares):
 
 
 def choose(engine: Engine, policy: str) -> None:
-    """Let an engine with nothing to do share the budget from now on, or give it to the oldest prompt."""
+    """Let an idle engine share the budget from now on, or give the budget to the oldest prompt."""
     scheduler = engine._scheduler
     scheduler._prompt_shares = (PromptShares if policy == "shared" else _OldestFirst)(scheduler.blocks)
 
@@ -157,7 +158,7 @@ def run_load(engine: Engine, arrivals: Sequence[Arrival]) -> Outcome:
 
 
 def best(outcomes: Sequence[Outcome]) -> Outcome:
-    """The least times of runs with the same steps."""
+    """Return the minimum times of runs with the same steps."""
     first = min(outcome.first_seconds for outcome in outcomes)
     found = min(outcomes, key=lambda outcome: outcome.seconds)
     return Outcome(found.steps, found.tokens, found.seconds, found.first_steps, first)

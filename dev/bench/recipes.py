@@ -1,8 +1,8 @@
-"""Measures the gain of steering: each recipe's cases, answered by the model alone, under a grammar in one request, by
-the recipe, and by llama-server under the same grammar.
+"""Measures the gain of steering. The cases of each recipe are answered by the model alone, with a grammar in one
+request, by the recipe, and by llama-server with the same grammar.
 
-Cases are made from a seed that no recipe was developed with, or read from packages in FOLDER/packages. Results are kept
-in FOLDER/recipes.jsonl; existing ones are not computed again.
+Cases are made from a seed that was not used to develop a recipe, or read from packages in FOLDER/packages. Results are
+stored in FOLDER/recipes.jsonl; existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 #: Names of the recipes, in the order of the page. Each is a module of `dev.recipes` with a `RECIPE`.
 RECIPES = ("calculator", "classify", "sql", "quote", "extract", "call", "vote", "thinking", "style", "code")
-#: The seed of the cases that are reported.
+#: The seed of the reported cases.
 SEED = 2026
 _CASES, _QUICK_CASES, _CHUNK, _CONTEXT = 100, 4, 100, 2048
 _LIMITS = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=600000", "--limit", "max_init_time=20000")
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """A part for each model and column."""
+    """Return a part for each model and column."""
     num_cases = _num_cases(settings) * len(_chosen(settings))
     return {
         _title(model, column): limits.python(10.0 + 0.1 * num_cases)
@@ -70,7 +70,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Return the recipe of that name."""
     found: Recipe = import_module(f"dev.recipes.{name}").RECIPE
     return found
 
@@ -90,7 +90,7 @@ def _ask(column: str, llm: LLM, asked: Recipe, cases: Sequence[Case]) -> list[An
 
 
 def _answer(model: str, name: str, column: str, cases: list[Case], records: Records, ask: Any) -> None:
-    """Run those of the cases that have no record, several at once."""
+    """Run the cases that have no record, several at once."""
     done, own = {each.case for each in records.of(Path(model).stem, name, column)}, recipe(name)
     missing = [case for case in cases if case.id not in done]
     for begin in range(0, len(missing), _CHUNK):
@@ -113,7 +113,7 @@ def _ids(cases: Sequence[Case]) -> set[str]:
 
 
 def _cases(settings: BenchSettings) -> tuple[dict[str, list[Case]], dict[str, str]]:
-    """The cases of each recipe, and the recipes whose data is not here, with the way to get it."""
+    """Return the cases of each recipe, and the recipes whose data is missing, with the way to get it."""
     found, skipped = dict[str, list[Case]](), dict[str, str]()
     for name in _chosen(settings):
         try:

@@ -1,9 +1,9 @@
-"""Benchmark of malicious bodies: the time until they are refused, and how long they delay other requests.
+"""Benchmark of malicious request bodies: the time until the server refuses them, and the delay of other requests.
 
-Every route of `bridle serve` that takes a body gets values that are large, deep or not numbers. They are sent as a
-whole body and in a field, up to the limit of 4 MiB and beyond. Meanwhile another client requests `/health/live` again
-and again over its own connection. Its longest wait, minus its usual wait, is the time for which the server answered no
-other request.
+Every route of `bridle serve` that takes a body gets values that are large, deep or not numbers. These values are sent
+as a whole body and in a field, up to the limit of 4 MiB and beyond. Meanwhile another client requests `/health/live`
+repeatedly over its own connection. The longest wait of this client, minus its usual wait, is the time for which the
+server answered no other request.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _BODY_BYTES = (4 << 20) - 256
 _GIGABYTE = 1 << 30
 _PAUSE = 0.001
 _RAW = "requests that are none"
-#: Rough seconds, as `MachineLimits.python` has them: bodies over all routes and their fields, one of them, and a byte
-#: of it.
+#: Rough seconds for `MachineLimits.python`: bodies over all routes and their fields, one body, and a byte of a body.
 _NUM_BODIES, _REQUEST_SECONDS, _BYTE_SECONDS, _RAW_SECONDS = 120, 3e-3, 1e-9, 1.0
 _GOOD = {
     "prompt": "a",
@@ -49,15 +48,16 @@ _GOOD = {
     "tags": ["a"],
     "model": "demo",
 }
-#: In which field of a route a value is put, beside whole bodies: where most work is done before it is refused.
+#: Fields in which a value is sent, in addition to whole bodies: fields for which the server does the most work before a
+#: refusal.
 _FIELDS = ("prompt", "inputs", "input", "messages", "stop", "logit_bias", "tools", "response_format", "choice", "n")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """One kind of body, over all routes. Times in seconds: the slowest refusal and the route that gave it, the most
-    processor time of the server for one request, and the longest wait of the bystander. `served` of the requests were
-    valid on their route, since unknown fields are ignored there: they took the time of generating."""
+    processor time of the server for one request, and the longest wait of the bystander. `served` is the number of valid
+    requests, on routes that ignore unknown fields; these requests include the time of generating."""
 
     kind: str
     requests: int
@@ -70,7 +70,7 @@ class Refusal:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Try everything. Prints a table."""
+    """Send all bodies, and print a table."""
     with (
         tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder,
         http_server("demo", Path(folder), "--kv-memory", "64MiB", threads=settings.threads) as server,
@@ -95,7 +95,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each kind of value takes, on all routes: that of the largest is read or refused."""
+    """Return the estimated seconds of each kind of value on all routes: the server reads or refuses the largest
+    value."""
     return {
         name: limits.python(_NUM_BODIES * (_REQUEST_SECONDS + _BODY_BYTES * _BYTE_SECONDS))
         for name in _values(settings, 1)
@@ -110,7 +111,7 @@ def _values(settings: BenchSettings, num_bytes: int) -> Mapping[str, bytes]:
 
 
 def _routes(target: ServerTarget) -> dict[str, dict[str, Any]]:
-    """Routes that take JSON, and a good body for each with the names of its fields."""
+    """Return the routes that take JSON, and a valid body for each with the names of its fields."""
     with urllib.request.urlopen(f"http://{target.host}:{target.port}/openapi.json", timeout=60) as answer:
         description = json.load(answer)
     routes = {}
@@ -125,7 +126,7 @@ def _routes(target: ServerTarget) -> dict[str, dict[str, Any]]:
 
 
 def _bodies(routes: Mapping[str, Mapping[str, Any]], value: bytes) -> dict[str, bytes]:
-    """Bodies with a value: as the whole, and in fields, by `route field`."""
+    """Return bodies with a value: as the whole body, and in fields, by `route field`."""
     bodies = {}
     for path, schema in routes.items():
         bodies[path] = value
@@ -146,7 +147,7 @@ def _raw_requests() -> dict[str, bytes]:
         "1 MB header": post + b"X-Long: " + b"a" * 1_000_000 + b"\r\n\r\n",
         "20,000 headers": post + b"".join(b"X-%d: a\r\n" % number for number in range(20_000)) + b"\r\n",
         "1 GB announced": post + b"Content-Length: %d\r\n\r\n" % _GIGABYTE + b" " * 4096,
-        "1 GB in chunks": post + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 8,  # cut long before its end
+        "1 GB in chunks": post + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 8,  # cut long before the end
     }
 
 
@@ -186,7 +187,7 @@ def _send_all(
 
 
 def _send(target: ServerTarget, request: bytes) -> int:
-    """The status of the answer. A server that has had enough may close before it has read everything."""
+    """Return the status of the answer. The server may close the connection before it has read the whole request."""
     with socket.create_connection((target.host, target.port), timeout=60) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
@@ -197,26 +198,26 @@ def _send(target: ServerTarget, request: bytes) -> int:
 
 
 class Bystander:
-    """Another client, which sends small and frequent requests."""
+    """Another client, which sends small requests frequently."""
 
     def __init__(self, target: ServerTarget) -> None:
         self._connection = socket.create_connection((target.host, target.port), timeout=60)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def wait(self) -> float:
-        """Seconds until an answer came."""
+        """Send a request, and return the seconds until its answer."""
         begin = time.perf_counter()
         self._connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         self._connection.recv(4096)
         return time.perf_counter() - begin
 
     def usual(self) -> float:
-        """The wait while nothing else happens."""
+        """Return the median wait without other requests."""
         return quantile([self.wait() for _ in range(200)], 50)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[float]]:
-        """Send requests in a thread meanwhile; returns the waits."""
+        """Send requests in a thread during the block; yield the list of waits."""
         waits: list[float] = []
         over = threading.Event()
 
@@ -234,7 +235,7 @@ class Bystander:
             thread.join()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._connection.close()
 
 

@@ -1,13 +1,13 @@
-"""Benchmark of public JSON schemas, the share that is served and the cost of masks: `bridle bench schemas --folder
-FOLDER`.
+"""Benchmark of public JSON schemas: the share that bridle supports, and the cost of masks: `bridle bench schemas
+--folder FOLDER`.
 
-The folder holds files of MaskBench's form: a `schema`, and `tests` with `data` that is `valid` or not. Its 11,306 files
-are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The name of a file
-begins with that of its collection, which ends before three hyphens or before a number.
+The folder holds files in MaskBench's format: a `schema`, and `tests` with `data` that is `valid` or not. Its 11,306
+files are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The name of a
+file begins with that of its collection, which ends before three hyphens or before a number.
 
 Each schema is compiled as a server would do it, within the same limits, but without those that bridle adds to schemas
-that state none (`x-limits`). Then a mask is computed before each token of every valid text, and all of them must allow
-the token; texts that are not valid must be refused somewhere.
+that state none (`x-limits`). Then a mask is computed before each token of every valid text, and each mask must allow
+the token. For texts that are not valid, a mask must refuse a token.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _VOCAB_SIZE = 128_000
-_FILE_SECONDS = 0.04  # of one schema and its texts, as `MachineLimits.python` has it
-_QUICK_SHARE = 20  # with --quick one file in so many, drawn with a seed
+_FILE_SECONDS = 0.04  # of one schema and its texts, for `MachineLimits.python`
+_QUICK_SHARE = 20  # with --quick one of this many files, selected with a seed
 _NAME = re.compile(r"(.+?)(?:---.*|_[a-z_]*\d+\.json)")
 _KEYS = re.compile(r"Unimplemented keys: (\[.*?\])")
-#: What a refusal is about, by its first words; anything else by its words without names.
+#: Causes of refusals by the first words of their messages; other messages are grouped by their words without names.
 _REASONS = (
     ("oneOf constraints", "`oneOf` whose branches overlap"),
     ("Unknown format", "`format`"),
@@ -65,16 +65,16 @@ class SchemaVerdict:
     """Result for one schema and its texts."""
 
     collection: str
-    outcome: str = "as it is"  # or: in other words, refused
-    reason: str = ""  # why it was refused as it is
-    seconds: float = 0.0  # to compile it
-    masks: list[float] = field(default_factory=list)  # seconds of each
-    wrong: list[str] = field(default_factory=list)  # the texts that were taken for what they are not
+    outcome: str = "as it is"  # or: in other words (rewritten), refused
+    reason: str = ""  # why the unchanged schema was refused
+    seconds: float = 0.0  # seconds to compile
+    masks: list[float] = field(default_factory=list)  # seconds of each mask
+    wrong: list[str] = field(default_factory=list)  # the texts with a wrong verdict
     counts: Counter[str] = field(default_factory=Counter)
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Three tables: collections, reasons, times."""
+    """Print three tables: collections, reasons, times."""
     parts, verdicts = _parts(settings), []
     judge = Judge(made_up_vocabulary(_VOCAB_SIZE))
     try:
@@ -93,18 +93,19 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each hundred of files takes."""
+    """Return the estimated seconds of each hundred files."""
     return {name: limits.python(len(files) * _FILE_SECONDS) for name, files in _parts(settings).items()}
 
 
 def _parts(settings: BenchSettings) -> dict[str, list[Path]]:
-    """The files, in hundreds."""
+    """Return the files in groups of a hundred."""
     files = files_in(settings.folder, quick=settings.quick)
     return {f"schemas from {at + 1} of {len(files)}": files[at : at + 100] for at in range(0, len(files), 100)}
 
 
 def files_in(folder: Path | None, *, quick: bool) -> list[Path]:
-    """The files of a folder; with `quick` some of them, always the same. Raises `InvalidRequest` if there are none."""
+    """Return the files of a folder; with `quick` always the same selection. Raises `InvalidRequest` if there are
+    none."""
     files = sorted(folder.glob("*.json")) if folder is not None else []
     if not files:
         message = f"--folder is {folder}; it must hold files of MaskBench's form, see dev/bench/schemas.py"
@@ -113,7 +114,7 @@ def files_in(folder: Path | None, *, quick: bool) -> list[Path]:
 
 
 class Judge:
-    """Compiles schemas for a vocabulary and tries texts on them."""
+    """Compiles schemas for a vocabulary and checks texts against them."""
 
     def __init__(self, vocabulary: GrammarVocabulary, limits: ConstraintLimits | None = None) -> None:
         self._vocabulary = vocabulary
@@ -178,12 +179,12 @@ class Judge:
             return False
 
     def close(self) -> None:
-        """End the children."""
+        """End the child processes."""
         self._trials.close()
 
 
 def reason_of(message: str) -> str:
-    """In a few words why a schema was refused."""
+    """Return the reason of a refusal in a few words."""
     keys = _KEYS.search(message)
     if keys is not None:
         names = [name for name in json.loads(keys[1]) if name not in ("then", "else")]
@@ -192,7 +193,7 @@ def reason_of(message: str) -> str:
 
 
 def collections(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """A row for each collection, and one for all: schemas by outcome, texts by correct verdicts."""
+    """Return a row for each collection, and one for all: schemas by outcome, texts by correct verdicts."""
     rows: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         for name in (verdict.collection, "all"):
@@ -210,7 +211,8 @@ def _row(name: str, counts: Counter[str]) -> dict[str, Any]:
 
 
 def reasons(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """A row for each reason to refuse a schema unchanged: how many, and how many of them are served in other words."""
+    """Return a row for each reason to refuse a schema unchanged: the number of schemas, and how many of them are
+    supported after rewriting."""
     refused, served = Counter[str](), Counter[str]()
     for verdict in verdicts:
         if verdict.reason:
@@ -220,7 +222,7 @@ def reasons(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
 
 
 def times(verdicts: Sequence[SchemaVerdict]) -> list[dict[str, Any]]:
-    """Milliseconds of compiling a schema and of a mask."""
+    """Return the milliseconds of compiling a schema and of a mask."""
     compiled = [verdict.seconds for verdict in verdicts if verdict.outcome != "refused"]
     masks = [each for verdict in verdicts for each in verdict.masks]
     return [_quantiles("compiling", compiled), _quantiles("a mask", masks)]

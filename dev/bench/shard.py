@@ -1,10 +1,10 @@
-"""Cost of a model in another process: a step through a shard compared to the same step in this process.
+"""Measures the cost of a model in another process: a step through a shard compared to the same step in this process.
 
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
-nothing: all of its overhead shows, that of the sample rows too. `5 ms` is a device that is busy for that long without
-the CPU, like a GPU: the rows and their masks travel during the forward pass. The demo model computes on the CPU. Masked
-rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). The time of
-gRPC by itself, with the same messages and an empty handler, is measured in the same run.
+nothing, so the whole overhead is visible, including that of the sample rows. `5 ms` is a device that is busy for 5 ms
+without the CPU, like a GPU, so the rows and their masks are sent during the forward pass. The demo model computes on
+the CPU. Masked rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is
+smaller). The time of gRPC by itself, with the same messages and an empty handler, is measured in the same run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _PROMPT = tuple(range(3, 35))
 _SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
 _MAX_SEQS, _MAX_TOKENS = 256, 1024
 _ECHO = "gRPC alone"
-#: Rough seconds, as `MachineLimits.python` has them: a shard's start, an exchange over gRPC, a row of a step, and one
-#: that the demo model computes.
+#: Rough seconds for `MachineLimits.python`: a shard's start, an exchange over gRPC, a row of a step, and a row that the
+#: demo model computes.
 _START_SECONDS, _ECHO_SECONDS, _ROW_SECONDS, _DEMO_SECONDS = 2.0, 0.5e-3, 10e-6, 0.4e-3
 
 
 class Decoding:
-    """Sequences that gain a token each in every step, driven without an engine: only the executor's time counts."""
+    """Sequences that get a token each in every step, without an engine, so that only the executor's time is
+    measured."""
 
     def __init__(self, executor: Executor, num_seqs: int, is_masked: bool) -> None:
         self._executor = executor
@@ -56,7 +57,7 @@ class Decoding:
         self._run(_PROMPT, 0)
 
     def step(self) -> float:
-        """One token more for everybody; gives the seconds."""
+        """Compute one more token for each sequence; return the seconds."""
         self._length += 1
         return self._run((5,), self._length - 1)
 
@@ -83,7 +84,7 @@ class Decoding:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Milliseconds of a step in this process and through a shard, medians over alternating steps."""
+    """Return the milliseconds of a step in this process and through a shard, as medians over alternating steps."""
     num_steps, batches = _num_steps(settings), _batches(settings)
     figures = []
     with phases.part(_ECHO):
@@ -107,7 +108,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each device takes: its start, and steps here and there, with masks and without."""
+    """Return the estimated seconds of each device: its start, and steps in both processes, with masks and without."""
     num_steps = 2 * 2 * (_num_steps(settings) + 5)
     batches = _batches(settings)
 
@@ -143,7 +144,7 @@ def _compare(local: Decoding, remote: Decoding, num_steps: int) -> dict[str, flo
 
 
 class TimedExecutor(InstantExecutor):
-    """A device that is busy for `seconds` with each step, and leaves the CPU alone meanwhile."""
+    """A device that is busy for `seconds` with each step, and does not use the CPU meanwhile."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(_MAX_SEQS, _MAX_TOKENS)
@@ -154,7 +155,7 @@ class TimedExecutor(InstantExecutor):
         self._busy_until = time.perf_counter() + self._seconds
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Waits for the device; sleeps first, then looks at the clock, since a sleep is not exact."""
+        """Wait for the device. It sleeps first and then polls the clock, because a sleep is not exact."""
         if self._seconds:
             time.sleep(max(self._busy_until - time.perf_counter() - 0.0005, 0))
             while time.perf_counter() < self._busy_until:

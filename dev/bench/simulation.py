@@ -1,9 +1,9 @@
-"""Many replicas in virtual time: is the model of an engine true, and how much does routing by prefix gain at which
-scale?
+"""Simulates many replicas in virtual time. It checks the model of an engine against the real engine, and measures the
+gain of routing by prefix at several scales.
 
-The first part runs one workload over real engines and over the model of them, and compares. The others use the model:
-load that grows until replicas are full, replicas that are lost more and more often, and a thousand replicas with a
-million requests. Each way of routing gets the same chats. `--report` writes figures, plots and the page's tables.
+The first part runs one workload over real engines and over the model of them, and compares. The other parts use the
+model: load that grows until replicas are full, replicas that are lost increasingly often, and a thousand replicas with
+a million requests. Each routing policy gets the same chats. `--report` writes figures, plots and the page's tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SEED = 6
-_REQUEST_SECONDS = {"engine": 3e-3, "quick": 0.4e-3}  # of one, roughly, as `MachineLimits.python` has it
+_REQUEST_SECONDS = {"engine": 3e-3, "quick": 0.4e-3}  # rough seconds of one request, for `MachineLimits.python`
 #: Losses of each replica in an hour of virtual time.
 _LOSSES = (0.0, 2.0, 6.0, 20.0)
 
@@ -46,7 +46,7 @@ QUICK = SimulationScale(4, 300, 4, 300, 20, 3_000, rates=(1.0, 4.0))
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure all parts; after each the report is written again."""
+    """Measure all parts; after each part the report is written again."""
     from dev.bench.simulation_report import write_report
 
     scale = QUICK if settings.quick else FULL
@@ -63,7 +63,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes: its requests, over real engines and over the model of them."""
+    """Return the estimated seconds of each part: its requests, over real engines and over the model."""
     return {
         part: limits.python(
             sum(scenario.workload.num_requests * _REQUEST_SECONDS[scenario.core] for _, scenario in runs)
@@ -76,7 +76,7 @@ Runs = Iterator[tuple[dict[str, Any], Scenario]]
 
 
 def _parts(scale: SimulationScale) -> Iterator[tuple[str, Runs]]:
-    """The parts in the order in which they are worth having."""
+    """Yield the parts, the most useful first."""
     yield "checked", _checked(scale)
     yield "load", _under_load(scale)
     yield "losses", _under_losses(scale)
@@ -84,7 +84,7 @@ def _parts(scale: SimulationScale) -> Iterator[tuple[str, Runs]]:
 
 
 def make_scenario(scale: SimulationScale, num_replicas: int, num_requests: int, rate: float, **fields: Any) -> Scenario:
-    """Bursty chats at `rate` per replica; ten system prompts for each replica."""
+    """Return bursty chats at `rate` per replica, with ten system prompts for each replica."""
     workload = Workload(
         num_requests, rate * num_replicas, seed=_SEED, num_systems=10 * num_replicas, burst=2.0, num_users=256
     )
@@ -129,7 +129,7 @@ def _run(scenario: Scenario) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits are more than any figure is worth, and keep the file small."""
+    """Round figures to six digits, which keeps the file small."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value

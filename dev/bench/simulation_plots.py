@@ -1,4 +1,4 @@
-"""Plots of simulations, as SVG: the same figures give the same files."""
+"""Plots of simulations, as SVG. The same figures give the same files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _by_policy(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _draw_checked(runs: Sequence[Run], path: Path) -> None:
-    """Quantiles of the engine (lines) and of its model (crosses)."""
+    """Plot quantiles of the engine (lines) and of its model (crosses)."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for axis, measure, title in zip(axes, ("ttft", "latency"), ("first token", "last token"), strict=True):

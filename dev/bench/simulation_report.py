@@ -1,4 +1,5 @@
-"""The page about simulations: tables between marks in its text, and a folder with plots and figures."""
+"""The page about simulations: fills in the tables between marks in its text, and writes a folder with plots and
+figures."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_report(figures: Figures, page: Path) -> None:
-    """Write the figures of the parts that have run, and their plots. A page that is not there yet is begun."""
+    """Write the figures of the finished parts, and their plots. A missing page is created."""
     from dev.bench.simulation_plots import draw_all
 
     folder = page.with_suffix("")
@@ -80,7 +81,7 @@ _USUAL = ("TTFT p50, s", "p99", "p99.9", "latency p50, s", "p99", "hit rate", "b
 
 
 def _checked(figures: Figures) -> str:
-    """Engine, model, and how far they are apart."""
+    """Return a table of the engine, the model, and their difference."""
     rows = []
     by_policy: dict[str, dict[str, Run]] = {}
     for run in figures["checked"]:
@@ -96,7 +97,7 @@ def _checked(figures: Figures) -> str:
 
 
 def _deviations(quick: Run, engine: Run) -> list[str]:
-    """Relative for times, in points for shares."""
+    """Return deviations: relative for times, in percentage points for shares."""
     pairs = [
         *((quick["ttft"][name], engine["ttft"][name]) for name in ("p50", "p99", "p99.9")),
         *((quick["latency"][name], engine["latency"][name]) for name in ("p50", "p99")),

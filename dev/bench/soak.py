@@ -1,14 +1,14 @@
-"""A server under mixed traffic for minutes, whose processes are killed, stopped and starved meanwhile.
+"""Runs a server under mixed traffic for minutes, while its processes are killed, stopped and starved.
 
 Requests come over several APIs, with grammars, scripts, tools, images, an adapter, abandoned streams and invalid
 bodies. Every few seconds a round takes a resource away:
 
 * a process of the model, of the controllers or of the front end (kill -9, or a stop and a continuation);
 * disk space (writes fail as on a full disk), or descriptors;
-* the name service (names of image hosts are looked up slowly), or the right time.
+* the name service (look-ups of image hosts are slow), or the correct time.
 
-After each round the server has to give the right answer again. Memory, descriptors, threads, processes, shared memory
-and temporary files are sampled after the rounds; the slope over the second half shows leaks.
+After each round the server has to give the correct answers again. Memory, descriptors, threads, processes, shared
+memory and temporary files are sampled after the rounds; the slope over the second half shows leaks.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _PATIENCE = 180.0
 #: Seconds of traffic before each round.
 _PAUSE = 2.0
 _CLIENTS = 4
-#: A host of images that nobody can look up, and how long that takes.
+#: An image host that cannot be resolved, and the seconds of a look-up.
 _IMAGE_HOST, _NAME_SECONDS = "images.invalid", 3.0
-#: Descriptors that a starved server may open: fewer than it has open.
+#: Maximum descriptors of a starved server: fewer than it has open.
 _FEW_DESCRIPTORS = 8
 _PROBE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 _SCRIPT = "async def main():\n    await aici.gen_text(max_tokens=4)\n\nimport pyaici.server as aici\naici.start(main())"
@@ -92,7 +92,7 @@ def _seen(url: str) -> dict[str, Any]:
 
 @cache
 def _picture(number: int) -> str:
-    """Return a small picture as a URL."""
+    """Return a small image as a URL."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -114,7 +114,7 @@ def _adapter(folder: Path) -> Path:
 @dataclass(slots=True)
 class SoakOutcome:
     """The findings of a run. `samples` are states after each round; `slopes` are changes per minute over the second
-    half. `recovery` has the seconds of each round until the right answer came."""
+    half. `recovery` has the seconds of each round until the answers were correct."""
 
     rounds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -126,7 +126,7 @@ class SoakOutcome:
 
 
 class SoakedServer:
-    """A running `bridle serve` with a shard, controllers, a store for KV and a state file."""
+    """A running `bridle serve` with a shard, controllers, a KV store and a state file."""
 
     def __init__(self, process: psutil.Process, port: int, folder: Path, faults: Faults) -> None:
         self.process, self.port, self.folder, self.faults = process, port, folder, faults
@@ -160,7 +160,7 @@ class SoakedServer:
 
 @contextlib.contextmanager
 def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
-    """A server whose temporary files lie in a folder of their own."""
+    """Run a server whose temporary files are in a separate folder."""
     with tempfile.TemporaryDirectory(prefix="bridle-soak-") as name:
         folder, scratch = Path(name), Path(name) / "tmp"
         scratch.mkdir()
@@ -169,7 +169,7 @@ def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
         command += ["--port", "0", "--log-format", "json", "--front-ends", "2", "--allow-image-host", _IMAGE_HOST]
         command += ["--adapter", f"random={_adapter(folder / 'adapter')}"]
         command += ["--state-db", str(folder / "state.db"), "--control-store", str(folder / "controllers")]
-        command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # which a shard does not have
+        command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # shards have no store
         log = folder / "server.log"
         with child_process(command, log, os.environ | {"TMPDIR": str(scratch)}) as process:
             try:
@@ -200,7 +200,7 @@ async def _stop_server(server: SoakedServer) -> None:
 
 
 async def _starve(server: SoakedServer, what: int, few: int) -> None:
-    """Take a resource from the server for some seconds."""
+    """Reduce a resource of the server for some seconds."""
     before = resource.prlimit(server.process.pid, what)
     resource.prlimit(server.process.pid, what, (few, before[1]))
     await asyncio.sleep(2 * _PAUSE)
@@ -208,14 +208,14 @@ async def _starve(server: SoakedServer, what: int, few: int) -> None:
 
 
 async def _jump(server: SoakedServer) -> None:
-    """Let the wall clock jump by up to a day, and back."""
+    """Move the wall clock by up to a day, and back."""
     server.faults.set(clock_seconds=random.uniform(-86_400, 86_400))
     await asyncio.sleep(_PAUSE)
     server.faults.set()
 
 
 async def _slow_names(server: SoakedServer) -> None:
-    """Let look-ups of names take seconds, and fail."""
+    """Make name look-ups take seconds, and fail."""
     server.faults.set(name_seconds=_NAME_SECONDS)
     body = {"model": "demo-sees", "messages": [_seen(f"http://{_IMAGE_HOST}/a.png")], "max_tokens": 1}
     status, _ = await asyncio.to_thread(_send, server.port, "/v1/chat/completions", body)
@@ -224,7 +224,7 @@ async def _slow_names(server: SoakedServer) -> None:
         raise AssertionError(f"an image was there (status {status}) without a name service")
 
 
-#: What each round takes away.
+#: The resource that each round takes away.
 ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
     "kill -9 of a controller process": lambda server: _kill(server, "bridle.aici.runtime", signal.SIGKILL),
     "stop of a controller process": lambda server: _kill(server, "bridle.aici.runtime", signal.SIGSTOP),
@@ -242,7 +242,7 @@ ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
 
 
 def _send(port: int, path: str, body: dict[str, Any], leaves: bool = False) -> tuple[int, bytes]:
-    """Post a body; return the status and the answer, of which a client that `leaves` reads one line."""
+    """Post a body; return the status and the answer, of which a client that `leaves` reads only one line."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -253,7 +253,8 @@ def _send(port: int, path: str, body: dict[str, Any], leaves: bool = False) -> t
 
 
 async def _probe(port: int) -> list[str] | None:
-    """Return the server's answers to fixed questions, without and with a controller; None if it has not all now."""
+    """Return the server's answers to fixed questions, without and with a controller; None if an answer is missing
+    now."""
     texts = []
     for fields in ({}, {"controller": "pyctrl", "controller_arg": _SCRIPT}):
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
@@ -263,7 +264,7 @@ async def _probe(port: int) -> list[str] | None:
 
 
 async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -> float:
-    """Wait for the answers `right` (None: for any). Return the seconds that this took."""
+    """Wait for the answers `right` (None: for any answers). Return the seconds that this took."""
     began = time.monotonic()
     while time.monotonic() - began < _PATIENCE:
         texts = await _probe(port)
@@ -275,7 +276,7 @@ async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -
 
 
 async def _traffic(port: int, numbers: Iterator[int], found: SoakOutcome) -> None:
-    """Send requests one after the other; of each eight one leaves its stream."""
+    """Send requests one after the other. Every eighth request disconnects during its stream."""
     for number in numbers:
         path, body = requests(number)
         leaves = number % 8 == 0 and path.startswith("/v1/c")
@@ -289,10 +290,10 @@ async def _traffic(port: int, numbers: Iterator[int], found: SoakOutcome) -> Non
 
 
 async def drive(server: SoakedServer, seconds: float, names: list[str]) -> SoakOutcome:
-    """Send traffic and take things away for that long; every kind of round happens at least once."""
+    """Send traffic and run rounds for `seconds`; every kind of round runs at least once."""
     found, numbers, end = SoakOutcome(), itertools.count(), time.monotonic() + seconds
     port = server.port
-    await _until_right(port, None, found)  # the script's interpreter is compiled
+    await _until_right(port, None, found)  # the script's interpreter is then compiled
     right = await _probe(port)
     traffic = [asyncio.create_task(_traffic(port, numbers, found)) for _ in range(_CLIENTS)]
     for number in itertools.count():
@@ -322,7 +323,8 @@ def slopes(samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def soak(seconds: float, names: list[str], arguments: tuple[str, ...] = ()) -> SoakOutcome:
-    """Serve, drive and end a server. `left` names the processes and the shared memory that outlive it."""
+    """Serve, drive and end a server. `left` names the processes and the shared memory that remain after the server
+    ended."""
     before = {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
     with serving(arguments) as server:
         found = asyncio.run(drive(server, seconds, names))
@@ -334,12 +336,12 @@ def soak(seconds: float, names: list[str], arguments: tuple[str, ...] = ()) -> S
     return found
 
 
-#: Ways to serve, and their flags.
+#: Settings of the server, with their flags.
 SETTINGS = {"model in the server": (), "model in a shard": ("--isolate-model",)}
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each way to serve takes."""
+    """Return the estimated seconds of each setting."""
     return {name: _seconds(settings) + limits.python(20.0) for name in SETTINGS}
 
 
@@ -348,7 +350,7 @@ def _seconds(settings: BenchSettings) -> float:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Soak servers for `--minutes`, 10 unless said."""
+    """Soak servers for `--minutes`, by default 10."""
     report = {}
     for setting, arguments in SETTINGS.items():
         with phases.part(setting):
@@ -360,7 +362,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def figures(found: SoakOutcome) -> dict[str, Any]:
-    """Return an outcome as JSON has it; `asdict` counts the pairs of a counter."""
+    """Return an outcome for JSON. Counters are converted, because `asdict` would count their pairs."""
     return asdict(found) | {"rounds": dict(found.rounds), "statuses": dict(found.statuses)}
 
 

@@ -2,8 +2,8 @@
 
     python -m dev.bench.soaked_server FILE ARGUMENTS...
 
-FILE holds two numbers, which are read again for each use. The first is the error of the wall clock in seconds. The
-second is the number of seconds that a name look-up takes before it fails.
+FILE holds two numbers, which are read at each use. The first is the error of the wall clock in seconds. The second is
+the number of seconds that a name look-up takes before it fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Faults:
 
 
 def install(faults: Faults) -> None:
-    """Let this process's clock and look-ups obey."""
+    """Let this process's clock and name look-ups use the faults."""
     now, look_up = time.time, socket.getaddrinfo
 
     def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -55,7 +55,7 @@ def install(faults: Faults) -> None:
 
 
 def main() -> int:
-    """Serve."""
+    """Run the server."""
     install(Faults(Path(sys.argv.pop(1))))
     from bridle.cli import main as bridle
 

@@ -1,11 +1,11 @@
-"""Gain from draft tokens: the same requests without draft tokens, with a fixed number of them, and with `auto`.
+"""Measures the gain from draft tokens: the same requests without draft tokens, with a fixed number, and with `auto`.
 
 There are three parts. The first is real text (the demo model): editing and copying, alone and under a Wasm controller,
-JSON under a schema, and free text. The second is a model of real size, with texts that do not repeat themselves. It
-gets predictions of which a chosen share of tokens is right, from all to none, a draft model that is always right, and
-one that never is. The third compares the gains with those of transformers and llama.cpp, on the same weights and task.
-Every run with draft tokens must give the tokens of the plain one. Ratios of processor time are reported as well, for
-busy machines.
+JSON under a schema, and free text. The second is a model of real size, with texts that do not repeat themselves. This
+model gets predictions with a chosen share of right tokens, from all to none. It also gets a draft model that is always
+right, and one that is never right. The third compares the gains with those of transformers and llama.cpp, on the same
+weights and task. Every run with draft tokens must give the same tokens as the plain run. Ratios of processor time are
+reported as well, because they are reliable on busy machines.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _LIST = {"type": "array", "items": _SCHEMA, "minItems": 8, "maxItems": 8}
-#: Drafts at once; `auto` as many as pay. What two runs without any differ by is the noise in all the other ratios.
+#: Draft tokens per step; `auto` chooses the number. The difference between `none` and `none again` is the noise of all
+#: ratios.
 _WAYS = {"none": 0, "none again": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
-#: Rounds that take fewer seconds than this are up to so many times more.
+#: Tasks whose rounds are shorter than this have up to `_MORE` times as many rounds.
 _ROUND_SECONDS, _MORE = 3.0, 4
 _SHARES = (1.0, 0.8, 0.5, 0.0)
 _REAL_TEXT, _COPYING = "real text, demo", "copying, demo"
-#: Rough seconds, as `MachineLimits.python` has them: a step of the demo model, and how long it and its peers load.
+#: Rough seconds for `MachineLimits.python`: a step of the demo model, and the loading of this model and its peers.
 _DEMO_SECONDS, _LOAD_SECONDS = 3e-3, 8.0
 
 
@@ -81,11 +82,11 @@ class SpeculationRun:
     seconds: float
     processor: float
     outputs: list[list[int]]
-    accepted: float  # of the drafts
+    accepted: float  # share of accepted draft tokens
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Seconds of each task by the number of drafts, and their ratio to none."""
+    """Return the seconds of each task by the number of draft tokens, and their ratio to none."""
     batches, num_rounds = _batches(settings), _num_rounds(settings)
     with phases.part(_REAL_TEXT):
         figures = _real_text(batches, num_rounds, settings.quick)
@@ -106,8 +107,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each question takes: modes and rounds of tasks, times a step for each token that is
-    sampled without drafts. The demo model's are Python's rather than a memory's."""
+    """Return the estimated seconds of each question: modes and rounds of tasks, times a step for each token that is
+    sampled without draft tokens. The time of the demo model is mostly Python, not memory bandwidth."""
     batches = _batches(settings)
     length = 48 if settings.quick else 128
     lengths = (length, length, 64, 400, length, length)  # of all tasks over real text
@@ -125,7 +126,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _cell(run: float, num_rounds: int) -> float:
-    """About how many seconds one line of the table takes whose runs take that many."""
+    """Return the estimated seconds of a line of the table whose runs take `run` seconds each."""
     a_round = len(_WAYS) * run
     return a_round + max(num_rounds * a_round, min(_MORE * a_round, _ROUND_SECONDS) * num_rounds)
 
@@ -161,7 +162,8 @@ def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dic
 
 
 def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask:
-    """The task with predictions of which a share is right, at random places, as a good or a bad drafter would give."""
+    """Return the task with predictions of which a share is right, at random positions, as from a good or a bad
+    drafter."""
     random, size = Random(7), llm.tokenizer.vocab_size
     told = [
         tuple(token if random.random() < share else random.randrange(3, size) for token in truth)
@@ -171,8 +173,8 @@ def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask
 
 
 def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Predictions of texts in which nothing can be looked up: sampled, not the most probable, from a model with random
-    weights."""
+    """Measure predictions of texts without repetitions: the texts are sampled, not the most probable ones, from a model
+    with random weights."""
     from bridle import LLM
 
     length = 24 if quick else 48
@@ -189,8 +191,7 @@ def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bo
 
 
 def _compare(llm: LLM, model: str, task: DraftTask, batch: int, num_rounds: int) -> list[dict[str, Any]]:
-    """The ways in turns, in each round in another order, so that none gains by its place. Outputs of one sequence must
-    be the same; of many, batches of other sizes may round otherwise."""
+    """and a warm-up"""
     expected, *_ = [_timed(llm, task, batch, number).outputs for number in _WAYS.values()]  # and each way is warm
     runs: dict[str, list[SpeculationRun]] = {way: [] for way in _WAYS}
     ways, order, began = list(_WAYS), Random(7), time.perf_counter()
@@ -204,7 +205,7 @@ def _compare(llm: LLM, model: str, task: DraftTask, batch: int, num_rounds: int)
 
 
 def _is_short(done: int, seconds: float, num_rounds: int) -> bool:
-    """Return whether one more round is needed: short ones scatter more, and cost less."""
+    """Return whether one more round is needed: short rounds vary more, and cost less."""
     return done < num_rounds or (done < _MORE * num_rounds and seconds < _ROUND_SECONDS * num_rounds)
 
 
@@ -224,8 +225,7 @@ def _figure(
 
 
 def _ratio(plain: Sequence[float], drafted: Sequence[float]) -> float:
-    """The median over rounds, so that disturbances that both runs of a round share, such as a busy minute, cancel
-    out."""
+    """Return the median ratio over rounds, so that disturbances that affect both runs of a round cancel out."""
     return median(one / other for one, other in zip(plain, drafted, strict=True))
 
 
@@ -253,8 +253,8 @@ def _run(llm: LLM, task: DraftTask, batch: int, speculate: int) -> tuple[list[An
 def _draft_models(
     size: str, batches: Sequence[int], num_rounds: int, quick: bool
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A draft model that is always right, and one that never is. Reports the gain of the right one, here and in
-    transformers."""
+    """Measure a draft model that is always right, and one that is never right. Returns the gain of the first one, in
+    bridle and in transformers."""
     from bridle import LLM
     from dev.bench.draft_pairs import make_pair
 
@@ -274,7 +274,8 @@ def _draft_models(
 
 
 def _copying(num_rounds: int) -> dict[str, float]:
-    """Return the speedup of copying by prompt lookup, here and in other programs, each compared to itself."""
+    """Return the speedup of copying by prompt lookup, in bridle and in other programs, each relative to itself without
+    drafts."""
     from bridle import LLM
 
     task = DraftTask("copying", _NOTE * 4, 96)

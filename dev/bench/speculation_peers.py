@@ -71,7 +71,7 @@ def _transformers_gain(model: Any, ids: list[int], num_tokens: int, num_rounds: 
 
 @contextmanager
 def _llamacpp(folder: Path) -> Iterator[tuple[Any, Any]]:
-    """The demo in llama.cpp, without and with its prompt lookup."""
+    """Yield the demo model in llama.cpp, without and with its prompt lookup."""
     import torch
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding

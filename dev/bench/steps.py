@@ -1,8 +1,8 @@
 """Cost model of an engine step: a base, and a cost per row, token and position of context.
 
-Batches of several sizes run to their end, with chunks of prompts next to decoding sequences. The cost is fitted to the
-times of all steps; the time of a step is the least of its rounds. `dev.simulation` advances its virtual time by this
-cost.
+Batches of several sizes run to their end, with chunks of prompts together with decoding sequences. The cost is fitted
+to the times of all steps. The time of a step is the minimum over its rounds. `dev.simulation` advances its virtual time
+by this cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 4, 16, 32)
 CAPACITY = 1 << 15  # tokens of KV
-LOAD_SECONDS = 2.0  # of a model
+LOAD_SECONDS = 2.0  # to load a model
 THREADS = 1
 
 Steps = list[tuple[StepSize, float]]
@@ -64,7 +64,7 @@ class NotedExecutor:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """The cost of a step for each model, and how far measured steps lie from it on average."""
+    """Return the cost of a step for each model, and the mean deviation of measured steps from it."""
     figures = []
     for checkpoint in checkpoints(settings, phases):
         steps = _steps_of(checkpoint, settings)
@@ -75,7 +75,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def checkpoints(settings: BenchSettings, phases: Phases) -> Iterator[BenchCheckpoint]:
-    """Make the models to measure, one after the other, each in a phase of its own."""
+    """Make the models to measure, one after the other, each in a separate phase."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         for name in sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
@@ -84,7 +84,7 @@ def checkpoints(settings: BenchSettings, phases: Phases) -> Iterator[BenchCheckp
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each model takes: prompts are read and decoded in rounds, batch after batch."""
+    """Return the estimated seconds of each model: prompts are read and decoded in rounds, batch after batch."""
     num_new, num_rounds = _scale(settings)
     found = {}
     for checkpoint in map(planned_checkpoint, sizes(settings)):
@@ -96,12 +96,12 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def sizes(settings: BenchSettings) -> tuple[str, ...]:
-    """Return the models that are wanted, or a small one."""
+    """Return the requested models, or a small one."""
     return settings.model_sizes or ("20m",)
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """New tokens, and rounds."""
+    """Return the number of new tokens and of rounds."""
     return (8, 2) if settings.quick else (16, 4)
 
 
@@ -115,7 +115,7 @@ def _steps_of(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Steps:
     engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
     steps: Steps = []
     try:
-        run_batch(engine, executor, make_prompts(2, checkpoint.vocab_size), 2)  # whatever is built lazily
+        run_batch(engine, executor, make_prompts(2, checkpoint.vocab_size), 2)  # build now what would be built lazily
         for batch in settings.batches or _BATCHES:
             prompts = [prompt * 4 for prompt in make_prompts(batch, checkpoint.vocab_size, seed=batch)]
             rounds = [run_batch(engine, executor, prompts, num_new) for _ in range(num_rounds)]
@@ -126,7 +126,7 @@ def _steps_of(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Steps:
 
 
 def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequence[int]], num_new: int) -> Steps:
-    """Run prompts together; gives the size and the seconds of each step."""
+    """Run prompts together; return the size and the seconds of each step."""
     sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add(Request(str(number), tuple(prompt), sampling, detokenize=False))
@@ -139,7 +139,7 @@ def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequenc
 
 
 def fastest(rounds: Sequence[Steps]) -> Steps:
-    """The least time of each step: whatever disturbs one only adds to it. The rounds have the same steps."""
+    """Return the minimum time of each step, because disturbances only add time. The rounds have the same steps."""
     return [(alike[0][0], min(seconds for _, seconds in alike)) for alike in zip(*rounds, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""PEFT with many adapters: one of them at a time, for the requests that want it, then the next."""
+"""PEFT with many adapters: it computes the requests of one adapter at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.bench.checkpoints import BenchCheckpoint
 
 
 class SwitchingPeer:
-    """A model of PEFT that holds all adapters."""
+    """A PEFT model with all adapters loaded."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         self._model: Any = model
@@ -19,7 +19,7 @@ class SwitchingPeer:
 
     @classmethod
     def load(cls, checkpoint: BenchCheckpoint, adapters: Sequence[Path]) -> SwitchingPeer | None:
-        """None if PEFT is not installed."""
+        """Load the model and its adapters; None if PEFT is not installed."""
         try:
             from peft import PeftModel
         except ImportError:
@@ -30,7 +30,8 @@ class SwitchingPeer:
         return cls(model.eval(), checkpoint.vocab_size)
 
     def generate(self, num_adapters: int, num_prompts: int, prompt_tokens: int, num_new: int) -> BaselineRun:
-        """`num_new` tokens for at least one prompt of each adapter, and about `num_prompts` in all."""
+        """Generate `num_new` tokens for at least one prompt of each adapter, and about `num_prompts` prompts in
+        total."""
         import torch
         from transformers import GenerationConfig
 

@@ -1,8 +1,9 @@
-"""Benchmark of tracing: `bridle bench trace`. The same requests with a trace and without one, in turns.
+"""Benchmark of tracing: `bridle bench trace`. It runs the same requests with a trace and without one, in turns.
 
-Figures are processor time of the whole process, because a busy machine disturbs it little. They cover the engine, the
-sampler and the reader, with the given number of sequences at once. The process is tuned like a server's. Otherwise a
-garbage collection would sometimes walk through all objects of the libraries, in either of the two runs.
+Figures are processor time of the whole process, because other work on the machine affects it little. The figures cover
+the engine, the sampler and the reader, with the given number of sequences at once. The process is tuned like a
+server's. Otherwise a garbage collection would sometimes walk through all objects of the libraries, in either of the two
+runs.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 64)
 THREADS = 1
-#: Rough seconds, as `MachineLimits.python` has them: loading, a step, and a sequence in it.
+#: Rough seconds for `MachineLimits.python`: loading, a step, and a sequence in a step.
 _LOAD_SECONDS, _STEP_SECONDS, _SEQUENCE_SECONDS = 3.0, 2e-3, 0.1e-3
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """For each number of sequences: processor seconds without a trace, and the cost of tracing."""
+    """Return the processor seconds without a trace, and the cost of tracing, for each number of sequences."""
     from bridle import LLM
     from bridle.http.server.process_tuning import tune_process
 
@@ -48,8 +49,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each model takes: rounds with a trace and without. The demo model's steps are Python's
-    rather than a memory's."""
+    """Return the estimated seconds of each model: rounds with a trace and without. The time of the demo model's steps
+    is mostly Python, not memory bandwidth."""
     num_tokens, rounds = _scale(settings)
     batches = settings.batches or _BATCHES
     python = num_tokens * sum(_STEP_SECONDS + batch * _SEQUENCE_SECONDS for batch in batches)
@@ -63,12 +64,12 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """New tokens, and rounds."""
+    """Return the number of new tokens and of rounds."""
     return (32, 3) if settings.quick else (64, 40)
 
 
 def _made(name: str, folder: Path) -> str:
-    """A model of that size, with a tokenizer."""
+    """Make a model of that size, with a tokenizer; return its path."""
     from bridle.bench.checkpoints import make_checkpoint
     from bridle.bench.control_guests import write_tokenizer
 
@@ -78,7 +79,7 @@ def _made(name: str, folder: Path) -> str:
 
 
 def _beside(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, float]:
-    """Both kinds of runs in turns, each first in every other round; the first ones warm up."""
+    """Measure both kinds of runs in turns. In every other round the other kind is first. The first round warms up."""
     runs: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds + 1):
         for traced in (number % 2 == 0, number % 2 == 1):

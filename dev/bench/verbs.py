@@ -1,8 +1,8 @@
 """Benchmark of the engine's operations.
 
-It measures a sequence that forces tokens next to its neighbours, and the cost of controllers outside of steps. It also
-compares a program that uses operations with the same program as requests over the prefix cache. Figures are medians of
-runs in turns.
+The benchmark measures the effect of a sequence that forces tokens on other sequences, and the cost of controllers
+outside steps. It also compares a program that uses the engine's operations with the same program as requests over the
+prefix cache. Figures are medians of runs in turns.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MODEL = "20m"
 THREADS = 1
 _NEIGHBOURS, _VERBS, _EACH_TOKEN = "19 neighbours of one", "one program, three ways", "a mask for every token, two ways"
 _STARTUP, _LONG_FORK = "uploads and instances", "fork of a long sequence"
-#: Rough seconds, as `MachineLimits.python` has them: a control runtime's start, uploads, a fork, and a request.
+#: Rough seconds for `MachineLimits.python`: a control runtime's start, uploads, a fork, and a request.
 _POOL_SECONDS, _UPLOAD_SECONDS, _FORK_SECONDS, _REQUEST_SECONDS = 5.0, 2.5, 0.1, 5e-3
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """All figures, in milliseconds unless a name says otherwise."""
+    """Return all figures, in milliseconds unless a name says otherwise."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         figures = _on_a_model(folder, settings, phases)
@@ -57,8 +57,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Estimate how many seconds each part takes: steps of 20 sequences, programs in rounds, and parts without a model,
-    as measured."""
+    """Estimate the seconds of each part: steps of 20 sequences, programs in rounds, and parts without a model, whose
+    times were measured."""
     checkpoint, is_quick = planned_checkpoint(_MODEL), settings.quick
     steps = 4 * (20 if is_quick else 3 * 60)
     program = _BRANCHES * (_JUDGE + _THINK + _FINAL + _ANSWER)
@@ -109,8 +109,8 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
 
 
 def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
-    """Inter-token latency of 19 sequences next to one that samples, forces 5 tokens in each step, or forces 3,000 at
-    once. The last case also runs under a budget of 64 tokens a step."""
+    """Return the inter-token latency of 19 sequences while one more samples, forces 5 tokens in each step, or forces
+    3,000 at once. The last case also runs under a budget of 64 tokens a step."""
     five, many = guests.splice([400, 401, 402, 403, 404]), guests.splice(prompt_of(99, 3_000))
     num_steps = 20 if quick else 60
     at_once = [*[guests.SAMPLE] * 4, many, guests.SAMPLE]
@@ -144,7 +144,7 @@ def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[di
 def _gaps(
     executor: Executor, pool: RuntimePool, module: str, num_steps: int, budget: int | None
 ) -> tuple[list[float], int]:
-    """Seconds between the tokens of each neighbour, and how often a step gave a neighbour none."""
+    """Return the seconds between the tokens of each neighbour, and how often a step gave a neighbour no token."""
     config = EngineConfig(step_timeout=0.5, max_num_batched_tokens=budget)
     engine = Engine(KeptExecutor(executor), config, pools=[Borrowed(pool)])
     names = {f"n{number}" for number in range(19)}
@@ -173,7 +173,8 @@ _PROMPT, _DRAFT, _JUDGE, _THINK, _FINAL, _ANSWER, _BRANCHES = 600, 16, 20, 24, 8
 
 
 class Tree(Controller):
-    """Draft; fork; in each branch an instruction, some thinking that is rolled back, a last instruction, an answer."""
+    """Writes a draft and forks. Each branch gets an instruction, some thinking that is rolled back, a last instruction,
+    and an answer."""
 
     max_rewind = _THINK
 
@@ -202,8 +203,8 @@ def _final() -> tuple[int, ...]:
 
 
 def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
-    """The program `Tree` by one controlled request, and by requests that each repeat the text so far: over the prefix
-    cache and without it. In turns; medians."""
+    """Run the program `Tree` by one controlled request, and by requests that each repeat the text so far, with and
+    without the prefix cache. Runs take turns; figures are medians."""
     ways: dict[str, tuple[Callable[[Engine], list[list[int]]], bool]] = {
         "engine verbs": (_by_verbs, True),
         "requests, prefix cache": (_by_requests, True),
@@ -237,8 +238,8 @@ def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
 
 
 def steering_each_token(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
-    """A mask for every token, by one controlled request, and by a request for each token over the prefix cache (the
-    mask as a bias on all other tokens). In turns; medians."""
+    """Mask every token by one controlled request, and by a request for each token over the prefix cache (the mask as a
+    bias on all other tokens). Runs take turns; figures are medians."""
     num_tokens, rounds = (16, 1) if quick else (48, 5)
     runs: dict[str, list[dict[str, Any]]] = {"engine verbs": [], "a request for each token": []}
     for _ in range(rounds):
@@ -271,7 +272,7 @@ def _allowed(step: int) -> list[int]:
 
 
 class Masking(Controller):
-    """Another mask for each token."""
+    """Applies another mask for each token."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -297,7 +298,7 @@ def _by_verbs(engine: Engine) -> list[list[int]]:
 
 
 def _by_requests(engine: Engine) -> list[list[int]]:
-    """The texts by a client without verbs: it waits for each part, and sends the text so far again."""
+    """Return the texts of a client without controllers, which waits for each part and sends the text so far again."""
     prompt = prompt_of(1, _PROMPT)
     (draft,) = _run(engine, [_plain("draft", prompt, _DRAFT)])
     starts = [(*prompt, *draft, *_judge(branch)) for branch in range(_BRANCHES)]
@@ -310,7 +311,7 @@ def _plain(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
 
 
 def _run(engine: Engine, requests: Iterable[Request]) -> list[list[int]]:
-    """The last `_ANSWER` tokens of each output (all, if there are fewer than that), in order."""
+    """Return the last `_ANSWER` tokens of each output (or all, if the output has fewer), in order."""
     drawn: dict[tuple[str, int], list[int]] = {}
     names = []
     for request in requests:

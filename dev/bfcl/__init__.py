@@ -1,1 +1,1 @@
-"""Tool calls of the Berkeley Function Calling Leaderboard against a server: `python -m dev.bfcl.run --help`."""
+"""Runs tool calls of the Berkeley Function Calling Leaderboard against a server: `python -m dev.bfcl.run --help`."""

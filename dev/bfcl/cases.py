@@ -1,7 +1,8 @@
 """Cases of the package `bfcl-eval`, and its own verdict on a server's answers.
 
-The package is read where it was installed without its dependencies. Its checker asks a table of all models for one
-fact, whether dots in names became underscores, so a stand-in answers instead of the clients of thirty services.
+The package is read from the folder where it was installed without its dependencies. Its checker needs one property of
+the model from a table of all models: whether dots in names became underscores. A stand-in for this table avoids
+importing the clients of thirty services.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 CATEGORIES = ("simple", "multiple", "parallel", "irrelevance")
 _FILES = {"simple": "simple_python"}
-#: JSON Schema's names for the types of the data, as the package translates them.
+#: JSON Schema's names of the data's types, as translated by the package.
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "bool": "boolean", "any": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question with functions, and the answers that count; `answers` is empty if no call is right."""
+    """A question with functions, and the accepted answers; `answers` is empty if no call is right."""
 
     id: str
     category: str
@@ -32,12 +33,12 @@ class Case:
     answers: list[dict[str, Any]]
 
     def tools(self, is_strict: bool) -> list[dict[str, Any]]:
-        """The functions in OpenAI's form, closed to further arguments."""
+        """Return the functions in OpenAI's form, without further arguments."""
         return [{"type": "function", "function": _function(each, is_strict)} for each in self.functions]
 
 
 def cases_of(package: Path, category: str, count: int) -> list[Case]:
-    """The first `count` cases of a category. `package` is the folder that contains `bfcl_eval`."""
+    """Return the first `count` cases of a category. `package` is the folder that contains `bfcl_eval`."""
     name = f"BFCL_v4_{_FILES.get(category, category)}.json"
     data = package / "bfcl_eval" / "data"
     answers = data / "possible_answer" / name
@@ -47,7 +48,7 @@ def cases_of(package: Path, category: str, count: int) -> list[Case]:
 
 
 def is_right(package: Path, case: Case, calls: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether the package accepts the calls. Arguments that are no JSON object are wrong."""
+    """Return whether the package accepts the calls. Arguments that are not a JSON object are wrong."""
     if case.category == "irrelevance":
         return not calls
     try:

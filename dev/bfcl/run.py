@@ -1,11 +1,12 @@
-"""Asks a server the cases of BFCL, and prints how many answers were right.
+"""Sends the cases of BFCL to a server, and prints how many answers were right.
 
     pip install --no-deps --target /tmp/bfcl bfcl-eval
     python -m dev.bfcl.run ask http://127.0.0.1:8080/v1 bridle results.jsonl --package /tmp/bfcl --cases 100
     python -m dev.bfcl.run table results.jsonl --package /tmp/bfcl
 
-Results are lines of JSON; cases that are in the file are not run again. Modes: `unconstrained` lets a program without
-rules steer, so that no grammar applies (only bridle takes it); `non-strict` and `strict` differ in `function.strict`.
+Results are lines of JSON; cases that are in the file are not run again. Modes: `unconstrained` uses a controller
+without rules, so that no grammar applies (only bridle supports this); `non-strict` and `strict` differ in
+`function.strict`.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ _lock = threading.Lock()
 
 
 def ask(given: argparse.Namespace) -> None:
-    """Run the cases that are not in the file yet."""
+    """Run the cases that are not in the file of results yet."""
     known = {_key(each) for each in _records(given.results)}
     columns = [cases_of(given.package, category, given.cases) for category in given.categories]
     with given.results.open("a") as file, ThreadPoolExecutor(given.concurrent) as pool:
 
         def one(case: Case) -> None:
-            """All modes one after another: the later ones find the prompt in the server's cache."""
+            """Run all modes one after another: later modes find the prompt in the server's cache."""
             for mode in given.modes:
                 if (given.server, mode, case.id) not in known:
                     record = {"server": given.server, **_ask_one(given, mode, case)}
                     with _lock:
                         print(json.dumps(record), file=file, flush=True)
 
-        # Categories take turns, so that a run that is broken off has as many cases of each.
+        # Categories take turns, so that an interrupted run has the same number of cases of each.
         list(pool.map(one, (case for row in zip_longest(*columns) for case in row if case is not None)))
 
 
@@ -111,7 +112,7 @@ def _accuracy(given: argparse.Namespace, rows: Sequence[dict[str, Any]], known: 
 
 
 def _calls(given: argparse.Namespace, row: dict[str, Any], known: dict[str, Case]) -> list[dict[str, str]]:
-    """The calls that the server found, or with `--read-content` those that bridle reads in the content."""
+    """Return the calls that the server found. With `--read-content`, bridle also reads calls from the content."""
     if row["calls"] or not given.read_content:
         return list(row["calls"])
     names = frozenset(tool["function"]["name"] for tool in known[row["id"]].tools(is_strict=False))
@@ -121,7 +122,7 @@ def _calls(given: argparse.Namespace, row: dict[str, Any], known: dict[str, Case
 
 
 def _interval(right: int, total: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share."""
+    """Return Wilson's 95 % interval for a share."""
     if not total:
         return 0.0, 1.0
     z, share = 1.96, right / total

@@ -1,5 +1,5 @@
-"""Equivalents of other systems' names that are no field, flag or route: data for docs/coming-from.md. The tables in
-`bridle.compat` are those that the package itself uses."""
+"""Equivalents of other systems' names that are not fields, flags or routes: data for docs/coming-from.md. The package
+itself uses only the tables in `bridle.compat`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of guidance, outlines, LMQL and Ray's language models, and their equivalents here: functions, keywords,
+"""Names of guidance, outlines, LMQL and Ray's language models, and their equivalents in bridle: functions, keywords,
 classes, and fields of settings."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SERVE = "Serve's own, in the same file"
 
 
 def words(system: System, names: str, why: str = "", **here: str) -> LibrarySymbol:
-    """A row whose names, and names here, are words of one text."""
+    """Return a row whose names, and equivalents in bridle, are the words of one text."""
     return LibrarySymbol(
         system, ", ".join(names.split()), why=why, **{kind: tuple(each.split()) for kind, each in here.items()}
     )

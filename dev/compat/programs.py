@@ -1,4 +1,4 @@
-"""Programs that steer or guard texts in other systems, and the controllers or policies in their place: logits
+"""Programs that steer or guard texts in other systems, and the equivalent controllers or policies in bridle: logits
 processors, guardrails, and the functions that an inferlet of Pie calls."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from bridle.compat.schema import LibrarySymbol
 from bridle.compat.vendor_fields import TEXT
 
-#: How files other than pictures are sent.
+#: The way to send files other than images.
 MEDIA = "sounds and videos are parts of messages: `docs/sound-and-video.md`"
 _FOR_ALL = "a policy of the kind `python` holds it on all requests"
 _ENGINE_OWNS = "the engine owns passes, pages and their order; limits hold for all"
@@ -16,7 +16,7 @@ def _pie(names: str, *exports: str, why: str = "", **here: tuple[str, ...]) -> L
     return LibrarySymbol("Pie", ", ".join(names.split()), exports=exports, why=why, **here)
 
 
-#: What steers or guards texts elsewhere.
+#: Programs that steer or guard texts in other systems.
 STEERING: tuple[LibrarySymbol, ...] = (
     LibrarySymbol("vLLM", "LogitsProcessor", exports=("Controller",), flags=("--controller-class",), why=_FOR_ALL),
     LibrarySymbol(
@@ -32,7 +32,7 @@ STEERING: tuple[LibrarySymbol, ...] = (
     LibrarySymbol("TGI", "grammar.regex, grammar.json", ("regex", "json_schema"), why="`grammar` on its own routes"),
 )
 
-#: Functions that an inferlet of Pie calls, and what a controller has in their place.
+#: Functions that an inferlet of Pie calls, and the equivalents in a controller.
 INFERLETS: tuple[LibrarySymbol, ...] = (
     _pie("context.create context.destroy context.model model.load", why="a controller belongs to one request"),
     _pie("context.open context.take context.save context.snapshot", why="send the text again: its KV is found"),

@@ -1,7 +1,7 @@
-"""Samplers, penalties and bans that other systems have, by the fields that ask for them.
+"""Samplers, penalties and bans of other systems, by their request fields.
 
-The meaning of a field here is in `bridle.compat.request_fields` and not repeated. `example` is a body that makes texts
-differ from those without it.
+The equivalent of a field in bridle is in `bridle.compat.request_fields` and not repeated. `example` is a body that
+changes the generated text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.compat.schema import System, systems_of
 
 @dataclass(frozen=True, slots=True)
 class CompatSampler:
-    """A way to change sampling: the systems that have it, and their fields for it."""
+    """A way to change sampling: the systems that support it, and their fields for it."""
 
     name: str
     systems: tuple[System, ...]

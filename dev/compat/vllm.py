@@ -1,4 +1,4 @@
-"""Names of vLLM's Python API and their equivalents here: the calls that the package's errors name, classes, and
+"""Names of vLLM's Python API and their equivalents in bridle: the calls that bridle's errors name, classes, and
 keywords that are the same."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLASSES: tuple[LibrarySymbol, ...] = (
     words("vLLM", "PoolingParams", "its fields are keywords: `dimensions=`, `normalize=`", members="embed"),
     words("vLLM", "LoRARequest PromptAdapterRequest", "by name", members="load_adapter", keywords="adapter"),
 )
-#: Keywords that methods here have as well.
+#: Keywords that bridle's methods have as well.
 _SAME: tuple[LibrarySymbol, ...] = (
     words("vLLM", "prompts=", "a text, token ids, or a list of them", members="generate"),
     words("vLLM", "messages= tools=", members="chat"),

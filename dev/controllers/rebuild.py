@@ -38,7 +38,7 @@ _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": _PRESET
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """Machine code. `label` names its machine for people. `facts` has the compiler's findings, as JSON."""
+    """Machine code. `label` is the readable name of its machine. `facts` has the compiler's findings, as JSON."""
 
     label: str
     code: bytes
@@ -47,7 +47,7 @@ class MachineCode:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module that was just built, with the shipped module of its name."""
+    """A module that was just built, with the shipped module of the same name."""
 
     name: str
     wasm: bytes
@@ -62,7 +62,7 @@ class Built:
 
     @property
     def verdict(self) -> str:
-        """`same`, `differs` or `new`."""
+        """Return `same`, `differs` or `new`."""
         shipped = manifest().get(self.name)
         if shipped is None:
             return "new"
@@ -72,12 +72,12 @@ class Built:
 
 
 def buildable() -> tuple[str, ...]:
-    """The names that have sources here."""
+    """Return the names of the controllers that have sources."""
     return tuple(sorted(path.parent.name for path in SOURCES.glob("*/build.py")))
 
 
 def build(name: str) -> Built:
-    """Build one controller. Raises `InvalidRequest` if there is no such one or its tools are not there."""
+    """Build one controller. Raises `InvalidRequest` if there is no such controller or its tools are missing."""
     if name not in buildable():
         raise InvalidRequest(f"no sources of a controller {name!r}; there are {', '.join(buildable())}", "NAME")
     recipe = recipe_of(name)
@@ -95,7 +95,7 @@ def build(name: str) -> Built:
 
 
 def recipe_of(name: str) -> Any:
-    """The module `sources/NAME/build.py`."""
+    """Return the module `sources/NAME/build.py`."""
     return importlib.import_module(f"dev.controllers.sources.{name}.build")
 
 
@@ -112,7 +112,7 @@ def _check_tools(name: str, tools: dict[str, str]) -> None:
 
 
 def write(built: Built) -> None:
-    """Ship a module that was built: write its file, then the manifest."""
+    """Ship a built module: write its file, then the manifest."""
     file = f"{built.name}.wasm.xz"
     packed = lzma.compress(built.wasm, preset=_PRESET)
     (FOLDER / file).write_bytes(packed)
@@ -145,7 +145,7 @@ def _digest(data: bytes) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, print a table, and with `--write` ship new ones. The exit code is 1 if something differs."""
+    """Build controllers, print a table, and with `--write` ship new modules. The exit code is 1 if a module differs."""
     parser = argparse.ArgumentParser(prog="make controllers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones; all if none is named")
     parser.add_argument("--write", action="store_true", help="ship what was built")

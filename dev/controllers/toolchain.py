@@ -1,5 +1,5 @@
-"""Common parts of recipes (`sources/NAME/build.py`): the C compiler from a Python package, and pinned downloads from
-the package registry.
+"""Common code of recipes (`sources/NAME/build.py`): the C compiler from a Python package, and pinned downloads from the
+package registry.
 
 A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
 names.
@@ -19,7 +19,7 @@ __all__ = ["INCLUDE", "SMALL", "ZIG", "download", "run", "zig_cc"]
 
 #: The folder with `bridle_controller.h`.
 INCLUDE = FOLDER / "include"
-#: Compiler flags for a core module without a C library, and without traces of where it was built.
+#: Compiler flags for a core module without a C library, and without traces of the build folder.
 SMALL = (
     "--target=wasm32-freestanding",
     "-ffreestanding",
@@ -36,7 +36,7 @@ SMALL = (
 
 
 def download(requirement: str, sha256: str, folder: Path) -> Path:
-    """The source archive of `NAME==VERSION` from the package registry, checked against its hash."""
+    """Return the source archive of `NAME==VERSION` from the package registry, checked against its hash."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     run([*pip, "--no-binary", ":all:", "--dest", str(folder), requirement])
     (path,) = folder.iterdir()

@@ -1,1 +1,1 @@
-"""Build of the native kernels in the package: `make kernels`."""
+"""Build of the C kernels in the package: `make kernels`."""

@@ -20,7 +20,7 @@ from bridle.cpu_kernels.isa_targets import MANIFEST, OBJECTS, SOURCES, TARGETS, 
 from bridle.errors import BridleError, InvalidRequest
 from dev.cpu_kernels.zig import ZIG, zig_cc
 
-#: Products and sums are never contracted into one rounding unless the source says so.
+#: Products and sums are never fused into one rounding unless the source does so explicitly.
 FLAGS = (
     *("-std=c11", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-g0", "-s"),
     *("-ffp-contract=off", "-fno-sanitize=undefined", "-fno-math-errno"),
@@ -42,7 +42,7 @@ def compile_object(target: IsaTarget, out: Path, flags: Sequence[str] = FLAGS) -
 
 
 def build(target: IsaTarget) -> bytes:
-    """The object of `target`."""
+    """Return the object of `target`."""
     with tempfile.TemporaryDirectory(prefix="bridle-kernels-") as folder:
         out = Path(folder) / "kernels.so"
         compile_object(target, out)
@@ -50,12 +50,12 @@ def build(target: IsaTarget) -> bytes:
 
 
 def shipped_hashes() -> dict[str, str]:
-    """SHA-256 by name of the objects that the manifest lists."""
+    """Return the SHA-256 by name of the objects that the manifest lists."""
     return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, str]) if MANIFEST.exists() else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, print a table, and with `--write` ship new ones. The exit code is 1 if something differs."""
+    """Build kernels, print a table, and with `--write` ship new objects. The exit code is 1 if an object differs."""
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="make kernels", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; or all")
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             if options.write and (verdict != "same" or not target.path.exists()):
                 OBJECTS.mkdir(exist_ok=True)
-                target.path.unlink(missing_ok=True)  # who has loaded the old one keeps it
+                target.path.unlink(missing_ok=True)  # processes that have loaded the old object keep it
                 target.path.write_bytes(data)
                 hashes[target.name] = sha256
                 MANIFEST.write_bytes(msgspec.json.format(msgspec.json.encode(hashes, order="sorted"), indent=2) + b"\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridle.errors import InvalidRequest
 
-#: The version of `ziglang` that builds what is shipped.
+#: The version of `ziglang` that builds the shipped objects.
 ZIG = "0.17.1"
 _MAX_SHOWN = 4_000
 

@@ -11,7 +11,7 @@ from dev.fuzz.parsers import PARSERS
 
 
 def main() -> int:
-    """Run the parsers that are named, or all."""
+    """Run the named parsers, or all."""
     parser = argparse.ArgumentParser(prog="python -m dev.fuzz")
     parser.add_argument("names", nargs="*", metavar="PARSER", help=f"some of {', '.join(PARSERS)}; default: all")
     parser.add_argument("-n", "--inputs", type=int, default=2_000, help="inputs of each parser; default: 2000")

@@ -1,4 +1,4 @@
-"""Runs a parser on damaged input in a process of its own, whose memory and processor time are bounded."""
+"""Runs a parser on damaged input in a separate process, whose memory and processor time are limited."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TookTooLong(BaseException):
 
 @dataclass
 class Outcome:
-    """Counts of one parser's run. `findings` are errors that no parser may raise, by the seed of their input;
-    `growth` is by how many bytes the memory of the process grew."""
+    """Counts of one parser's run. `findings` are errors that no parser may raise, by the seed of their input; `growth`
+    is the growth of the process's memory in bytes."""
 
     num_read: int = 0
     num_refused: int = 0
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def run_parser(name: str, first_seed: int, count: int) -> Outcome:
-    """Run `count` inputs. A process that dies is a finding; the next one continues behind its input."""
+    """Run `count` inputs. A process that crashes is a finding; the next process continues after its input."""
     total, seed, end = Outcome(), first_seed, first_seed + count
     while seed < end and len(total.findings) < _MAX_FINDINGS:
         part = _run_apart(name, seed, end)
@@ -79,7 +79,7 @@ def main(name: str, seed: int, end: int, folder: Path) -> None:
     parser = PARSERS[name]
     examples, parse = parser.examples(), parser.open(folder)
     for example in examples:
-        parse(example)  # libraries are loaded now
+        parse(example)  # loads libraries now
     before = _resident()
     limit = _mapped() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -91,7 +91,7 @@ def main(name: str, seed: int, end: int, folder: Path) -> None:
 
 
 def _noted(seeds: Iterable[int], file: BinaryIO) -> Iterator[int]:
-    """Write each seed to a file before it is used, for the case that its input ends the process."""
+    """Write each seed to a file before it is used, because its input may end the process."""
     for seed in seeds:
         file.seek(0)
         file.write(b"%d" % seed)
@@ -99,7 +99,8 @@ def _noted(seeds: Iterable[int], file: BinaryIO) -> Iterator[int]:
 
 
 def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: Iterable[int]) -> Outcome:
-    """Run the inputs of these seeds until one is a finding. Files and memory of that input end with its process."""
+    """Run the inputs of these seeds until one is a finding. The files and memory of that input are freed with its
+    process."""
     outcome = Outcome()
     for seed in seeds:
         try:
@@ -116,7 +117,7 @@ def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: I
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Bound the processor time of the block: work of other processes does not count."""
+    """Limit the processor time of the block; the time of other processes does not count."""
 
     def stop(number: int, frame: object) -> None:
         raise TookTooLong(f"more than {CPU_SECONDS:g} s of processor time")

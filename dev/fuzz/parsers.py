@@ -1,4 +1,5 @@
-"""The parsers that read untrusted bytes: examples of their input, and the errors with which they may refuse one."""
+"""The parsers that read untrusted bytes: examples of their input, and the errors with which they may refuse an
+input."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ Parse = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Parser:
-    """`examples` gives valid inputs, `open` the function that reads one, with a folder for its files. `refusals` are
-    the errors that are no finding."""
+    """`examples` returns valid inputs. `open` returns the function that parses an input, and gets a folder for its
+    files. `refusals` are the errors that are not findings."""
 
     examples: Callable[[], list[bytes]]
     open: Callable[[Path], Parse]
@@ -30,7 +31,7 @@ class Parser:
 
 
 def _safetensors(tensors: dict[str, list[int]]) -> bytes:
-    """A file of float32 tensors of these shapes, all zeros."""
+    """Return a safetensors file of float32 tensors of these shapes, all zeros."""
     header, at = {}, 0
     for name, shape in tensors.items():
         size = 4 * int(np.prod(shape))
@@ -75,7 +76,7 @@ _SITE = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 def _folder_parser(folder: Path, kept: dict[str, bytes], fuzzed: str, read: Callable[[Path], object]) -> Parse:
-    """Parse a folder whose file `fuzzed` is the input."""
+    """Return a parser of a folder whose file `fuzzed` is the input."""
     for name, data in kept.items():
         (folder / name).write_bytes(data)
 

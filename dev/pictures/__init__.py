@@ -1,1 +1,1 @@
-"""Pictures for README and pages, each drawn by a script from a real run."""
+"""Images for the README and pages, each drawn by a script from a real run."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-#: The largest recording, in bytes.
+#: Maximum bytes of a recording.
 MAX_RECORDING = 2_000_000
 RECORDING = "playground.webp"
 _SIZE = {"width": 1280, "height": 720}
@@ -31,7 +31,7 @@ _SAMPLING = {"seed": "7", "temperature": "0.2"}
 
 
 class Recorder:
-    """Frames of a page, each with the time for which it was seen."""
+    """Frames of a page, each with its display time."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -39,7 +39,7 @@ class Recorder:
         self.times: list[int] = []
 
     def watch(self, seconds: float) -> None:
-        """Take frames for some seconds. A frame that equals the last one prolongs it."""
+        """Take frames for some seconds. A frame that equals the last one extends its display time."""
         end = time.monotonic() + seconds
         while (began := time.monotonic()) < end:
             frame = Image.open(io.BytesIO(self.page.screenshot(type="png"))).convert("RGB")
@@ -52,7 +52,7 @@ class Recorder:
             self.times.append(lasted)
 
     def watch_until(self, selector: str) -> None:
-        """Take frames until an element is there."""
+        """Take frames until an element appears."""
         end = time.monotonic() + _PATIENCE
         while not self.page.locator(selector).count():
             assert time.monotonic() < end, f"{selector} did not come within {_PATIENCE} s"
@@ -69,7 +69,7 @@ class Recorder:
 
 @contextmanager
 def opened(url: str, size: dict[str, int] = _SIZE, **options: Any) -> Iterator[Any]:
-    """A page of the playground with nothing stored, and a fixed seed."""
+    """Yield a page of the playground without stored data, and with a fixed seed."""
     from playwright.sync_api import sync_playwright
 
     path = which("chromium") or which("chromium-browser") or which("google-chrome")
@@ -102,7 +102,7 @@ def shoot(page: Any, folder: Path, name: str) -> None:
 
 
 def screenshots(url: str, folder: Path) -> None:
-    """Take the three screenshots: a program and its twin, a chat, a phone."""
+    """Take the three screenshots: a program with its unsteered twin, a chat, a phone."""
     with opened(url, {"width": 1360, "height": 860}) as page:
         run_example(page, "Yes or no, and why")
         sampled_word(page).click()
@@ -127,19 +127,19 @@ def sampled_word(page: Any) -> Any:
 
 
 def word(page: Any) -> Any:
-    """Return a token of the answer that can be seen."""
+    """Return a visible token of the answer."""
     return page.locator(".message.assistant .t").filter(has_text=re.compile("[a-z]{2}")).first
 
 
 def ask(page: Any, text: str) -> None:
-    """Write a message in the chat, and wait for the answer."""
+    """Send a message in the chat, and wait for the answer."""
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Regenerate").wait_for()
 
 
 def record(url: str, path: Path) -> None:
-    """Record a program next to its twin, one token's candidates, a fork, and a chat under a rule."""
+    """Record a program with its unsteered twin, one token's candidates, a fork, and a chat under a rule."""
     with opened(url) as page:
         run_example(page, "Yes or no, and why")
         camera = Recorder(page)

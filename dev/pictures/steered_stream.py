@@ -23,7 +23,7 @@ from bridle.tokenizer import Tokenizer
 
 PROMPT = "A person as JSON:\n"
 SEED = 2
-#: The fixed parts, and between them the fields: what one is made of, and how many tokens it has.
+#: The fixed parts, and the fields between them: the tokens that a field may have, and their number.
 PARTS = ('{"name": "', '", "age": ', ', "city": "', '"}')
 FIELDS = (("names", 1), ("digits", 2), ("cities", 1))
 
@@ -93,7 +93,7 @@ class RecordingController(Controller):
 
 @dataclass(slots=True)
 class Token:
-    """One box of the picture."""
+    """One box of the image."""
 
     text: str
     kind: str
@@ -142,7 +142,7 @@ def _note(lanes: dict[int, Lane], event: Event, tokenizer: Tokenizer) -> None:
 
 
 def draw(lanes: list[Lane]) -> str:
-    """The lanes as SVG, light or dark as the page is."""
+    """Return the lanes as SVG, in the light or dark colours of the page."""
     shapes: list[str] = []
     top = 18.0
     for index, lane in enumerate(lanes):
@@ -161,7 +161,7 @@ def draw(lanes: list[Lane]) -> str:
 
 
 def _draw_tokens(tokens: list[Token], top: float, shapes: list[str]) -> float:
-    """Boxes in rows; gives the lower edge of the last one."""
+    """Draw boxes in rows; return the lower edge of the last one."""
     left = float(_LEFT)
     for token, text in ((token, _visible(token.text)) for token in tokens):
         width = len(text) * _CHAR + 8
@@ -199,7 +199,7 @@ def _visible(text: str) -> str:
 
 
 def main(path: str) -> None:
-    """Record and draw."""
+    """Record the request and draw the image."""
     with LLM("demo") as llm:
         Path(path).write_text(draw(record(llm)), encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""Recipes of `examples/recipes`, measured: each module has one recipe's cases and judges answers to them."""
+"""Measures the recipes of `examples/recipes`. Each module has one recipe's cases and judges answers to them."""

@@ -1,4 +1,4 @@
-"""Word problems of two calculations with numbers of two to four digits."""
+"""Cases of the recipe `calculator`: word problems of two calculations with numbers of two to four digits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORM = {
 
 
 def problem(random: Random, small: int, large: int) -> tuple[str, int]:
-    """A problem and its solution, with numbers of these sizes."""
+    """Return a problem and its solution, with numbers of these sizes."""
     a, b, c = random.randint(small, large), random.randint(small, large), random.randint(small, large)
     kinds = (
         (f"Tom buys {a} pens for {b} cents each and a bag for {c} cents. How many cents is that?", a * b + c),
@@ -38,19 +38,19 @@ def problem(random: Random, small: int, large: int) -> tuple[str, int]:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed, so that fewer cases are the first ones of more."""
+    """Return `count` cases. Each has its own seed, so a smaller count gives the first cases of a larger one."""
     return [case_of(f"{seed}-{number}", 12, 999) for number in range(count)]
 
 
 def case_of(key: str, small: int, large: int) -> Case:
-    """A case whose problem has numbers of these sizes."""
+    """Return a case whose problem has numbers of these sizes."""
     question, solution = problem(Random(key), small, large)
     messages = [{"role": "system", "content": _SYSTEM}, *_EXAMPLE, {"role": "user", "content": question}]
     return Case(key, messages, solution, FORM)
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The last number of the text is the solution."""
+    """Return whether the last number of the text is the solution."""
     numbers = re.findall(r"\d[\d,]*", text)
     return bool(numbers) and int(numbers[-1].replace(",", "")) == case.known
 

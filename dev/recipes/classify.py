@@ -1,4 +1,5 @@
-"""Sentences of film reviews, rated by twenty people each, from the data of vaderSentiment (MIT licence)."""
+"""Cases of the recipe `classify`: sentences of film reviews, rated by twenty people each, from the data of
+vaderSentiment (MIT licence)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from examples.recipes.classify import ASK, CLASSES, calibrated, scores
 
 _INNER, _FILE = "additional_resources/hutto_ICWSM_2014.tar.gz", "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 _FORM = {"gbnf": "root ::= " + " | ".join(f'"{each}"' for each in CLASSES) + "\n"}
-_CLEAR, _LENGTH = 1.0, 240  # a rating from -4 to 4; characters
+_CLEAR, _LENGTH = 1.0, 240  # minimum distance of a rating from 0, on a scale from -4 to 4; maximum characters
 _NUM_UNLABELLED = 64
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """As many of both classes. The order depends on the seed."""
+    """Return the same number of cases of both classes. The order depends on the seed."""
     rated = _rated()
     Random(seed).shuffle(rated)
     sides = ([each for each in rated if each[1] < 0], [each for each in rated if each[1] > 0])
@@ -28,13 +29,13 @@ def cases(count: int, seed: int) -> list[Case]:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The only class that the text names is the right one."""
+    """Return whether the only class that the text names is the right one."""
     named = [each for each in CLASSES if each in text.lower()]
     return named == [case.known]
 
 
 def steer(llm: LLM, asked: Sequence[Case]) -> list[Answer]:
-    """The likeliest classes. The unlabelled texts are other ones than those that are asked."""
+    """Return the most probable classes. The unlabelled texts for the calibration are not among the cases."""
     others = _others({case.id for case in asked})
     found = calibrated(scores(llm, [case.constants["TEXT"] for case in asked]), scores(llm, others))
     return [Answer(f"{CLASSES[each.index(max(each))]} {max(each):.4f}", 1) for each in found]
@@ -50,7 +51,7 @@ def _asked(text: str) -> list[dict[str, str]]:
 
 
 def _rated() -> list[tuple[str, float, str]]:
-    """Clear ratings with their number and text, from an archive inside of the package's archive."""
+    """Return clear ratings with their number and text, from an archive inside the package's archive."""
     path = data.find("vaderSentiment-*.tar.gz", "pip download --no-deps --no-binary :all: vaderSentiment -d")
     with tarfile.open(path) as package:
         inner = next(each for each in package.getmembers() if each.name.endswith(_INNER))

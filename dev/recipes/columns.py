@@ -14,13 +14,13 @@ from bridle import LLM, RequestOutput, WasmController
 from dev.recipes.recipe import Answer, Case, Recipe
 
 COLUMNS = ("alone", "mask", "steering", "llama-server")
-#: Requests of llama-server that run at once.
+#: Number of llama-server's requests that run at once.
 SLOTS = 8
 _SECONDS = 1800.0
 
 
 def in_process(column: str, recipe: Recipe, llm: LLM, cases: Sequence[Case]) -> list[Answer]:
-    """The answers of one of the first three columns, all cases in one batch. Time is shared evenly."""
+    """Return the answers of one of the first three columns, with all cases in one batch. The time is divided evenly."""
     began = time.perf_counter()
     if column == "steering" and recipe.steer is not None:
         answers = recipe.steer(llm, cases)
@@ -34,7 +34,7 @@ def in_process(column: str, recipe: Recipe, llm: LLM, cases: Sequence[Case]) -> 
 
 
 def answer_of(output: RequestOutput) -> Answer:
-    """The first output's text; the tokens of all. An output that failed has no text."""
+    """Return the first output's text, and the tokens of all outputs. An output that failed has no text."""
     first, usage = output.outputs[0], output.usage
     return Answer("" if first.error else first.text, usage.sampled_tokens + usage.forced_tokens)
 
@@ -48,13 +48,13 @@ def _masked(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def steered(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
-    """The arguments of `LLM.chat` that run the recipe's script with the constants of each case."""
+    """Return the arguments of `LLM.chat` that run the recipe's script with the constants of each case."""
     interpreter = "jsctrl" if recipe.file.endswith(".js") else "pyctrl"
     return {"controller": [WasmController(interpreter, recipe.script(case)) for case in cases], "ignore_eos": True}
 
 
 def over_http(url: str, recipe: Recipe, cases: Sequence[Case]) -> list[Answer]:
-    """The answers of llama-server under the grammar or schema of each case."""
+    """Return the answers of llama-server with the grammar or schema of each case."""
     began = time.perf_counter()
     pool = ThreadPoolExecutor(SLOTS)
     try:
@@ -72,14 +72,14 @@ def _asked(url: str, recipe: Recipe, case: Case) -> Answer:
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as reply:  # noqa: S310  (a server that was started here)
             answer = json.load(reply)
-    except urllib.error.HTTPError as error:  # such as a grammar that it refuses
+    except urllib.error.HTTPError as error:  # for example, a grammar that llama-server refuses
         error.close()
         return Answer("")
     return Answer(answer["choices"][0]["message"]["content"] or "", answer["usage"]["completion_tokens"])
 
 
 def peer_form(form: Any) -> dict[str, Any]:
-    """The field of llama-server for a constraint."""
+    """Return llama-server's request field for a constraint."""
     if "gbnf" in form:
         return {"grammar": form["gbnf"]}
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": form["json_schema"]}}}

@@ -1,4 +1,4 @@
-"""Outside data, from packages that the user installed in FOLDER/packages."""
+"""External data, from packages that the user installed in FOLDER/packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def use(folder: Path | None) -> None:
 
 
 def find(pattern: str, command: str) -> Path:
-    """Return the first path of the packages that fits. Raises `UnsupportedFeature` with the command that gets it."""
+    """Return the first path in the packages that matches `pattern`. Raises `UnsupportedFeature` with the command that
+    installs the package."""
     found = sorted(_packages.glob(pattern)) if _packages is not None else []
     if not found:
         raise UnsupportedFeature(

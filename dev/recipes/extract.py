@@ -1,4 +1,4 @@
-"""Delivery notes with several dates, weights and amounts in several forms and units."""
+"""Cases of the recipe `extract`: delivery notes with several dates, weights and amounts in several forms and units."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORM = {
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed."""
+    """Return `count` cases, each with its own seed."""
     return [_case(f"{seed}-{number}") for number in range(count)]
 
 
@@ -69,7 +69,8 @@ def _weight(random: Random) -> tuple[str, float]:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The first JSON object of the text has all three values; the weight may be half a percent off."""
+    """Return whether the first JSON object of the text has all three values; the weight may differ by half a
+    percent."""
     found: Any = None
     for place in re.finditer(r"\{", text):
         try:

@@ -1,4 +1,5 @@
-"""Made-up facts among sentences of Python's reference, which comes with Python as `pydoc_data.topics` (PSF licence)."""
+"""Cases of the recipe `quote`: invented facts among sentences of Python's reference, which is part of Python as
+`pydoc_data.topics` (PSF licence)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _ASK = "{article}\n\n{question} Answer with the sentence of the text that says s
 
 @cache
 def _sentences() -> tuple[str, ...]:
-    """Plain sentences, each once."""
+    """Return plain sentences, each once."""
     found = dict[str, None]()
     for _, text in sorted(topics.items()):
         for paragraph in text.split("\n\n"):
@@ -45,7 +46,7 @@ def _sentences() -> tuple[str, ...]:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed and article."""
+    """Return `count` cases, each with its own seed and article."""
     return [_case(f"{seed}-{number}") for number in range(count)]
 
 
@@ -78,7 +79,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The text is the sentence, exactly as in the article, perhaps between quotation marks."""
+    """Return whether the text is the sentence, exactly as in the article, with or without quotation marks."""
     known: str = case.known
     return text.strip().strip('"“”') == known
 

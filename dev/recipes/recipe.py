@@ -1,4 +1,4 @@
-"""The vocabulary of the measurement: a recipe, its cases, and the answers to them."""
+"""The data types of the measurement of recipes: a recipe, its cases, and the answers to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridle import LLM
 
-#: The scripts, as they stand for a reader to copy.
+#: The folder of the scripts, which readers can copy unchanged.
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 
 Tool = Callable[..., Any]
@@ -22,7 +22,7 @@ Tool = Callable[..., Any]
 @dataclass(frozen=True, slots=True)
 class Case:
     """A question and its right answer. `form` is a constraint as plain data, a GBNF grammar or a JSON schema, so that
-    bridle and llama-server read the same one. `constants` replace those at the head of the script."""
+    bridle and llama-server use the same constraint. `constants` replace the constants at the head of the script."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text of one answer. `tokens` are those that were computed: sampled, forced and rolled back."""
+    """The text of one answer. `tokens` is the number of computed tokens: sampled, forced and rolled back."""
 
     text: str
     tokens: int = 0
@@ -42,8 +42,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe. `cases(count, seed)` makes its cases, the same ones for the same seed. `is_right(case, text)` judges.
-    `steer` replaces the script where the recipe is a program of its own."""
+    """A recipe. `cases(count, seed)` makes its cases, the same for the same seed. `is_right(case, text)` judges an
+    answer. `steer` replaces the script if the recipe is a Python program."""
 
     file: str
     max_tokens: int
@@ -53,7 +53,7 @@ class Recipe:
     steer: Callable[[LLM, Sequence[Case]], list[Answer]] | None = None
 
     def script(self, case: Case) -> str:
-        """The script with the constants of a case."""
+        """Return the script with the constants of a case."""
         text = (FOLDER / self.file).read_text(encoding="utf-8")
         put = _put_python if self.file.endswith(".py") else _put_javascript
         for name, value in case.constants.items():
@@ -62,7 +62,7 @@ class Recipe:
 
 
 def _put_python(text: str, name: str, value: Any) -> str:
-    """Replace the assignment to a constant. Raises `StopIteration` if the script has none of that name."""
+    """Replace the assignment to a constant. Raises `StopIteration` if the script has no such constant."""
     found = (each for each in ast.parse(text).body if isinstance(each, ast.Assign))
     old = next(each for each in found if ast.unparse(each.targets[0]) == name)
     lines = text.splitlines(keepends=True)
@@ -70,7 +70,7 @@ def _put_python(text: str, name: str, value: Any) -> str:
 
 
 def _put_javascript(text: str, name: str, value: Any) -> str:
-    """Replace a constant that is alone on its line."""
+    """Replace a constant that is defined on one line."""
     made, count = re.subn(rf"(?m)^const {name} = .*$", lambda _: f"const {name} = {json.dumps(value)}", text)
     assert count == 1, f"no line of the script defines {name}"
     return made

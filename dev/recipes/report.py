@@ -28,7 +28,7 @@ class Record:
 
 
 class Records:
-    """All records, in a file if there is one, so that a later run computes only missing ones."""
+    """All records, stored in a file if one is given, so that a later run computes only missing ones."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -36,20 +36,20 @@ class Records:
         self.all = [Record(**json.loads(line)) for line in lines]
 
     def add(self, records: Sequence[Record]) -> None:
-        """Keep these, at once."""
+        """Store these records immediately."""
         self.all += records
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
 
     def of(self, model: str, recipe: str, column: str) -> list[Record]:
-        """The records of a cell of the table."""
+        """Return the records of a cell of the table."""
         return [each for each in self.all if (each.model, each.recipe, each.column) == (model, recipe, column)]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell of the table: `low` and `high` are Wilson's interval of 95 %; tokens and seconds are those of a case."""
+    """A cell of the table. `low` and `high` are Wilson's 95 % interval; tokens and seconds are means per case."""
 
     model: str
     recipe: str
@@ -63,7 +63,7 @@ class Row:
 
 
 def row_of(records: Sequence[Record]) -> Row:
-    """The row of the records of one cell."""
+    """Return the row of the records of one cell."""
     first, count, right = records[0], len(records), sum(each.is_right for each in records)
     tokens, seconds = (sum(values) / count for values in zip(*((e.tokens, e.seconds) for e in records), strict=True))
     place = (first.model, first.recipe, first.column)
@@ -71,7 +71,7 @@ def row_of(records: Sequence[Record]) -> Row:
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share."""
+    """Return Wilson's 95 % interval for a share."""
     z, share = 1.96, right / total
     middle, spread = share + z * z / (2 * total), z * sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
     low, high = ((middle + side) / (1 + z * z / total) for side in (-spread, spread))
@@ -79,7 +79,7 @@ def interval(right: int, total: int) -> tuple[float, float]:
 
 
 def show(rows: Sequence[Row], skipped: Mapping[str, str], console: Console) -> None:
-    """Print the table, and the recipes that have no data."""
+    """Print the table, and the recipes without data."""
     from rich.table import Table
 
     table = Table("model", "recipe", "column", caption="right with an interval of 95 %; tokens and seconds of a case")

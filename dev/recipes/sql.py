@@ -1,4 +1,5 @@
-"""Questions to databases of customers, products and orders, whose names and rows differ from case to case."""
+"""Cases of the recipe `sql`: questions to databases of customers, products and orders, whose names and rows differ from
+case to case."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _SYSTEM = "Answer with one query in SQLite that ends with a semicolon, and nothi
 
 
 def database(key: str) -> tuple[dict[str, str], str]:
-    """The names of a case, and the script that makes its database."""
+    """Return the names of a case, and the script that makes its database."""
     random = Random(key)
     names = {word: random.choice(choices) for word, choices in _WORDS.items()}
     people = [(i, name, random.choice(_CITIES), random.randint(18, 70)) for i, name in enumerate(_NAMES, 1)]
@@ -63,7 +64,7 @@ def _tables(names: dict[str, str]) -> list[str]:
 
 
 def question(random: Random, n: dict[str, str]) -> tuple[str, str]:
-    """A question, and a query that answers it."""
+    """Return a question, and a query that answers it."""
     city, age, year, thing = (
         random.choice(_CITIES),
         random.randint(25, 60),
@@ -96,7 +97,7 @@ def question(random: Random, n: dict[str, str]) -> tuple[str, str]:
 
 
 def form(names: dict[str, str]) -> dict[str, str]:
-    """A grammar of queries that knows the names of the database."""
+    """Return a grammar of queries with the names of the database."""
     tables = " | ".join(f'"{names[each]}"' for each in ("customers", "products", "orders"))
     rest = [names[each] for each in ("name", "city", "age", "price", "quantity", "year")]
     columns = " | ".join(f'"{each}"' for each in dict.fromkeys(["id", "customer_id", "product_id", *rest]))
@@ -116,7 +117,7 @@ def form(names: dict[str, str]) -> dict[str, str]:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed and database."""
+    """Return `count` cases, each with its own seed and database."""
     return [_case(f"{seed}-{number}") for number in range(count)]
 
 
@@ -129,7 +130,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The query gives the same rows, in any order."""
+    """Return whether the query gives the expected rows, in any order."""
     found = re.search(r"\bSELECT\b[^;`]*", text, re.IGNORECASE)
     return found is not None and _rows(case.id, found[0]) == _rows(case.id, case.known)
 
@@ -145,7 +146,7 @@ def _script(key: str) -> str:
 
 
 def run(database: str, query: str) -> dict[str, Any]:
-    """The tool, over the databases of the cases."""
+    """Run the tool `sql` on the databases of the cases."""
     return answer(_script(database), query)
 
 

@@ -1,4 +1,5 @@
-"""Questions about everyday things, answered in three short, plain sentences that begin differently."""
+"""Cases of the recipe `style`: questions about everyday things, to be answered in three short, plain sentences that
+begin differently."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ _SYSTEM = (
     f"Answer in exactly {_SENTENCES} sentences of at most {_WORDS} words. Use no word of more than {_LETTERS} letters. "
     "Begin each sentence with another word."
 )
-#: All of the rules that a grammar can say: it cannot know how an earlier sentence began.
+#: The rules that a grammar can express: it cannot compare the beginnings of sentences.
 _FORM = {
     "gbnf": f'root ::= sentence{{{_SENTENCES - 1}}} last\nsentence ::= text ". "\nlast ::= text "."\n'
     f'text ::= [A-Z] [a-z]{{0,{_LETTERS - 1}}} (","? " " word){{2,{_WORDS - 1}}}\nword ::= [A-Za-z]{{1,{_LETTERS}}}\n'
 }
-#: A sentence that ends so was cut.
+#: Last words of sentences that were cut off.
 _CUT = "a an and are as at by for from in is of on or that the their to with your"
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Different questions in an order that depends on the seed."""
+    """Return different questions in an order that depends on the seed."""
     asked = [ask.format(thing) for ask in _ASKS for thing in _THINGS.split()]
     Random(seed).shuffle(asked)
     return [_case(question) for question in asked[:count]]
@@ -40,7 +41,7 @@ def _case(question: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """All rules hold, and no sentence was cut."""
+    """Return whether all rules hold and no sentence was cut off."""
     sentences = re.findall(r"[^.!?]+[.!?]", text.strip())
     words = [re.findall(r"[\w'-]+", each) for each in sentences]
     if len(sentences) != _SENTENCES or "".join(sentences) != text.strip() or not all(words):

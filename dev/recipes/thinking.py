@@ -1,4 +1,4 @@
-"""Short word problems, with at most forty words of thought before the answer."""
+"""Cases of the recipe `thinking`: short word problems, with at most forty words of thought before the answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXAMPLE = [
         "content": "The cards cost 4 * 9 = 36 cents. The pen makes it 36 + 20 = 56.\nThe answer is 56.",
     },
 ]
-#: The plain way to bound thoughts: a number of characters, about as many as forty words have.
+#: The simple way to limit thoughts: a number of characters, about as many as forty words have.
 _FORM = {"gbnf": 'root ::= [^\\n]{20,200} "\\nThe answer is " [0-9]{1,9} "."\n'}
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed."""
+    """Return `count` cases, each with its own seed."""
     return [_case(f"{seed}-thinking-{number}") for number in range(count)]
 
 
@@ -35,7 +35,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The thought is within the budget and ends with a sentence, and the answer is right."""
+    """Return whether the thought is within the budget and ends with a sentence, and the answer is right."""
     thought, mark, _ = text.partition("The answer is")
     is_kept = len(thought.split()) <= _BUDGET and thought.rstrip().endswith((".", "!", "?"))
     return bool(mark) and is_kept and ends_right(case, text)

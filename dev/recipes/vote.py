@@ -1,4 +1,5 @@
-"""The word problems of the calculator with numbers of one or two digits, so that a small model is often right."""
+"""Cases of the recipe `vote`: the calculator's word problems with numbers of one or two digits, so that a small model
+is often right."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dev.recipes.recipe import Case, Recipe
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Each case has its own seed."""
+    """Return `count` cases, each with its own seed."""
     return [case_of(f"{seed}-vote-{number}", 3, 20) for number in range(count)]
 
 

@@ -1,8 +1,8 @@
-"""The clients, and the service's front door: admission and fairness as in a server, then the replicas.
+"""The simulated clients, and the entry to the service: admission and fairness as in a server, then the replicas.
 
 A client chats: it reads an answer to its end, thinks, and asks again. A client that is refused tries again after the
-given time. Every token is compared with the workload's script, so that a token that is lost, doubled or from another
-request is noticed.
+time in the refusal. Every token is compared with the workload's script, which detects tokens that are lost, doubled or
+from another request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dev.simulation.records import Records
 from dev.simulation.timeline import Timeline
 from dev.simulation.workload import SimulatedTurn, Workload, drawn_token, first_of_answer
 
-#: How many times a refused client comes back.
+#: Maximum number of attempts of a refused client.
 _MAX_TRIES = 20
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A turn whose answer is not complete. `num_tokens` of it have come, or are known to have come."""
+    """A turn whose answer is not complete. `num_tokens` of its tokens were received, or are known to have been sent."""
 
     turn: SimulatedTurn
     began: float
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class Clients:
-    """All clients of a workload. `tells_all` says that replicas report every token, and not only some."""
+    """All clients of a workload. With `tells_all`, replicas report every token, otherwise only some tokens."""
 
     def __init__(
         self, timeline: Timeline, workload: Workload, replicas: ReplicaSet, admission: Admission, tells_all: bool
@@ -62,11 +62,11 @@ class Clients:
         return not (self._num_unasked or self._asked)
 
     def turn_of(self, request_id: str) -> SimulatedTurn:
-        """The turn under way whose request has this id."""
+        """Return the turn in progress whose request has this id."""
         return self._asked[request_id].turn
 
     def start(self) -> None:
-        """Begin the first chat at its time."""
+        """Schedule the first chat at its time."""
         self._timeline.at(next(self._arrivals), self._arrive)
 
     def _arrive(self) -> None:
@@ -111,13 +111,13 @@ class Clients:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def look(self, events: Iterable[WireEvent]) -> None:
-        """Look for answers to the requests of these events."""
+        """Read the answers to the requests of these events."""
         for request_id in dict.fromkeys(event.request_id for event in events):
             if (asked := self._asked.get(request_id)) is not None:
                 self._read(asked)
 
     def look_everywhere(self) -> None:
-        """Look for answers to all requests."""
+        """Read the answers to all requests."""
         for asked in list(self._asked.values()):
             self._read(asked)
 

@@ -1,7 +1,7 @@
-"""The work of a replica, as the process around it sees it: a stretch of work, then events.
+"""Interface of a replica's work for the process around it: a stretch of work, then events.
 
-There are two: `EngineCore` runs the real engine, a step at a time; `QuickCore` is a model of it that skips over steps
-in which nothing but decoding happens.
+There are two implementations. `EngineCore` runs the real engine, a step at a time. `QuickCore` is a model of the engine
+that skips steps in which all sequences only decode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bridle.engine.interfaces import ExecutorInfo
 
 @dataclass(slots=True)
 class CoreWork:
-    """The work that a core has done, over all its lives. `num_tokens` went through the model."""
+    """The work that a core has done, over all its lives. `num_tokens` is the number of tokens that the model
+    computed."""
 
     busy_seconds: float = 0.0
     num_steps: int = 0
@@ -34,22 +35,22 @@ class Core(Protocol):
     def work(self) -> CoreWork: ...
 
     def take(self, messages: Sequence[Submit | CancelRequest]) -> None:
-        """Take the messages that came in since the last stretch began."""
+        """Handle the messages that arrived since the last stretch began."""
 
     def begin(self, now: float) -> float | None:
-        """Begin a stretch; returns its end, None if there is nothing to do."""
+        """Begin a stretch of work; return its end, or None if there is no work."""
         raise NotImplementedError
 
     def shorten(self, now: float) -> float | None:
-        """Shorten the stretch because a message came in. Returns its earlier end, if it can take the message in before
+        """Shorten the stretch because a message arrived. Return its earlier end, if it can handle the message before
         its planned end."""
         raise NotImplementedError
 
     def finish(self) -> list[WireEvent]:
-        """End the stretch; returns its events."""
+        """End the stretch; return its events."""
         raise NotImplementedError
 
     def leave(self, now: float) -> list[WireEvent]:
-        """End the life of the replica in the middle of a stretch; returns the events so far that `finish` did not
+        """End the life of the replica in the middle of a stretch. Return the events so far that `finish` did not
         return."""
         raise NotImplementedError

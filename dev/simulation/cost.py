@@ -1,7 +1,7 @@
 """Duration of a step: a sum over the content of its plan, fitted to measured steps.
 
-A decoding step reads all weights once, computes something for each token, does something for each sequence (sampling,
-scheduling, events) and attends to each sequence's context. With few tokens the weights rule, with many the tokens do.
+A decoding step reads all weights once, and has work for each token, for each sequence (sampling, scheduling, events),
+and for each position of context. With few tokens the weights dominate the cost, with many tokens the tokens do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Size of a plan: its rows, the tokens they compute, and all the positions that these attend to at the end."""
+    """Size of a plan: its rows, their tokens, and all the positions that the rows attend to at the end."""
 
     rows: int
     tokens: int
@@ -33,7 +33,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStepCost:
-    """Seconds of a step: `base`, and so much for each row, token and position of context."""
+    """Seconds of a step: `base`, and an amount for each row, token and position of context."""
 
     base: float
     row: float
@@ -45,13 +45,13 @@ class SimulatedStepCost:
         return self.base + self.row * rows + self.token * tokens + self.context * context
 
     def error(self, steps: Iterable[tuple[StepSize, float]]) -> float:
-        """Mean deviation from measured steps, as a share of their time."""
+        """Return the mean deviation from measured steps, as a share of their time."""
         ratios = [abs(self.seconds(*astuple(size)) / seconds - 1) for size, seconds in steps]
         return sum(ratios) / len(ratios)
 
 
 def fit(steps: Sequence[tuple[StepSize, float]]) -> SimulatedStepCost:
-    """The cost, none of its parts negative, with the least squares of relative error over `steps`.
+    """Return the cost with the least squares of relative errors over `steps`. No part of the cost is negative.
 
     With four unknowns it is simplest to try all subsets of them.
     """

@@ -1,6 +1,6 @@
-"""The real engine in virtual time: scheduler, blocks, prefix cache and all, over a device that only counts.
+"""The real engine in virtual time, with scheduler, blocks and prefix cache, over a device that only counts.
 
-The device samples the tokens of the workload's script, and lets as much time pass as a step of that size costs.
+The device samples the tokens of the workload's script, and advances the time by the cost of a step of that size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dev.simulation.cost import SimulatedStepCost, StepSize
 from dev.simulation.timeline import LocalClock
 from dev.simulation.workload import drawn_token
 
-#: An engine that has requests but nothing to compute looks again after so many seconds.
+#: Seconds after which an engine that has requests but no work to compute tries again.
 _PAUSE = 0.001
 
 
 class CountingExecutor:
-    """An `Executor` that computes nothing: steps take their estimated time, by `clock`."""
+    """An `Executor` that computes nothing: a step advances `clock` by its estimated time."""
 
     def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, clock: LocalClock) -> None:
         self._info = info
@@ -48,10 +48,10 @@ class CountingExecutor:
         return StepResult(batch.step, tokens, [None] * len(tokens))
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no state."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is no memory to release."""
 
 
 MakeExecutor = Callable[[ExecutorInfo, SimulatedStepCost, LocalClock], Executor]
@@ -85,7 +85,7 @@ class EngineCore:
         )
 
     def take(self, messages: Sequence[Submit | CancelRequest]) -> None:
-        """As `AsyncEngine` takes its inbox."""
+        """Handle messages as `AsyncEngine` handles its inbox."""
         for message in messages:
             if isinstance(message, CancelRequest):
                 self.engine.cancel(message.id)
@@ -96,7 +96,7 @@ class EngineCore:
                 self._events.append(Finished(message.request.id, 0, FinishReason.ERROR, error=error))
 
     def begin(self, now: float) -> float | None:
-        """Begin a step now; its results are reported when its time has passed."""
+        """Begin a step now; its results are reported after its duration."""
         self._clock.now = now
         if self.engine.has_work:
             self._events += self.engine.step()
@@ -106,7 +106,7 @@ class EngineCore:
         return self._clock.now if self._events or self.engine.has_work else None
 
     def shorten(self, now: float) -> float | None:
-        """A step cannot be left."""
+        """Return None: a step cannot be shortened."""
         return None
 
     def finish(self) -> list[WireEvent]:
@@ -114,6 +114,6 @@ class EngineCore:
         return [pack_event(event) for event in events]
 
     def leave(self, now: float) -> list[WireEvent]:
-        """Nothing: the step under way is lost with all that came of it."""
+        """Return no events: the step in progress is lost with its results."""
         self.engine.close()
         return []

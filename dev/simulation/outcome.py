@@ -14,7 +14,7 @@ from dev.simulation.records import Records, quantiles
 class Outcome:
     """Seconds by quantile: `ttft` until the first token, `latency` until the last one, `pace` between two tokens.
 
-    `hit_rate` is the share of prompt tokens that a cache had. `busy_spread` and `token_spread` are standard deviations
+    `hit_rate` is the share of prompt tokens that were cached. `busy_spread` and `token_spread` are standard deviations
     over replicas, relative to the mean: of the time that they worked, and of the tokens that they computed. `busy_most`
     is the longest time that a replica worked, relative to the mean.
     """
@@ -52,7 +52,8 @@ def summarize(
     cpu_seconds: float,
     num_losses: int,
 ) -> Outcome:
-    """The outcome of a simulation. The clients' results are counted without the first `warm_up` of all requests."""
+    """Return the outcome of a simulation. The first `warm_up` share of all requests is left out of the clients'
+    results."""
     begins = sorted(records.began)
     since = begins[int(warm_up * len(begins))] if begins else 0.0
     counted = records.after(since)

@@ -1,4 +1,5 @@
-"""Other ways of choosing a replica, for comparison with affinity. Each is a `Router` and knows nothing of prompts."""
+"""Other policies of choosing a replica, for comparison with prefix affinity. Each is a `Router` that ignores
+prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from bridle.distributed.prefix_router import AWAY, PrefixChoice, PrefixRouter, R
 
 
 class RandomRouter:
-    """Any replica that is up."""
+    """Chooses a random connected replica."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(f"{seed} routing")
@@ -22,11 +23,11 @@ class RandomRouter:
         return PrefixChoice(number)
 
     def forget(self, replica: int) -> None:
-        """Do nothing: nothing is remembered of a replica."""
+        """Do nothing: this policy remembers nothing about replicas."""
 
 
 class LeastLoadedRouter:
-    """The replica with least to do; equals take turns."""
+    """Chooses the replica with the lowest load; equal replicas take turns."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -39,10 +40,10 @@ class LeastLoadedRouter:
         return PrefixChoice(self._next)
 
     def forget(self, replica: int) -> None:
-        """Do nothing: nothing is remembered of a replica."""
+        """Do nothing: this policy remembers nothing about replicas."""
 
 
-#: By name: makes a router from the number of replicas and their block size.
+#: Functions that make a router from the number of replicas and their block size, by the name of the policy.
 POLICIES: dict[str, Callable[[int, int], Router]] = {
     "prefix": PrefixRouter,
     "least loaded": lambda num_replicas, block_size: LeastLoadedRouter(),

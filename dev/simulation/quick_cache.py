@@ -1,8 +1,9 @@
 """Prefix cache of whole chats: a model of `BlockManager` that counts a chat's blocks instead of tracking each.
 
 Two chats share only their system prompt. So the cache is described by the number of leading blocks that it has of each
-system prompt, and of the rest of each chat. These are its *parts*. As in the real cache, blocks in use are not evicted.
-Of the others, the least recently used are evicted first, and the end of a part before its beginning.
+system prompt, and of each chat after the system prompt. These are its *parts*. As in the real cache, blocks in use are
+not evicted. Of the unused blocks, the least recently used are evicted first, and the end of a part before its
+beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Chain = tuple[tuple[Hashable, int], ...]  # parts in order, each with a number o
 
 @dataclass(slots=True)
 class _Part:
-    """Blocks that can be found, and the number of sequences that use them."""
+    """Cached blocks, and the number of sequences that use them."""
 
     num_blocks: int = 0
     num_users: int = 0
@@ -24,8 +25,8 @@ class _Part:
 
 @dataclass(slots=True)
 class Hold:
-    """Blocks that a sequence holds: parts, and `num_own` blocks that are in no part (yet). `num_found` were there
-    before."""
+    """Blocks that a sequence uses: parts, and `num_own` blocks that are in no part (yet). `num_found` blocks were
+    already cached."""
 
     chain: Chain
     num_own: int
@@ -33,17 +34,17 @@ class Hold:
 
 
 class QuickCache:
-    """Counts `num_blocks` blocks."""
+    """A cache that counts `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_held = 0  # by sequences
-        self.num_kept = 0  # of parts that nobody uses
+        self.num_kept = 0  # blocks of parts without users
         self._parts: dict[Hashable, _Part] = {}
-        self._idle: OrderedDict[Hashable, None] = OrderedDict()  # parts that nobody uses, oldest first
+        self._idle: OrderedDict[Hashable, None] = OrderedDict()  # parts without users, oldest first
 
     def num_found(self, chain: Chain) -> int:
-        """Blocks at the front of a chain that are there."""
+        """Return the number of cached blocks at the beginning of a chain."""
         total = 0
         for key, length in chain:
             part = self._parts.get(key)
@@ -60,7 +61,7 @@ class QuickCache:
         return self.num_held + idle + num_blocks - self.num_found(chain) <= self.num_blocks
 
     def take(self, chain: Chain, num_blocks: int) -> Hold:
-        """A sequence of `num_blocks` begins."""
+        """Begin a sequence of `num_blocks` blocks."""
         found = self.num_found(chain)
         for key, _ in chain:
             part = self._parts.setdefault(key, _Part())
@@ -74,7 +75,8 @@ class QuickCache:
         return Hold(chain, num_blocks - found, found)
 
     def fill(self, hold: Hold, chain: Chain) -> None:
-        """The sequence has computed the chain, of the same parts: its blocks can be found from now on."""
+        """Record that the sequence has computed the chain, which has the same parts: its blocks are cached from now
+        on."""
         for key, length in chain:
             part = self._parts[key]
             fresh = min(max(length - part.num_blocks, 0), hold.num_own)
@@ -82,7 +84,7 @@ class QuickCache:
             hold.num_own -= fresh
 
     def release(self, hold: Hold) -> None:
-        """The sequence ends; its cached blocks stay as long as there is room."""
+        """End the sequence; its cached blocks remain until they are evicted."""
         self.num_held -= hold.num_own
         for key, _ in reversed(hold.chain):
             part = self._parts[key]

@@ -1,9 +1,9 @@
-"""A model of a replica's engine that costs a few steps of Python for each request, not for each token.
+"""A model of a replica's engine that runs a little Python for each request, not for each token.
 
-It makes the same plans as `Scheduler`: running sequences first, one token each. Then come prompts in their order, in
-chunks, up to the number of tokens of a step. There are three differences. While all sequences decode, it takes many
-steps at once. It counts tokens instead of storing them. It does not preempt: a sequence is admitted when there is room
-for all of it. Tokens are reported only when needed: the first one and, when the replica is lost, all that were sampled.
+The model makes the same plans as `Scheduler`: running sequences first, one token each. Then it adds prompts in their
+order, in chunks, up to the token limit of a step. There are three differences. While all sequences decode, it computes
+many steps at once. It counts tokens instead of storing them. It does not preempt: a sequence is admitted when all its
+blocks fit. Tokens are reported only when needed: the first token and, when the replica is lost, all sampled tokens.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dev.simulation.workload import SimulatedTurn, drawn_token
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request on its way. `num_left` tokens of prompt (and earlier output) are still to be computed."""
+    """A request in progress. `num_left` tokens of its prompt (and earlier output) are still to be computed."""
 
     request: Request
     turn: SimulatedTurn
-    length: int  # tokens when it came
+    length: int  # number of tokens at its arrival
     num_left: int = 0
     hold: Hold | None = None
-    last_step: int = 0  # in which it ends
+    last_step: int = 0  # number of the step in which it ends
 
     @property
     def num_before(self) -> int:
-        """Tokens that its client had before it came here."""
+        """Return the number of tokens that the client had before the request arrived at this replica."""
         return len(self.request.generated)
 
     @property
@@ -48,7 +48,8 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Stretch:
-    """`num_steps` equal steps from `began` on: the first takes `first` seconds, each other one `more` more."""
+    """`num_steps` similar steps from `began` on: the first takes `first` seconds, and each later step `more` seconds
+    longer than the one before."""
 
     began: float
     num_steps: int
@@ -60,7 +61,7 @@ class _Stretch:
         return num_steps * self.first + self.more * num_steps * (num_steps - 1) / 2
 
     def steps_by(self, moment: float) -> int:
-        """Steps begun until `moment`, of which the last may still be under way."""
+        """Return the number of steps begun until `moment`, of which the last may still be running."""
         passed, first, more = moment - self.began, self.first, self.more
         if more > 0:
             half, square = first / more - 0.5, 2 * passed / more
@@ -84,7 +85,7 @@ class QuickCore:
         self._waiting: list[_Sequence] = []  # by turn
         self._prefilling: list[_Sequence] = []
         self._decoding: list[tuple[int, int, _Sequence]] = []  # heap by last step
-        self._context = 0  # positions of all that decode
+        self._context = 0  # total context of all decoding sequences
         self._step = 0
         self._order = 0
         self._stretch: _Stretch | None = None
@@ -147,7 +148,8 @@ class QuickCore:
         return now + self._stretch.seconds(num_steps)
 
     def _chunks(self) -> list[tuple[_Sequence, int]]:
-        """Return the prompt chunks of the next step: those begun first, then waiting ones as far as they fit."""
+        """Return the prompt chunks of the next step: prompts that have begun first, then waiting prompts as far as they
+        fit."""
         budget = self._info.max_num_batched_tokens - len(self._decoding)
         chunks = []
         for seq in self._prefilling:
@@ -199,7 +201,7 @@ class QuickCore:
             self._end(heapq.heappop(self._decoding)[2], FinishReason.LENGTH)
 
     def _begin_decoding(self, seq: _Sequence) -> None:
-        """The prompt is computed, and the first token sampled from it."""
+        """Record that the prompt is computed, and the first token sampled."""
         assert seq.hold is not None
         self._prefilling.remove(seq)
         self._cache.fill(seq.hold, self._chain(seq, seq.length))
@@ -215,7 +217,7 @@ class QuickCore:
     # -- going -----------------------------------------------------------------------------------------------
 
     def _end(self, seq: _Sequence, reason: FinishReason) -> None:
-        """Remove a sequence that has ended from those that decode, prefill or wait."""
+        """Remove a finished sequence from the decoding, prefilling or waiting sequences."""
         del self._live[seq.request.id]
         if seq.hold is not None:
             if seq.num_left == 0:
@@ -228,7 +230,7 @@ class QuickCore:
         self._events.append(pack_event(Finished(seq.request.id, 0, reason, usage)))
 
     def _num_drawn(self, seq: _Sequence) -> int:
-        """Tokens that were sampled here."""
+        """Return the number of tokens that were sampled on this replica."""
         if seq.hold is None or seq.num_left:
             return 0
         return seq.num_to_come - (seq.last_step - self._step)
@@ -245,7 +247,7 @@ class QuickCore:
             self._end(seq, FinishReason.CANCELLED)
 
     def leave(self, now: float) -> list[WireEvent]:
-        """Tokens of all steps that were over: their clients have them."""
+        """Return the tokens of all finished steps, which the clients have received."""
         if self._stretch is not None:
             done = self._stretch.steps_by(now) - 1
             self._step += done
@@ -263,5 +265,5 @@ class QuickCore:
 
 
 def _turn(seq: _Sequence) -> float:
-    """Return the position of a sequence in the order of service."""
+    """Return the position of a sequence in the waiting order."""
     return seq.request.place

@@ -1,4 +1,4 @@
-"""The result of each request, in columns: a million of them fit into some dozens of megabytes."""
+"""The result of each request, in columns: a million results fit into some dozens of megabytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
 class Records:
-    """One entry for each answered request, in the order of their ends. Times are in seconds, counts in tokens."""
+    """One entry for each answered request, in the order in which the requests ended. Times are in seconds, counts in
+    tokens."""
 
     def __init__(self) -> None:
         self.began, self.first_at, self.over_at = array("d"), array("d"), array("d")
@@ -41,12 +42,12 @@ class Records:
         self.num_tries.append(num_tries)
 
     def after(self, moment: float) -> list[int]:
-        """The entries of requests that began at `moment` or later."""
+        """Return the entries of requests that began at `moment` or later."""
         return [number for number, began in enumerate(self.began) if began >= moment]
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
-    """Mean and quantiles by name, as `p50`, `p99.9`; none of nothing."""
+    """Return the mean and quantiles by name, such as `p50` and `p99.9`; an empty result without values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -55,5 +56,5 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def at_share(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of all does not exceed."""
+    """Return the value that this share of all values does not exceed."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

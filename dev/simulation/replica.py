@@ -1,7 +1,8 @@
-"""A replica as its router sees it, in virtual time: messages take a while each way, and the replica sometimes fails.
+"""A simulated replica for a router, in virtual time: messages take some time in each direction, and the replica
+sometimes fails.
 
-Simulates `ReplicaLink` and the process at its other end. A replica that fails loses its requests. The router notices a
-crash a moment later, and a hang after a timeout. The replica works again when the process has been restarted.
+The class simulates `ReplicaLink` and the process at its other end. A replica that fails loses its requests. The router
+notices a crash a moment later, and a hang after a timeout. The replica works again when the process has been restarted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dev.simulation.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: a message's way, until a crash is noticed, until a hang is, until a lost replica is ready again."""
+    """Durations in seconds: of a message, until a crash is noticed, until a hang is noticed, and until a lost replica
+    is ready again."""
 
     way: float = 0.000_5
     crash_noticed: float = 0.01
@@ -51,7 +53,7 @@ class SimulatedReplica:
         self._on_loss = on_loss
         self.core = make_core()
         self._inbox: list[Submit | CancelRequest] = []
-        self._stretch: int | None = None  # number of the stretch of work under way
+        self._stretch: int | None = None  # number of the current stretch of work
         self._num_stretches = 0
         self._past = CoreWork()
 
@@ -72,17 +74,17 @@ class SimulatedReplica:
         self._timeline.after(self._timing.way, self._receive, self.num_lives, message)
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing: there is nothing to release."""
 
     # -- for the simulation ----------------------------------------------------------------------------------
 
     @property
     def work(self) -> CoreWork:
-        """Work done in all lives."""
+        """Return the work done in all lives."""
         return _sum(self._past, self.core.work) if self.is_up else self._past
 
     def lose(self, is_hung: bool) -> None:
-        """The process ends here and now, or stops; it is started again."""
+        """End the process now, or stop it as if it hung; the process is started again."""
         if not self.is_up:
             return
         self._tell(self.core.leave(self._timeline.now))
@@ -101,7 +103,7 @@ class SimulatedReplica:
 
     def _receive(self, life: int, message: Submit | CancelRequest) -> None:
         if not self.is_up or life != self.num_lives:
-            return  # it came to a socket that nobody reads any more
+            return  # the message arrived at a socket that is no longer read
         self._inbox.append(message)
         if self._stretch is None:
             self._work()
@@ -109,7 +111,7 @@ class SimulatedReplica:
             self._plan_end(end)
 
     def _work(self) -> None:
-        """The next stretch, with the messages that arrived before it."""
+        """Begin the next stretch, with the messages that arrived before it."""
         if self._inbox:
             self.core.take(self._inbox)
             self._inbox = []
@@ -124,7 +126,7 @@ class SimulatedReplica:
 
     def _finish(self, stretch: int) -> None:
         if stretch != self._stretch:
-            return  # it was shortened, or the replica is lost
+            return  # the stretch was shortened, or the replica is lost
         self._tell(self.core.finish())
         self._work()
 

@@ -29,9 +29,10 @@ _USUAL = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`core` selects the replicas: the real `engine`, or the `quick` model of it. Each is lost every `mean_life`
-    seconds on average (None: never), a share `hang_share` of the times by a hang. The service takes `crowd` times as
-    many requests as can run at once. Nothing is counted of the first `warm_up` of all requests: caches are empty then.
+    """`core` selects the replicas: the real `engine`, or the `quick` model of it. Each replica is lost every
+    `mean_life` seconds on average (None: never), and a share `hang_share` of the losses are hangs. The service accepts
+    `crowd` times as many requests as can run at once. The first `warm_up` share of all requests is not counted, because
+    caches are empty then.
     """
 
     workload: Workload
@@ -57,7 +58,7 @@ class Scenario:
 
     @property
     def info(self) -> ExecutorInfo:
-        """Info of a replica."""
+        """Return the information about a replica's executor."""
         return ExecutorInfo(
             model="simulated",
             vocab_size=VOCAB_SIZE,
@@ -70,7 +71,7 @@ class Scenario:
 
 
 class Simulation:
-    """A scenario under way. `make_executor` may put another device under the engines."""
+    """A running scenario. `make_executor` may replace the device of the engines."""
 
     def __init__(self, scenario: Scenario, make_executor: MakeExecutor = CountingExecutor) -> None:
         self.scenario = scenario
@@ -118,8 +119,7 @@ class Simulation:
         return EngineCore(scenario.info, scenario.cost, make_executor=self._make_executor)
 
     def run(self) -> Outcome:
-        """Run until every request has ended. Raises `InternalError` if a token was lost, or a request got a wrong
-        one."""
+        """Run until every request has ended. Raises `InternalError` if a token was lost or wrong."""
         began, cpu_began = time.perf_counter(), time.process_time()
         self.router.start(self.scenario.num_replicas, 0)
         self.clients.start()

@@ -1,4 +1,5 @@
-"""Virtual time: events, in order of their time. Nothing waits; a day takes as long as the work in it."""
+"""Virtual time: events, in order of their time. The timeline never waits; a simulated day takes as long as the work in
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Timeline:
         return self.now
 
     def at(self, moment: float, call: Callable[..., None], *args: Any) -> None:
-        """Run `call(*args)` when `moment` comes. Raises `InternalError` if it has passed."""
+        """Run `call(*args)` when `moment` comes. Raises `InternalError` if `moment` has passed."""
         if moment < self.now:
             raise InternalError(f"something is to happen at {moment:.6f} s, and it is {self.now:.6f} s already")
         heapq.heappush(self._due, (moment, next(self._order), call, args))
@@ -39,7 +40,7 @@ class Timeline:
         self._is_stopped = True
 
     def run(self) -> None:
-        """Make all calls until none is left, or `stop` is called."""
+        """Run all scheduled calls until none is left, or `stop` is called."""
         while self._due and not self._is_stopped:
             self.now, _, call, args = heapq.heappop(self._due)
             self.num_calls += 1
@@ -47,7 +48,7 @@ class Timeline:
 
 
 class LocalClock:
-    """The clock inside a replica: ahead of everybody's while a step is worked out whose end is still to come."""
+    """The clock inside a replica. It is ahead of the timeline while a step is computed whose end is in the future."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-#: Token ids are below this.
+#: Token ids are below this number.
 VOCAB_SIZE = 1 << 20
 _MAX_RUN = 1 << 13
 _STARTS = VOCAB_SIZE - _MAX_RUN
-_IDS = tuple(range(VOCAB_SIZE))  # slices of it share their numbers, which makes a prompt a copy of pointers
+_IDS = tuple(range(VOCAB_SIZE))  # slices of it share their int objects, so that making a prompt only copies pointers
 
-Run = tuple[int, int]  # first token, how many
+Run = tuple[int, int]  # first token, number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A log-normal distribution, cut off: half of all lengths lie below `median`, 68 % within a factor `spread`."""
+    """A log-normal distribution with limits: half of all lengths are below `median`, 68 % within a factor `spread`."""
 
     median: float
     spread: float
@@ -41,12 +41,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`num_requests` at `rate` a second, in chats of `mean_turns` turns.
+    """A workload of `num_requests` requests at `rate` per second, in chats of `mean_turns` turns.
 
     The system prompt number k of `num_systems` is chosen with a probability in proportion to 1 / k ** `zipf`. For a
     share `burst_share` of the time chats begin `burst` times as often as on average (1: a Poisson process), for
-    `burst_seconds` each time. A share `long_share` of messages are documents. Users, equally unequal, are treated
-    fairly by the service.
+    `burst_seconds` each time. A share `long_share` of messages are documents. Users have the same distribution as
+    system prompts, and the service treats users fairly.
     """
 
     num_requests: int
@@ -68,7 +68,7 @@ class Workload:
     max_model_len: int = 4_096
 
     def arrivals(self) -> Iterator[float]:
-        """Moments at which chats begin; without end."""
+        """Yield times at which chats begin, without end."""
         random = Random(f"{self.seed} arrivals")
         mean = self.rate / self.mean_turns
         calm = max(mean * (1 - self.burst_share * self.burst) / (1 - self.burst_share), 1e-9)
@@ -79,12 +79,12 @@ class Workload:
             if following < turns_at:
                 now = following
                 yield now
-            else:  # the other rate holds from here: draw anew, as nothing remembers how long it waited
+            else:  # the other rate applies from here; a new sample is right, because the distribution has no memory
                 now, is_burst = turns_at, not is_burst
                 turns_at = now + random.expovariate(1 / (self.burst_seconds if is_burst else pauses))
 
     def chats(self) -> Iterator[SimulatedChat]:
-        """Chats in the order of their beginning; without end."""
+        """Yield chats in the order of their beginning, without end."""
         systems = _make_systems(self)
         popularity = list(accumulate(1 / (k + 1) ** self.zipf for k in range(self.num_systems)))
         users = list(accumulate(1 / (k + 1) for k in range(self.num_users)))
@@ -108,7 +108,7 @@ def _pick(cumulated: list[float], random: Random) -> int:
 
 @dataclass(slots=True)
 class SimulatedChat:
-    """One conversation, growing: `said` is all of it so far."""
+    """One growing conversation: `said` is the whole conversation so far."""
 
     workload: Workload
     number: int
@@ -120,7 +120,7 @@ class SimulatedChat:
     num_turns: int = 0
 
     def next_turn(self) -> SimulatedTurn | None:
-        """The user's next message, in its context; None if the chat has ended, or is too long."""
+        """Return the user's next message, in its context; None if the chat has ended, or is too long."""
         w, random = self.workload, self.random
         if self.num_turns and random.random() < 1 / w.mean_turns:
             return None
@@ -134,14 +134,14 @@ class SimulatedChat:
         return turn
 
     def note_answer(self, first: int, num_tokens: int) -> float:
-        """The answer came; gives the seconds until the user has read it."""
+        """Record that the answer is complete; return the seconds until the user has read it."""
         self.said.append((first, num_tokens))
         return self.random.expovariate(1 / self.workload.think_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTurn:
-    """One request to be. `seed` decides the text of the answer."""
+    """One future request. `seed` decides the text of the answer."""
 
     id: str
     chat: SimulatedChat
@@ -162,10 +162,10 @@ class SimulatedTurn:
 
 
 def first_of_answer(key: int) -> int:
-    """The first token of an answer, which this random key determines; the others count up from it."""
+    """Return the first token of an answer, which the random key determines; the following tokens count up from it."""
     return key % _STARTS
 
 
 def drawn_token(key: int, draw: int) -> int:
-    """Token number `draw` under a random key."""
+    """Return token number `draw` for a random key."""
     return _IDS[key % _STARTS + draw]

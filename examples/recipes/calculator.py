@@ -16,8 +16,8 @@ MAX_TOKENS = 120
 
 
 def value(text: str) -> str | None:
-    """The value of the sum of products at the end of a text, or None if there is none."""
-    text = re.sub(r"[,$A-Za-wyz]", "", text).replace("×", "*").replace("x", "*")  # units may stand between
+    """Return the value of the sum of products at the end of a text, or None if there is none."""
+    text = re.sub(r"[,$A-Za-wyz]", "", text).replace("×", "*").replace("x", "*")  # units may be between the numbers
     found = re.search(r"\d[\d.]*(?:\s*[-+*/]\s*\d[\d.]*)+\s*$", text)
     if found is None:
         return None
@@ -34,7 +34,7 @@ def value(text: str) -> str | None:
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(QUESTION)
     answer = aici.Label()
     while len(answer.tokens_since()) < MAX_TOKENS:

@@ -28,7 +28,7 @@ ASK = 'Answer with one call in JSON, {"name": ..., "arguments": {...}}, or with 
 
 
 def is_said(value: object) -> bool:
-    """Whether the question contains a value, or all parts of it."""
+    """Return whether the question contains a value, or all parts of it."""
     if isinstance(value, list | dict):
         return bool(value) and all(map(is_said, value.values() if isinstance(value, dict) else value))
     if isinstance(value, float) and value.is_integer():
@@ -37,7 +37,7 @@ def is_said(value: object) -> bool:
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         system = "\n".join([*map(json.dumps, FUNCTIONS), ASK])
         await aici.chat([{"role": "system", "content": system}, {"role": "user", "content": QUESTION}])
     known = {each["name"]: each["parameters"] for each in FUNCTIONS}

@@ -1,9 +1,9 @@
-"""Classes with probabilities that can be believed.
+"""Classes with calibrated probabilities.
 
     python examples/recipes/classify.py demo
 
-`LLM.decide` scores each class as a whole. A model prefers some classes whatever the text is; the mean of its scores
-over some texts without labels shows by how much. That much is taken off before the probabilities are made.
+`LLM.decide` scores each class as a whole. A model prefers some classes independently of the text. The mean of its
+scores over some texts without labels measures this preference. It is subtracted before the probabilities are computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASK = "Is the mood of this text {classes}? Answer with one word.\n\nText: {text}
 
 
 def scores(llm: LLM, texts: Sequence[str], classes: Sequence[str] = CLASSES) -> list[list[float]]:
-    """The log-probabilities of all classes for each text. Threads make one batch of the texts."""
+    """Return the log-probabilities of all classes for each text. Threads let all texts run in one batch."""
 
     def one(text: str) -> list[float]:
         message = {"role": "user", "content": ASK.format(classes=" or ".join(classes), text=text)}
@@ -31,7 +31,7 @@ def scores(llm: LLM, texts: Sequence[str], classes: Sequence[str] = CLASSES) -> 
 
 
 def calibrated(found: Sequence[Sequence[float]], unlabelled: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The probabilities of all classes for each text, without the model's general preference."""
+    """Return the probabilities of all classes for each text, without the model's general preference."""
     mean = [sum(column) / len(unlabelled) for column in zip(*unlabelled, strict=True)]
     shares = [[exp(score - usual) for score, usual in zip(each, mean, strict=True)] for each in found]
     return [[share / sum(each) for share in each] for each in shares]

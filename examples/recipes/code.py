@@ -1,11 +1,12 @@
-"""A function that compiles and passes its examples: a tool runs it, and the text is rewound to the line that failed.
+"""A function that compiles and passes its examples: a tool runs it, and the text is rolled back to the line that
+failed.
 
     bridle serve demo --tools examples/recipes/tools.toml
     bridle run examples/recipes/code.py
 
-The tool compiles the program and runs the examples of its docstring, in a process of its own with limits. The line
-of an error is written again, with all that follows. A wrong result has no line, so the whole body is written again. If
-no attempt passes, the first one stays: the example may be wrong.
+The tool compiles the program and runs the examples of its docstring, in a separate process with limits. The line of an
+error is generated again, with everything after it. A wrong result has no line, so the whole body is generated again. If
+no attempt passes, the first attempt is kept, because the example may be wrong.
 """
 
 import pyaici.server as aici
@@ -21,7 +22,7 @@ MAX_TRIES = 6
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(f"Complete this function in Python.\n\n```python\n{PROGRAM}```")
     await aici.FixedTokens(f"```python\n{PROGRAM}")
     begin, kept, first = aici.Label(), "", ""

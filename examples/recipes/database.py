@@ -16,13 +16,13 @@ _SECONDS, _ROWS = 1.0, 100
 
 
 def run(database: str, query: str) -> dict[str, Any]:
-    """The first rows of a query, or the error."""
+    """Return the first rows of a query, or the error."""
     script = {"shop": SHOP}.get(database)
     return {"error": f"no such database: {database}"} if script is None else answer(script, query)
 
 
 def answer(script: str, query: str) -> dict[str, Any]:
-    """The first rows of a query to the database that a script makes, or the error."""
+    """Return the first rows of a query to the database that a script makes, or the error."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(script)
         deadline = time.monotonic() + _SECONDS

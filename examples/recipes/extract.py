@@ -1,9 +1,9 @@
-"""Dates, weights and amounts out of a text: the model selects the words, and code converts them.
+"""Extract dates, weights and amounts from a text: the model selects the words, and code converts them.
 
     bridle run examples/recipes/extract.py
 
-Code finds all dates, weights and amounts in the text. The model chooses among them, as they are written there. Code
-turns its choice into an ISO date, kilograms or a number, and writes the JSON in its place.
+Code finds all dates, weights and amounts in the text. The model chooses among them, as they are written in the text.
+Code converts the choice to an ISO date, kilograms or a number, and replaces it by JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ KILOGRAMS = {"kg": 1, "g": 0.001, "t": 1000, "lb": 0.45359237, "oz": 0.028349523
 
 
 def iso(text: str) -> str:
-    """The ISO form of a date. Raises `ValueError` for a day that does not exist."""
+    """Return the ISO form of a date. Raises `ValueError` for a day that does not exist."""
     if "." in text:
         day, month, year = map(int, text.split("."))
     else:
@@ -32,12 +32,12 @@ def iso(text: str) -> str:
 
 
 def kilograms(text: str) -> float:
-    """The number of kilograms."""
+    """Return a weight in kilograms."""
     number, unit = text.split()
     return round(float(number) * KILOGRAMS[unit], 3)
 
 
-#: Of each field: how the answer leads to it, what it looks like, and what it means.
+#: For each field: the text before the answer, the pattern of its value, and the conversion.
 FIELDS = {
     "delivered": (
         "The text says: delivered on",
@@ -50,7 +50,7 @@ FIELDS = {
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(f"{TEXT}\n\n{ASK}")
     begin, record = aici.Label(), {}
     for name, (lead, pattern, meaning) in FIELDS.items():

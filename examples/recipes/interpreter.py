@@ -1,11 +1,11 @@
-"""The tool of `code.py`: runs the examples in the docstrings of a program, in a process that can do little else.
+"""The tool of `code.py`: runs the examples in the docstrings of a program, in a restricted process.
 
     python examples/recipes/interpreter.py < PROGRAM
 
 Examples are those of `doctest`, and lines such as `last_two("abc") == "bc"`, `=> "bc"` or `returns "bc"`.
 
-The process has two seconds of processor time and 512 MB. Before it compiles the program it gives up files, the network
-and other programs (Linux: Landlock and seccomp).
+The process has two seconds of processor time and 512 MB. Before it compiles the program, it gives up access to files,
+the network and other programs (Linux: Landlock and seccomp).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from bridle import os_sandbox
 
 _SECONDS, _PATIENCE, _MEMORY = 2, 30, 512 << 20
 _NAME = "<program>"
-#: What stands between a call and its result in a line that is not a doctest, and what may follow the result.
+#: The text between a call and its result in a line that is not a doctest, and the text that may follow the result.
 _GIVES = re.compile(r"\s*(?:==?>?|➞|[-=]+>|returns?|should (?:return|be))\s*(.+?)\s*[.,;]?\s*(?:#.*)?")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 def run(code: str) -> dict[str, Any]:
-    """The first error of a program and its examples, and the line of the program where it occurred, if it has one."""
+    """Return the first error of a program and its examples, and the line of the program where it occurred, if there is
+    one."""
     command = [sys.executable, "-I", __file__]
     try:
         done = subprocess.run(command, input=code, capture_output=True, text=True, timeout=_PATIENCE, check=False)
@@ -43,10 +44,10 @@ def run(code: str) -> dict[str, Any]:
 
 
 def outcome(code: str) -> dict[str, Any]:
-    """The result of `run`, in this process."""
+    """Return the result of `run`, computed in this process."""
     space: dict[str, Any] = {"__name__": "program"}
     try:
-        exec(compile(code, _NAME, "exec"), space)  # the process has no way out
+        exec(compile(code, _NAME, "exec"), space)  # the process is sandboxed
     except SyntaxError as error:
         return {"error": str(error), "line": error.lineno}
     except BaseException as error:
@@ -56,7 +57,7 @@ def outcome(code: str) -> dict[str, Any]:
 
 
 class Checker(doctest.OutputChecker):
-    """Compares literals by value. An example without a result may be a comparison, which has to be true."""
+    """Compares literals by value. An example without a result may be a comparison, which must be true."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         if super().check_output(want or "True\n", got, optionflags) or want == got:
@@ -67,7 +68,7 @@ class Checker(doctest.OutputChecker):
 
 
 def _doctests(functions: list[Callable[..., Any]], space: dict[str, Any]) -> dict[str, Any] | None:
-    """The first doctest that fails."""
+    """Return the first doctest that fails."""
     runner = doctest.DocTestRunner(Checker(), verbose=False, optionflags=doctest.FAIL_FAST)
     runner.report_start = lambda *_: None  # type: ignore[method-assign]
     failures: list[dict[str, Any]] = []
@@ -79,14 +80,14 @@ def _doctests(functions: list[Callable[..., Any]], space: dict[str, Any]) -> dic
     )
     finder = doctest.DocTestFinder(recurse=False)
     for each in functions:
-        with contextlib.suppress(ValueError):  # a docstring with lines that are no doctest
+        with contextlib.suppress(ValueError):  # a docstring with lines that are not valid doctests
             for test in finder.find(each, each.__name__, globs=space, module=False) if each.__doc__ else ():
                 runner.run(test)
     return failures[0] if failures else None
 
 
 def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | None:
-    """The first example that fails among the lines that show a call and its result."""
+    """Return the first failing example among the lines that show a call and its result."""
     for each in functions:
         for call, given, wanted in plain_examples(each.__name__, each.__doc__ or ""):
             try:
@@ -99,7 +100,8 @@ def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | Non
 
 
 def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]:
-    """Calls of a function in a text, their arguments and results. Only calls whose values are all literals count."""
+    """Yield calls of a function in a text, their arguments and results. Only calls whose values are all literals
+    count."""
     for line in text.splitlines():
         begin = -1 if ">>>" in line else line.find(f"{name}(")
         for end in (at + 1 for at, char in enumerate(line) if begin >= 0 and char == ")" and at > begin):
@@ -111,7 +113,7 @@ def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]
 
 
 def _arguments(call: str) -> list[Any] | None:
-    """The arguments of a call whose arguments are literals."""
+    """Return the arguments of a call if all are literals."""
     with contextlib.suppress(ValueError, SyntaxError):
         parsed = ast.parse(call, mode="eval").body
         if isinstance(parsed, ast.Call) and not parsed.keywords:
@@ -128,7 +130,7 @@ def _difference(call: str, got: str, wanted: str) -> dict[str, Any]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """The error, with the last line of the program on the way to it."""
+    """Return the error, with the last line of the program in its traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _NAME]
     return {"error": f"{type(error).__name__}: {error}"[:300], "line": lines[-1] if lines else None}
 

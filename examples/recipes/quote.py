@@ -1,9 +1,9 @@
-"""Quotations that are verbatim, with their places in the source.
+"""Verbatim quotations, with their positions in the source.
 
     bridle run examples/recipes/quote.py
 
-The model can write only words of the article. A few of them say which sentence it means. The script puts the whole
-sentence in their place, and stores where it begins and ends in the article.
+The model can write only words of the article. A few words identify the sentence. The script replaces these words by the
+whole sentence, and stores where the sentence begins and ends in the article.
 """
 
 import json
@@ -21,7 +21,7 @@ NUM_TOKENS = 8
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(f"{ARTICLE}\n\n{QUESTION} Answer with the sentence that says so.")
     begin = aici.Label()
     await aici.FixedTokens(LEAD)

@@ -1,10 +1,11 @@
-"""A query that runs: a tool executes it on the live database, and the text is rewound to where it went wrong.
+"""A query that runs: a tool executes it on the live database, and the text is rolled back to the error.
 
     bridle serve demo --tools examples/recipes/tools.toml
     bridle run examples/recipes/sql.py
 
-A name or a quoted value that the database does not have is rolled back with all that follows, and the model chooses
-among those that exist. After any other error the word that it names is rolled back, and is not written there again.
+A name or a quoted value that the database does not have is rolled back with everything after it. The model then chooses
+among the existing names or values. After any other error, the word in the error message is rolled back, and must not be
+generated there again.
 """
 
 import json
@@ -18,19 +19,19 @@ MAX_REWINDS = 5
 
 
 async def ask(query: str) -> dict[str, list[list[object]] | str]:
-    """The rows of a query, or the error of the database."""
+    """Return the rows of a query, or the error of the database."""
     return await aici.tool("sql", {"database": DATABASE, "query": query}).json()
 
 
 async def values_of(tables: list[str]) -> list[str]:
-    """All texts in the database."""
+    """Return all texts in the database."""
     places = [(re.search(r"TABLE (\w+)", each)[1], name) for each in tables for name in re.findall(r"(\w+) TEXT", each)]
     result = await ask(" UNION ".join(f"SELECT {column} FROM {table}" for table, column in places))
     return [row[0] for row in result["rows"]]
 
 
 async def mend(query: str, error: str, names: list[str], values: list[str], begin: aici.Label) -> str:
-    """Rewind to the error, and write something else there. Gives the query up to it."""
+    """Roll back to the error, and generate another text there. Return the query up to that text."""
     found = re.search(r"no such \w+: (?:\w+\.)?(.+)", error) or re.search(r'near "(.+?)"', error)
     wrong = found[1] if found else ""
     place = re.search(rf"(?<!\w){re.escape(wrong)}(?!\w)", query[7:])
@@ -45,7 +46,7 @@ async def mend(query: str, error: str, names: list[str], values: list[str], begi
 
 
 async def completed(query: str) -> str:
-    """The query, up to its semicolon."""
+    """Return the query, generated up to its semicolon."""
     return query + await aici.gen_text(stop_at=";", max_tokens=80)
 
 
@@ -53,7 +54,7 @@ async def main() -> None:
     tables = [row[0] for row in (await ask("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))["rows"]]
     names = sorted({name for table in tables for name in re.findall(r"(?:TABLE|[(,])\s*(\w+)", table)})
     values = await values_of(tables)
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat("\n".join([*tables, "", QUESTION, "Answer with one query in SQLite."]))
     begin, query = aici.Label(), "SELECT"
     await aici.FixedTokens(query)

@@ -15,7 +15,7 @@ SENTENCES, WORDS, LETTERS, MAX_TRIES = 3, 14, 10, 8
 
 
 def faults(sentence: str, before: list[str]) -> int:
-    """The number of rules that a sentence breaks."""
+    """Return the number of rules that a sentence breaks."""
     words = re.findall(r"[\w'-]+", sentence)
     first = words[0].lower() if words else ""
     return (
@@ -27,7 +27,7 @@ def faults(sentence: str, before: list[str]) -> int:
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(QUESTION)
     written: list[str] = []
     while len(written) < SENTENCES:

@@ -2,8 +2,8 @@
 
     bridle run examples/recipes/thinking.py
 
-A hard limit cuts a thought in the middle of a sentence, and the answer continues from the pieces. Here the sentence
-that exceeds the budget is rolled back, and the answer follows the last complete one.
+A hard limit cuts a thought in the middle of a sentence, and the answer continues from there. Here the sentence that
+exceeds the budget is rolled back, and the answer follows the last complete sentence.
 """
 
 import pyaici.server as aici
@@ -14,7 +14,7 @@ ANSWER = "The answer is"
 
 
 async def main() -> None:
-    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+    if len(await aici.GetPrompt()) < 2:  # a request may have its own conversation
         await aici.chat(QUESTION)
     begin = aici.Label()
     while True:

@@ -1,11 +1,12 @@
-"""Improve a recipe by its own check: sample answers, train a LoRA adapter on the right ones, replace it, repeat.
+"""Improve a recipe by its own check: sample answers, train a LoRA adapter on the right answers, replace the adapter,
+repeat.
 
     pip install 'bridle-llm[bench]'
     python -m examples.training.improve_recipe SmolLM2-135M-Instruct.Q4_1.gguf --out adapter
 
 This is expert iteration. bridle samples with the newest adapter and the recipe's script, and the recipe judges. PEFT
 trains the same weights in float32 on the tokens that bridle has sampled, so no text is tokenized twice. The new weights
-take the adapter's place while bridle runs. The last line compares questions that were never trained on.
+replace the adapter while bridle runs. The last line compares the results on questions that were not used for training.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from dev.recipes.columns import steered
 from dev.recipes.recipe import Case, Recipe
 
 NAME = "learner"
-TASKS = ("calculator", "sql", "quote", "extract", "vote", "thinking", "style")  # questions without end
-BATCH = 64  # answers at once; each has a process of the control runtime
+TASKS = ("calculator", "sql", "quote", "extract", "vote", "thinking", "style")  # recipes with unlimited questions
+BATCH = 64  # answers at once; each needs a process of the control runtime
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LIMITS = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=600000", "--limit", "max_init_time=20000")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rounds` times, each of `questions` new questions gets `samples` answers. `held_out` questions are asked before
-    and after that, at temperature 0."""
+    """In each of `rounds` rounds, each of `questions` new questions gets `samples` answers. `held_out` questions are
+    asked before and after training, at temperature 0."""
 
     rounds: int = 3
     questions: int = 96
@@ -67,7 +68,7 @@ class Learner:
         self._batch, self._epochs, self.out = batch, epochs, out
 
     def learn(self, samples: Sequence[Sample]) -> float:
-        """Train on all samples a few times and save the adapter; returns the mean loss of a token."""
+        """Train on all samples a few times and save the adapter; return the mean loss per token."""
         total, order = 0.0, [at for _ in range(self._epochs) for at in torch.randperm(len(samples)).tolist()]
         for number, at in enumerate(order, 1):
             loss = self._loss(samples[at])
@@ -103,7 +104,7 @@ def ask(llm: LLM, task: Recipe, cases: Sequence[Case], adapter: str | None, temp
 
 
 def improve(llm: LLM, learner: Learner, task: Recipe, plan: Plan, tell: Callable[[str], object] = print) -> list[float]:
-    """Run the plan; returns the share of right answers to held-out questions before and after."""
+    """Run the plan; return the share of right answers to held-out questions before and after."""
 
     def held_out(adapter: str | None) -> float:
         return share(ask(llm, task, task.cases(plan.held_out, SEED), adapter))
