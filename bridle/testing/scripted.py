@@ -167,11 +167,14 @@ class ScriptedExecutor:
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._states = FakeStates(num_states)
         identity = f"scripted {vocab_size} {block_size} {seed}"
-        self.kv_blocks = ScriptedBlocks(self._paged, self._states, identity)
+        self.kv_blocks = self._make_blocks(identity)
         self.sequence_states = ScriptedSequences(self._mirrors, self._by_sequence, identity)
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True
+
+    def _make_blocks(self, identity: str) -> ScriptedBlocks:
+        return ScriptedBlocks(self._paged, self._states, identity)
 
     @property
     def num_forwards(self) -> int:

@@ -79,7 +79,7 @@ def test_the_format_is_known_before_the_first_request(
 def test_an_unknown_format_is_said_at_load_and_refused_in_requests(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"), started(a_tokenizer(ODD)) as client:
         (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-        assert "requests with tools are refused, --tool-format sets another format" in warned
+        assert "requests with tools are refused; --tool-format sets another format" in warned
         assert client.get("/v1/models/demo").json()["chat_format"]["tool_format"] == {"name": "unknown"}
         refused = client.post("/v1/chat/completions", json={"messages": USER, "tools": TOOLS})
         error = refused.json()["error"]
