@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -137,6 +138,16 @@ def await_spare(child: SupervisedProcess) -> int:
         assert spare.changed.wait_for(lambda: spare.pid is not None, PATIENCE)
         assert spare.pid is not None
         return spare.pid
+
+
+def children_of(module: str) -> list[int]:
+    """Return the processes below this one that run the module."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if module in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 def children() -> set[int]:
