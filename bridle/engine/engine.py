@@ -183,7 +183,8 @@ class Engine:
         mark = request.sampling.watermark
         if mark is not None and mark.key and self._interruptible is not None:
             raise UnsupportedFeature(
-                "watermark: got a policy's; its key is not sent to shards. Run the model in the engine's process.",
+                "watermark: got one with a policy's key, which is not sent to shards. "
+                "Run the model in the engine's process.",
                 "policies",
             )
         if request.adapter is not None:
@@ -200,7 +201,8 @@ class Engine:
             )
         if self._vectors is None:
             raise UnsupportedFeature(
-                "control_vectors: this model's backend applies none. Run it in the engine's process, with torch.",
+                "control_vectors: this model's backend applies none. "
+                "Run the model in the engine's process, with torch.",
                 "control_vectors",
             )
         self._vectors.check(sampling.control_vectors)

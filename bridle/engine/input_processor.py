@@ -126,7 +126,7 @@ class InputProcessor:
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         if seq.runs:
-            raise ControllerError("the controller has another prompt; one with images cannot be replaced")
+            raise ControllerError("the controller returned another prompt; a prompt with images cannot be replaced")
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
 
     def max_moves(self, seq: Sequence) -> int:

@@ -117,7 +117,7 @@ def _write_all(file: int, header: bytes, block: Buffer, position: int) -> None:
     while rest:
         count = os.pwrite(file, rest, position + len(header) + len(block) - len(rest))
         if not count:
-            raise OSError("nothing more can be written")
+            raise OSError("the file takes no more bytes")
         rest = rest[count:]
 
 

@@ -145,7 +145,7 @@ class PromptCaches:
         """Return a cache that a user sees. Raises `UnknownCache`."""
         found = next((each for each in self.visible_to(identity) if each.id == name), None)
         if found is None:
-            raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may be over. Create it again")
+            raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may have expired. Create it again")
         return found
 
     def shared_prefix(

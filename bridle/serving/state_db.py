@@ -67,7 +67,7 @@ class StateDb:
         except (OSError, sqlite3.Error) as error:
             raise InvalidRequest(
                 f"state_db: got {str(path)!r}, which cannot be used: {error}. Name a file that no other process has "
-                "open, or move a damaged one away",
+                "open, or move a damaged file away",
                 "state_db",
             ) from None
         self._thread = start_thread(self._run, "bridle-state")

@@ -31,7 +31,7 @@ class DecisionValidator:
         num_moves = seq.control.num_moves + num_ahead
         try:
             if num_moves >= seq.control.max_moves:
-                raise ControllerError(f"the output took {num_moves} turns without coming to its end")
+                raise ControllerError(f"the output took {num_moves} turns without ending")
             for branch in decision.branches:
                 self._check_branch(seq, branch)
             if decision.options is not None:
@@ -99,7 +99,7 @@ class DecisionValidator:
             )
         if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
             raise ControllerError(
-                f"backtrack takes {backtrack} tokens back, and a part of a picture with them, or of a prompt that "
+                f"backtrack takes {backtrack} tokens back; they include a part of an image, or of a prompt that "
                 "sees all of itself"
             )
         for token in tokens:

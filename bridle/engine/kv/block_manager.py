@@ -494,7 +494,9 @@ class BlockManager:
         digests = self.parking.digests()
         idle = {self._block_of[digest] for digest in digests if not self._num_refs[self._block_of[digest]]}
         if digests != self._pinned or self._free.parked_ids() != idle:
-            raise InternalError(f"{len(digests)} blocks are parked, {len(self._free.parked_ids())} are held back")
+            raise InternalError(
+                f"{len(digests)} blocks are parked, {len(self._free.parked_ids())} are protected in the pool"
+            )
 
     def _check_sequence(self, seq: Sequence) -> None:
         if seq.kv.num_computed > len(seq.kv.block_table) * self.block_size:

@@ -64,7 +64,7 @@ class FreeBlocks:
             return block, []
         if self._cached:
             return self._evict_run(owner, max(num_expected, 1))
-        raise InternalError("no block is free; it must be counted before it is taken")
+        raise InternalError("no block is free; free blocks must be counted before allocation")
 
     def free_plain(self, block: int) -> None:
         """Free `block`, whose content cannot be reused."""

@@ -227,7 +227,7 @@ class KVRetention:
     def evict_oldest(self) -> None:
         """Release one block: the last one of the oldest conversation of the user with the most parked blocks."""
         if not self.users:
-            raise InternalError("a parked block is to be given up although none is parked")
+            raise InternalError("a parked block must be released, but none is parked")
         known = max(self.users.values(), key=lambda each: len(each.pins))
         self._cut(known, _first(known), 1)
 
@@ -317,7 +317,7 @@ class KVRetention:
         if Counter(each.adapter for each in parked if each.adapter is not None) != self._adapters:
             raise InternalError(f"the adapters of parked KV are counted as {dict(self._adapters)}")
         if any(entry.until < self._soonest for entry in parked):
-            raise InternalError("parked KV expires before it is looked at")
+            raise InternalError("parked KV expires before the recorded time of the next expiry")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
         """Return the conversations of a user that end at one of these hashes or that the request has parked, the oldest

@@ -76,13 +76,13 @@ class Batching:
         if self.max_batch_prefill_tokens > self.max_step_tokens:
             raise InvalidRequest(
                 f"max_batch_prefill_tokens is {self.max_batch_prefill_tokens}, but a whole step has at most "
-                f"max_num_batched_tokens, {self.max_step_tokens}: raise that, or leave it out",
+                f"max_num_batched_tokens, {self.max_step_tokens}: raise max_num_batched_tokens, or leave this out",
                 "max_batch_prefill_tokens",
             )
         if not self.chunked_prefill and self.max_input_tokens > self.max_batch_prefill_tokens:
             raise InvalidRequest(
                 f"max_input_tokens is {self.max_input_tokens}, but whole prompts are computed in steps of at most "
-                f"max_batch_prefill_tokens, {self.max_batch_prefill_tokens}: raise that, or allow chunks",
+                f"max_batch_prefill_tokens, {self.max_batch_prefill_tokens}: raise it, or allow chunked prefill",
                 "max_input_tokens",
             )
 

@@ -131,7 +131,7 @@ class EngineSupervisor:
         if self._keeper is None or not any(model is not None and model.client.is_healthy for model in others):
             self._give_up(EngineFailed(f"{message}; the server ends: {reason}"))
             return
-        _log.error("%s, and is given up; start the server again to serve it: %s", message, reason)
+        _log.error("%s, and is not restarted again; restart the server to serve it: %s", message, reason)
         self._keeper.give_up(slot, f"{message}; the operator has to start the server again")
 
     def _count_good(self, slot: Slot) -> None:

@@ -171,7 +171,7 @@ class ModelManager:
                 try:
                     model.adapters.add(adapter.name, adapter.source, adapter.revision)
                 except BridleError as error:
-                    _log.warning("the adapter %s of %s is gone: %s", adapter.name, slot.name, error)
+                    _log.warning("the adapter %s of %s could not be loaded again: %s", adapter.name, slot.name, error)
         return model
 
     def now(self) -> float:

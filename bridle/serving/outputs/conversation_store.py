@@ -110,7 +110,7 @@ class ConversationStore(SavedRecords[Conversation]):
         max_items, max_bytes = slack * MAX_ITEMS, slack * MAX_BYTES
         if len(made.items) > max_items or num_bytes > max_bytes:
             raise InvalidRequest(
-                f"conversation: with these items it would have {len(made.items)} of {num_bytes} bytes; at most "
+                f"conversation: with these items it would have {len(made.items)} items of {num_bytes} bytes; at most "
                 f"{max_items} and {max_bytes}. Delete some, or begin another one",
                 "conversation",
             )

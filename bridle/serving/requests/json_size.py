@@ -30,10 +30,11 @@ class JsonSize:
         """Raise `InvalidRequest` for a text that exceeds `limit` in either count."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
-                f"the JSON holds {self.num_nodes} texts, names, lists and objects; at most {limit.num_nodes} are taken"
+                f"the JSON holds {self.num_nodes} texts, names, lists and objects; "
+                f"at most {limit.num_nodes} are accepted"
             )
         if self.num_values > limit.num_values:
-            raise InvalidRequest(f"the JSON holds {self.num_values} values; at most {limit.num_values} are taken")
+            raise InvalidRequest(f"the JSON holds {self.num_values} values; at most {limit.num_values} are accepted")
 
 
 def limit_for(max_bytes: int) -> JsonSize:
