@@ -1,9 +1,8 @@
 """Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped without a GPU.
 
-The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many.
-Neither has a deadline: no test of ours asserts on time. Requests that come without a seed get one that follows from the
-name of the test: what it draws, it draws again. A process that a test starts has nobody to do that; its requests bring
-their seeds.
+The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many. Neither has
+a deadline: no test asserts on time. Requests that come without a seed get one that follows from the name of the test:
+so a repeated test draws the same values. Processes that a test starts do not get this; their requests carry seeds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A slow, busy machine, made on purpose: `make test ARGS="-p tests.lateness"`.
 
-Who reads the stream of a request comes late, again and again, and so does every thread that begins. A test that counts
-on being quick then fails in one run of this, not in one of a hundred on a machine that happens to be busy. Nothing is
-computed meanwhile, so that several such runs find room beside each other.
+Readers of a request's stream are delayed repeatedly, and so is every thread that starts. A test that depends on speed
+then fails in a single run, not in one of a hundred runs on a busy machine. A delay uses no processor time, so several
+such runs can share a machine.
 """
 
 from __future__ import annotations

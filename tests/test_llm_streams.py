@@ -1,4 +1,4 @@
-"""Streams that nobody reads to their end: their requests end when the streams are let go of, wherever that happens."""
+"""Streams that are not read to their end: their requests end when the streams are released, wherever that happens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Images through every front-end: the same image and text give the same prompt and the same answer, which is the
-library's."""
+"""Images through every front-end: the same image and text give the same prompt and the same answer, equal to
+transformers'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in messages are short, whatever they are, and nothing of them is walked that is not shown."""
+"""Values in messages are short, and only the parts that are shown are read."""
 
 from __future__ import annotations
 

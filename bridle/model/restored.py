@@ -241,8 +241,8 @@ class RestoredModel(nn.Module):
         body.embedding_multiplier = part.embedding_multiplier
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Tensor) -> Any:
-        """Show the model's signature to callers that inspect it. It is never called, because the layers are called one
-        by one."""
+        """Show the model's signature to callers that inspect it. The method is never called, because the layers are
+        called one by one."""
         raise NotImplementedError
 
     def get_input_embeddings(self) -> Any:

@@ -1,8 +1,8 @@
 """Prompts in which all tokens, including text, attend in both directions, like PaliGemma's prompts with images.
 
 The result at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in one
-run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. Sampled
-tokens after it are causal.
+run. The prompt's key covers ids and pixels, no chunk splits the prompt, and no cache gives a part of it to another
+prompt. Sampled tokens after it are causal.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ _LOAD_SECONDS = 3.0  # until both peers are loaded
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the three scenes. Prints a table after each part."""
+    """Run the three scenes: prompts with images, a chat about an image, and text streams during prompts with images.
+    Prints a table after each part."""
     name, num_tokens, num_rounds = _scale(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = _make_checkpoint(SHAPES[name], Path(folder))

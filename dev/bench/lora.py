@@ -112,7 +112,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """Return the estimated seconds of each round over all scenes, and of PEFT: steps of all sequences, and the prompts
-    of sequences that replace ended ones. PEFT computes the adapters one after the other."""
+    of sequences that replace ended ones. For PEFT, the estimate assumes that it computes the adapters one after the
+    other."""
     size, checkpoint = _choose_size(settings), planned_checkpoint(_choose_model(settings))
     num_steps = (size.num_warm + size.num_tokens) / size.batch
 

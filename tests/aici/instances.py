@@ -1,4 +1,4 @@
-"""Instances of guests in this process."""
+"""AICI guests that run in this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Modules that nobody wrote: mutated ones, ones with their sections shuffled, and valid ones made of random code that
-calls everything a host offers with random arguments. Everything follows from a seed."""
+"""Generated Wasm modules: mutated ones, ones with shuffled sections, and valid ones of random code. The random code
+calls every function of a host with random arguments. The modules follow from a seed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The seat of a real LLM-side client: an `AiciRunner` of the original's Python package drives bridle's runtime.
+"""Runs a real LLM-side client: an `AiciRunner` of the original's Python package drives bridle's runtime.
 
-A program of its own, since that class registers handlers for the end of its process. Arguments: the folder that holds
-the package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. Writes a JSON
-object as its last line. It knows the class by what the specification says of it, in all of its generations; whatever
-the class prints goes before.
+It is a separate program, since that class registers handlers for the end of its process. Arguments: the folder that
+holds the package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. Writes a
+JSON object as its last line. The program uses the class as the specification describes it, in all versions; the class's
+own output comes before that line.
 """
 
 from __future__ import annotations

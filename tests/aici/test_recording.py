@@ -1,4 +1,4 @@
-"""Tests of recording a control runtime's messages to a trace: in order, whatever it sends, and bounded."""
+"""Tests of recording a control runtime's messages to a trace: the messages are in order, and the trace is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An engine that is ended while its runtime starts, at moments all over the start: nothing of either is left."""
+"""An engine that is killed while its runtime starts, at any moment of the start: neither of them leaves anything
+behind."""
 
 from __future__ import annotations
 

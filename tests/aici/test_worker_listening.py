@@ -1,4 +1,4 @@
-"""The supervisor hears its workers whatever one of them sends: that one is ended, the others are heard."""
+"""The supervisor still hears its workers when one of them sends arbitrary bytes: it ends only that worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The survey of the library's architectures tries each in a process of its own, and writes what it found to a page."""
+"""The survey of transformers' architectures tries each in its own process, and writes the results to a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The page about simulations is made from figures, and the one in `docs` from those beside it."""
+"""The page about simulations is generated from figures; the page in `docs` equals one generated from the stored
+figures."""
 
 from __future__ import annotations
 

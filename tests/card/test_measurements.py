@@ -1,5 +1,5 @@
-"""The parts of the validation of a GPU in their tiny form, on a CPU: their code runs, and what fails or falls back is
-told as a failure."""
+"""The parts of the validation of a GPU in their tiny form, on a CPU. Their code runs, and a failure or a fallback is
+reported as a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way: a server process with its control runtime, a client process, and nothing left of them."""
+"""A server process with its control runtime and a client process: after they end, no process of theirs remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Command line flags accept numbers with units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables of flags: each has one meaning, whatever command reads it."""
+"""Environment variables of flags: each has the same meaning for every command that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that forks next to another script: both fork, and each learns which branch it is in."""
+"""A script forks while another script runs and forks: each learns which branch it is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized linear layers, in whatever way this machine computes them."""
+"""Quantized linear layers, with the instructions that this machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recorder before a server leaves with its client, so that nobody waits for an answer to a client that is gone."""
+"""The recorder in front of a server ends when its client does, so that the server never waits for a client that has
+gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsers of untrusted bytes accept or refuse whatever comes. `python -m dev.fuzz` runs as many inputs as one likes."""
+"""Parsers of untrusted bytes accept or refuse any input. `python -m dev.fuzz` runs any number of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way of a chat through the package stays short."""
+"""A chat passes few files and functions of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools with replicas: controllers run in the replicas, tools beside the router, and no call is made twice."""
+"""Tools with replicas: controllers run in the replicas, tools run with the router, and no call is made twice."""
 
 from __future__ import annotations
 

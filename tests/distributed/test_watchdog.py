@@ -1,4 +1,4 @@
-"""A step that hangs is reported, one that takes its time is not."""
+"""A step that hangs is reported; a slow step is not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rounds of two engines over one store, each in a process of its own, killed by SIGKILL at random moments.
 
-After one of them was killed, a third engine runs beside the other one. Each engine compares all tokens that it computes
-with the reference, and the users of all blocks that it reads. Files are damaged between rounds. Each round prints the
-number of tokens that the third engine has read.
+After one of them was killed, a third engine runs next to the surviving one. Each engine compares all tokens that it
+computes with the reference, and the users of all blocks that it reads. Files are damaged between rounds. Each round
+prints the number of tokens that the third engine has read.
 
     python -m tests.engine.store_rounds FOLDER ROUNDS
 """

@@ -1,5 +1,5 @@
-"""The engine on its thread: many clients at once, slow ones, ones that leave, and an end that leaves nobody
-waiting."""
+"""The engine on its thread: many clients at once, slow clients, clients that leave, and an end after which no client
+waits."""
 
 from __future__ import annotations
 

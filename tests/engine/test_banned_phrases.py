@@ -1,5 +1,5 @@
-"""Phrases that an output may not hold: whatever draws, forks, forces or stops, no client sees one, or the beginning of
-one that had to go."""
+"""Phrases that an output may not contain: no client sees a banned phrase, or the beginning of one that was removed.
+This holds however tokens are drawn, forked, forced or stopped."""
 
 from __future__ import annotations
 

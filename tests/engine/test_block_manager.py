@@ -1,4 +1,4 @@
-"""Properties of KV blocks, checked on real contents: whatever happens, each sequence reads back its own tokens.
+"""Properties of KV blocks, checked on real contents: each sequence always reads back its own tokens.
 
 The machine plays scheduler and device at once. It makes the copies that the manager orders, and writes a digest of the
 whole prefix to each computed position. So a wrongly shared block, a missed copy or a stale cache entry is read back as

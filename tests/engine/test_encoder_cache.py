@@ -1,4 +1,5 @@
-"""The pool of features: bounded, least recently used first out, and nobody waits for room that another waits with."""
+"""The pool of features is bounded and evicts the least recently used ones. No two requests wait for each other's
+room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many adapters, few to a step: each gets on, no step has more than its share, and nobody's output changes."""
+"""Many adapters, few in a step: each gets its turn, no step has more adapters than it may, and no output changes."""
 
 from __future__ import annotations
 

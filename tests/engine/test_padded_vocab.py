@@ -1,4 +1,4 @@
-"""`PaddedVocab` is a set of ids, whatever form it has."""
+"""`PaddedVocab` is a set of ids in each of its forms."""
 
 from __future__ import annotations
 

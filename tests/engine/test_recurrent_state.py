@@ -1,4 +1,4 @@
-"""Recurrent states beside KV blocks: each row continues from the state of its own tokens, whatever happened before.
+"""Recurrent states together with KV blocks: each row always continues from the state of its own tokens.
 
 The scripted executor keeps a state as a digest of all tokens that went into it, and refuses a row that continues from
 another one.

@@ -1,4 +1,4 @@
-"""Drafted tokens change the time and nothing else: whatever is drafted, an output is that of the oracle."""
+"""Drafted tokens change only the time: with any drafts, an output equals that of the oracle."""
 
 from __future__ import annotations
 

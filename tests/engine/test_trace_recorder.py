@@ -1,5 +1,5 @@
-"""Traces of outputs: what each record says, and that they are bounded. That they add up to the output and change
-nothing is checked beside the engine's other properties (`engine_properties`)."""
+"""Traces of outputs: the contents of each record, and the bounds of a trace. `engine_properties` tests that records add
+up to the output and change no output."""
 
 from __future__ import annotations
 

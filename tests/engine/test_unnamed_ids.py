@@ -1,5 +1,5 @@
-"""Ids that the model has and no token stands for are never sampled nor told: outputs are those of a model that gives
-them no chance, whatever the parameters."""
+"""Ids of the model without a token are never sampled or reported. Outputs are those of a model that gives these ids no
+probability, with any parameters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Functions of torchvision that the library's image processors call, for environments that do not have it: a build of
-torchvision belongs to one build of torch. They are the same calls of torch."""
+"""Functions of torchvision that transformers' image processors call, in plain torch. They serve environments without
+torchvision, since a build of torchvision belongs to one build of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models as GGUF files, made on the spot, and their logits."""
+"""Small models that tests write as GGUF files, and their logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packed blocks: the same numbers as the `gguf` package gives, and as close to the originals as the bits allow."""
+"""Packed blocks unpack to the same numbers as in the `gguf` package, and are as close to the originals as their bits
+allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders that need no library compute what the library's do."""
+"""Decoders that do not need transformers compute what transformers' decoders compute."""
 
 from __future__ import annotations
 

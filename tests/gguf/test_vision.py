@@ -1,4 +1,4 @@
-"""GGUF files of models with vision towers in files next to them give the library's logits, images included."""
+"""GGUF files of models whose vision towers are in separate files give transformers' logits, also with images."""
 
 from __future__ import annotations
 

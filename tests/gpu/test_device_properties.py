@@ -1,9 +1,9 @@
 """The properties of the whole engine where models compute: each runs on a CPU, and marked `gpu` on CUDA with its own
 kernels.
 
-Kernels stand beside the reference, models beside the library's own attention over many pages, the engine under random
-requests beside the library's choices. What a row gives does not depend on its batch. A step's draw waits for the device
-no more than once.
+Kernels are compared with the reference. Models are compared with transformers' attention over many pages, the engine
+under random requests with transformers' choices. What a row gives does not depend on its batch. A step's draw waits for
+the device no more than once.
 """
 
 from __future__ import annotations

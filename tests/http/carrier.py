@@ -1,4 +1,4 @@
-"""A carrier that notes what it gets."""
+"""A carrier that records the messages it receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates made on the spot."""
+"""Certificates that tests generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for bodies that nobody should send."""
+"""Hypothesis strategies for invalid and hostile JSON bodies."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Whatever is asked of the AICI routes: a stream to its end, or a refusal, and everything is given back."""
+"""Any request to the AICI routes gets a complete stream or a refusal, and all its resources are returned."""
 
 from __future__ import annotations
 

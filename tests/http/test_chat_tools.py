@@ -1,5 +1,5 @@
-"""Tools and thoughts on chats, with the real client over the demo model: calls are valid whatever the model would
-rather say, and thinking ends where its budget does."""
+"""Tools and thoughts in chats, with the real client and the demo model. Calls are valid whatever the model prefers, and
+thinking ends at its budget."""
 
 from __future__ import annotations
 

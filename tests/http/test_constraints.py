@@ -1,4 +1,4 @@
-"""Constraints over HTTP, with the official client: what is answered fits, what cannot be compiled is a 400."""
+"""Constraints over HTTP, with the official client: answers fit them, and one that cannot be compiled gives a 400."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of a conversation stays text: a special token that is spelled in a message is no special token."""
+"""Text of a conversation stays text: the name of a special token in a message does not become that token."""
 
 from __future__ import annotations
 

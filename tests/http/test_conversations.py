@@ -1,4 +1,5 @@
-"""Conversations that the server keeps, with the real OpenAI client: used, changed, bounded, of one user alone."""
+"""Conversations that the server keeps, with the real OpenAI client: they are used, changed, bounded, and belong to one
+user."""
 
 from __future__ import annotations
 

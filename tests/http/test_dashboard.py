@@ -1,4 +1,4 @@
-"""The dashboard in deploy/ asks for metrics that there are, by labels that they have."""
+"""The dashboard in deploy/ queries only metrics and labels that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of tool calls that are nested without an end: a model may write them, and no answer fails of it."""
+"""Arguments of tool calls that are nested very deeply: a model may write them, and no answer fails because of it."""
 
 from __future__ import annotations
 

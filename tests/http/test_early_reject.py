@@ -1,4 +1,4 @@
-"""Tests of early answers: refusals while the server is full, and health probes. They need nothing of a body, and a
+"""Tests of early answers: refusals while the server is full, and health probes. They do not need the body, and a
 refused connection is served again in its user's turn."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Without keys a server is for one user: it must not be reachable by others unless somebody wants that."""
+"""A server without keys is for one user: other machines cannot reach it unless the operator allows that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that a route does not have: meant here under another name, refused by name, or without effect on the text."""
+"""Fields that a route does not have: they have another name here, are refused by name, or do not affect the text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Calls are found in every kind of format whatever else a request asks for: a constraint, a controller that forces
-tokens, drafts, a policy."""
+"""Calls are found in every kind of format, also in requests with a constraint, a controller that forces tokens, drafts
+or a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Front-end processes write streams as the server itself does, and lose no more than their own connections."""
+"""Front-end processes write the same streams as the server itself. A front end that dies loses only its own
+connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a body says, the answer is a success or a 4xx in the one shape, and everything is given back."""
+"""Any body gets a success or a 4xx in the API's shape, and all resources of its request are returned."""
 
 from __future__ import annotations
 

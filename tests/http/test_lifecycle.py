@@ -1,4 +1,5 @@
-"""Clients that leave, stall or come in crowds: their requests end at once, the others never notice."""
+"""Clients that leave, stall or arrive in crowds: the requests of clients that left end at once, and other clients are
+not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools that nobody declared strict, on every API with conversations: what comes back as a call is one."""
+"""Tools that are not declared strict, on every API with conversations: what an answer reports as a call is a valid
+call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several models behind one server: found by name on every route, loaded for those who wait, managed by admins."""
+"""Several models behind one server: every route finds them by name, waiting requests load them, and admins manage
+them."""
 
 from __future__ import annotations
 

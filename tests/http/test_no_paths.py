@@ -1,4 +1,4 @@
-"""Tests that no answer reveals the path of a model: its folder has a telling name."""
+"""Tests that no answer reveals the path of a model. The folder has a name that the tests search for."""
 
 from __future__ import annotations
 

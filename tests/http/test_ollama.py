@@ -1,4 +1,4 @@
-"""Ollama's API over a scripted model: shapes, streams, options, refusals; and pulling with a list of our own."""
+"""Ollama's API over a scripted model: shapes, streams, options, refusals, and pulls with a list of bridle's own."""
 
 from __future__ import annotations
 

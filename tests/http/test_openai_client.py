@@ -1,4 +1,4 @@
-"""The official client against a running server: what people's programs do must work unchanged."""
+"""The official OpenAI client works unchanged with a running server."""
 
 from __future__ import annotations
 

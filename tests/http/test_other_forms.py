@@ -1,5 +1,5 @@
-"""Forms of texts as other servers' users write them: each holds, or is refused by name; none is passed over. And routes
-that they ask, and streams as their clients read them."""
+"""Forms of texts as other servers' users write them: each holds, or is refused by name; none is passed over. The tests
+also cover the routes of those servers, and streams as their clients read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small parts: log-probability lists, metrics, pages, logs, cross-origin calls."""
+"""Small parts of the server: log-probability lists, metrics, pages, logs, cross-origin calls."""
 
 from __future__ import annotations
 

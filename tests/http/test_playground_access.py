@@ -1,4 +1,4 @@
-"""The playground for everybody: themes, phones, names, the rules of axe-core, screen readers."""
+"""Accessibility of the playground: themes, phones, names, the rules of axe-core, screen readers."""
 
 from __future__ import annotations
 

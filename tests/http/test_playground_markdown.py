@@ -1,4 +1,4 @@
-"""Answers as Markdown: code, tables, formulas; and that nothing in them becomes HTML or loads anything."""
+"""Answers as Markdown: code, tables, formulas. No part of an answer becomes HTML or loads a resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The view of the server: batch, queue, cache, requests, policies and what they did, models that are loaded by hand."""
+"""The playground's view of the server: batch, queue, cache, requests, effects of policies, and models that are loaded
+by hand."""
 
 from __future__ import annotations
 

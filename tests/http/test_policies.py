@@ -1,5 +1,5 @@
-"""An operator's policies hold on every API, streamed or not, whatever users ask for; admins see them and read their
-file again while streams continue."""
+"""An operator's policies hold on every API, streamed or not, for all requests. Admins see them, and reload their file
+while streams continue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that nobody wrote try to say what policies forbid: scripts in JavaScript, programs in JSON and Wasm modules,
-on each API. They force, draw under masks and biases, take back, splice, fork, log, store and fail with it."""
+"""Generated programs try to write what policies forbid: scripts in JavaScript, programs in JSON and Wasm modules, on
+each API. They force tokens, draw under masks and biases, take back, splice, fork, log, store and fail."""
 
 from __future__ import annotations
 

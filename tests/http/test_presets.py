@@ -1,4 +1,5 @@
-"""Formats by name and from files: every named format reads what its models write, and every way in takes one."""
+"""Formats by name and from files: every named format reads what its models write, and every option for a format accepts
+one."""
 
 from __future__ import annotations
 

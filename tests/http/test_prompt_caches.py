@@ -1,4 +1,4 @@
-"""Caches that clients create by hand: what they hold, for how long and for whom, and what is refused."""
+"""Caches that clients create: their contents, their lifetime, their users, and which requests are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server whose engine dies, hangs or loses its device: every request ends with an error that says to try again, and
-the engine comes back."""
+"""A server whose engine dies, hangs or loses its device: every request ends with an error that advises a retry, and the
+engine restarts."""
 
 from __future__ import annotations
 

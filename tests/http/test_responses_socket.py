@@ -1,4 +1,4 @@
-"""Responses over a WebSocket, in this process: one after the other, continued, refused, left, ended."""
+"""Responses over a WebSocket, in this process: in sequence, continued, refused, abandoned, ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Embedding models, cross-encoders and classifiers on all routes: what the library computes, in each server's shape."""
+"""Embedding models, cross-encoders and classifiers on all routes: they give transformers' results, in each server's
+shape."""
 
 from __future__ import annotations
 

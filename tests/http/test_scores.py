@@ -1,4 +1,4 @@
-"""`/v1/score` and `/v1/rerank`: the cosines of what `/v1/embeddings` gives, in the shapes of four servers."""
+"""`/v1/score` and `/v1/rerank` give the cosines of the vectors of `/v1/embeddings`, in the shapes of four servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches that users share with their group: who finds them, who may end them, and what stays private."""
+"""Caches that users share with their group: who can use them, who can delete them, and what stays private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of signals: the first drains, the second ends at once, and the exit is clean either way."""
+"""Tests of signals: the first drains the server, the second ends it at once, and the exit is clean in both cases."""
 
 from __future__ import annotations
 

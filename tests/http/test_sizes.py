@@ -1,9 +1,7 @@
-"""Whatever a body holds, on every route that takes one: a clear no, little work for it, and none of that where it would
-keep others waiting.
-
-No time is asserted. What is: a parser never builds more than the limits say, and large bodies and texts are worked on
-beside the event loop. The longest time the loop was away is printed (`pytest -rP`, and `bridle bench refusals` for
-figures from a process of its own).
+"""Bodies of any size, on every route that takes one: they are refused clearly and cheaply, and other requests do not
+wait. No time is asserted. A parser never builds more than the limits allow, and large bodies and texts are handled
+outside the event loop. The longest delay of the loop is printed (`pytest -rP`); `bridle bench refusals` measures it in
+a separate process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calls without tags of strict functions: a grammar holds them to their schema, and leaves all other text alone."""
+"""Calls without tags of strict functions: a grammar makes them follow their schema, and does not restrict other
+text."""
 
 from __future__ import annotations
 

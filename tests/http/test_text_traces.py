@@ -1,4 +1,4 @@
-"""Traces over HTTP: each API takes the wish, the user gets the trace, no one else does, and it is bounded."""
+"""Traces over HTTP: each API accepts a request for a trace. Only its user gets the trace, and it is bounded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Over each API: thoughts that reach their budget end with the sentence of the request, of the operator or of a policy,
-and the answer follows."""
+"""Thoughts that reach their budget end with the sentence of the request, the operator or a policy, on each API. Then
+the answer follows."""
 
 from __future__ import annotations
 

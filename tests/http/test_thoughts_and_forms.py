@@ -1,4 +1,4 @@
-"""On each API with conversations: thoughts are free, and what follows them, an answer or a call, has its form."""
+"""Thoughts are unconstrained on each API with conversations; the answer or call after them has its form."""
 
 from __future__ import annotations
 

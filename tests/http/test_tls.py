@@ -1,4 +1,5 @@
-"""HTTPS by the server itself: what it speaks, what it refuses to start with, and certificates that are renewed."""
+"""HTTPS by the server itself: its protocols, the settings it refuses at the start, and certificates that are
+renewed."""
 
 from __future__ import annotations
 

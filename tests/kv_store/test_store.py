@@ -1,4 +1,4 @@
-"""Blocks on disk: what is read is what was written, whatever happens to the files, and the disk stays bounded."""
+"""Blocks on disk: a read returns what was written, even if files are damaged, and the use of the disk is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard process over a scripted executor, for tests of loss: it starts in a moment and takes its time over steps."""
+"""A shard process over a scripted executor, for tests of loss: it starts quickly and its steps take a while."""
 
 from __future__ import annotations
 

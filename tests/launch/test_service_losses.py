@@ -1,7 +1,7 @@
 """Kill -9 and SIGSTOP behind a whole `bridle serve`, under a hundred streams, twenty times in a row.
 
-BRIDLE_LOSSES and BRIDLE_STREAMS change the numbers. The times are printed (`pytest -s`); what is asserted is that
-everything that is waited for comes, that nobody loses or gains a token, and that nothing stays behind.
+BRIDLE_LOSSES and BRIDLE_STREAMS change the numbers. The times are printed (`pytest -s`); the tests assert that every
+awaited event comes, no stream loses or gains a token, and no process remains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process stands by for one that proves itself, takes its place when it ends, and leaves nothing behind."""
+"""A standby process waits until the serving process ends, takes its place, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers to test clients with: one that behaves like the real one, and connections that break as told."""
+"""Servers for tests of clients: one behaves like the real server, others break their connections as the test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of the client: order within streams whatever is between, and each token once wherever a connection is
+"""Properties of the client: streams keep their order when interleaved, and each token arrives once if a connection is
 cut."""
 
 from __future__ import annotations

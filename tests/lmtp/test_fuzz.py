@@ -1,4 +1,4 @@
-"""Whatever clients send, the server stays up, and when they are gone nothing of them is left."""
+"""The server stays up whatever clients send, and keeps nothing of clients that have left."""
 
 from __future__ import annotations
 

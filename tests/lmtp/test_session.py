@@ -1,4 +1,4 @@
-"""The state machine of a connection: each stream ends exactly once, whatever happens in whatever order."""
+"""The state machine of a connection: each stream ends exactly once, with all events in any order."""
 
 from __future__ import annotations
 

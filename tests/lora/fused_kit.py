@@ -1,4 +1,4 @@
-"""Steps of many adapters for the fused kernel, as random as can be, beside the same in plain torch."""
+"""Random steps of many adapters for the fused kernel, and the same computation in plain torch."""
 
 from __future__ import annotations
 

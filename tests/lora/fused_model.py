@@ -1,4 +1,4 @@
-"""A whole model with adapters, beside PEFT."""
+"""A whole model with adapters, compared with PEFT."""
 
 from __future__ import annotations
 

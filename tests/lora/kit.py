@@ -1,4 +1,4 @@
-"""Adapters written file by file, as PEFT would, or as nobody should."""
+"""Adapters whose files a test writes: valid ones, as PEFT writes them, and invalid ones."""
 
 from __future__ import annotations
 

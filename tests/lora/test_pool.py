@@ -1,4 +1,5 @@
-"""Two tiers within their memory: who comes, who leaves, who waits; and nobody is kept waiting by another's load."""
+"""Two tiers of adapters within their memory: loads, evictions and waits. No request waits for the load of another's
+adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work beside steps: on a stream of its own, done when its block ends, in memory that steps are known to read."""
+"""Work on a separate stream during steps: it is done when its block ends, in memory that steps are known to read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Record of a device's operations, without a device. torch code runs over tensors that only have shapes (torch's device
-`meta`). Each launch, upload and wait for the device is recorded with the line of our code that caused it.
+`meta`). Each launch, upload and wait for the device is recorded with the line of bridle's code that caused it.
 
-A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload is *quick*
-if it comes from pinned memory and nobody waits for it, and so is a download to such memory. A wait is whatever needs a
-number of the device's on the host, and for an event.
+A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload from
+pinned memory is *quick* if the host does not wait for it, and so is a download to pinned memory. A wait is an operation
+for which the host needs a value from the device or waits for an event.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Packed weights on CUDA: their codes, and the layers that they become. If Triton is installed, the kernels run in its
-interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
+"""Packed weights on CUDA: their codes, and the layers with these weights. If Triton is installed, the kernels run in
+its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over compressed windows (DeepSeek V4): equal to the library's, whatever happens to the cache."""
+"""Attention over compressed windows (DeepSeek V4) equals transformers', with any use of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors of real models are the library's own last hidden states, brought to length 1."""
+"""The vectors of real models are transformers' last hidden states, scaled to length 1."""
 
 from __future__ import annotations
 

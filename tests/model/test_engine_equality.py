@@ -1,9 +1,9 @@
-"""The whole engine on real checkpoints: every greedy token is the one the library's eager model prefers.
+"""The whole engine on real checkpoints: every greedy token is the one that transformers' eager model prefers.
 
 Random requests share prefixes, run in chunks next to each other's decodes, fork, and get preempted for lack of blocks.
 Random programs steer some of them with forced tokens, rewinds, forks and waits. Each sampled token must be the best
-allowed one under the library's own eager forward pass. That pass reads the tokens that stood before it at that moment.
-A difference counts only where the oracle's two best logits are clearly apart.
+allowed one under transformers' eager forward pass. That pass reads the tokens that stood before it at that moment. A
+difference counts only where the oracle's two best logits are clearly apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The executor as the engine sees it: greedy output equals the library's, plans are checked, failures contained."""
+"""The executor as the engine sees it: greedy output equals transformers', plans are checked, and failures are
+contained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LLM` says which model may be meant, as the command line does; a server's clients are not told."""
+"""`LLM` suggests which model may be meant, as the command line does; a server's clients get no suggestion."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models with recurrent layers in calls of the native kernels: as the library's layers, and the same bits however
-tokens are packed."""
+"""Models with recurrent layers in calls of the native kernels: they equal transformers' layers, and give the same bits
+for any packing of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over keys that an index selects: equal to the library's, whatever happens to the cache."""
+"""Attention over keys that an index selects equals transformers', with any use of the cache."""
 
 from __future__ import annotations
 

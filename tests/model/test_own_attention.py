@@ -1,5 +1,5 @@
-"""Families that compute attention by functions of their own: variants beside those of `test_parity`, at positions
-beyond those of its trial, and whole generations."""
+"""Families with their own attention functions: variants that `test_parity` does not test, larger positions, and whole
+generations."""
 
 from __future__ import annotations
 

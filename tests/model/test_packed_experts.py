@@ -1,5 +1,5 @@
-"""Checkpoints as they are published: experts in 8 and 4 bits, and models with a tower beside quantized layers. Each
-computes what the weights do that its tensors stand for."""
+"""Checkpoints in their published form: experts in 8 and 4 bits, and quantized models with a tower. Each computes what
+its dequantized weights compute."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Recurrences over packed steps: equal to the library's functions, and the same bits however cut. By kernels and by
-plain torch."""
+"""Recurrences over packed steps, by kernels and by plain torch. They equal transformers' functions, and give the same
+bits however tokens are split."""
 
 from __future__ import annotations
 

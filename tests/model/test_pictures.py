@@ -1,5 +1,6 @@
-"""Prompts with images give the logits of the library's own eager pass over pixels: in chunks that cut images,
-packed with others, decoded, after preemption, from the prefix cache. Controls that must fail do."""
+"""Prompts with images give the logits of transformers' eager pass over pixels. They are computed in chunks that split
+images, packed with other requests, decoded, after preemption, and from the prefix cache. Controls that must fail do
+fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that pool: what packed texts get is what the library's own eager pass gives each text alone."""
+"""Models that pool: packed texts get what transformers' eager pass gives each text alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks with lean layers, the way of GPUs: they give what the whole model gives, whatever form of a layer each has."""
+"""Ranks with lean layers, as on GPUs, give what the whole model gives, for each form of a layer."""
 
 from __future__ import annotations
 

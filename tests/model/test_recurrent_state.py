@@ -1,4 +1,4 @@
-"""Families with recurrent layers: equal to the library's own passes, and each state depends on its tokens alone."""
+"""Families with recurrent layers equal transformers' own passes, and each state depends only on its tokens."""
 
 from __future__ import annotations
 

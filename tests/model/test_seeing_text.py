@@ -1,4 +1,4 @@
-"""Models that also take images answer text as the library's own eager pass does, and as whole engines."""
+"""Models that also take images give transformers' logits for text, alone and in whole engines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Prompts with sounds give the logits of the library's own eager pass over spectra: whole, in chunks that cut sounds,
-packed with others, decoded, from the prefix cache. Another sound never finds what a sound has left there."""
+"""Prompts with sounds give the logits of transformers' eager pass over spectra. They are computed whole, in chunks that
+split sounds, packed with other requests, decoded, and from the prefix cache. A sound never finds the cached blocks of
+another sound."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Prompts with videos give the logits of the library's own eager pass over frames: whole, in chunks that cut videos,
-packed with images and text. Positions are those that the models were trained with."""
+"""Prompts with videos give the logits of transformers' eager pass over frames. They are computed whole, in chunks that
+split videos, and packed with images and text. Positions are those of the models' training."""
 
 from __future__ import annotations
 

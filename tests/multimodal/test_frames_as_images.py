@@ -1,4 +1,4 @@
-"""Videos whose frames are shown like images: frames, sizes and texts are those of the library's own code."""
+"""Videos whose frames are shown like images: frames, sizes and texts are those of transformers."""
 
 from __future__ import annotations
 

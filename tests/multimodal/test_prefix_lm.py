@@ -1,4 +1,4 @@
-"""Prompts whose tokens attend to the whole prompt. They are written as the library's processor writes them, computed in
+"""Prompts whose tokens attend to the whole prompt. They are written as transformers' processor writes them, computed in
 one chunk, and found in the prefix cache only by equal prompts. If they cannot be computed correctly, the error says so
 in one sentence."""
 

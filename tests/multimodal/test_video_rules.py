@@ -1,4 +1,4 @@
-"""Tests of the selection, size and order of video frames, compared with the library's own rules."""
+"""Tests of the selection, size and order of video frames, compared with transformers' rules."""
 
 from __future__ import annotations
 

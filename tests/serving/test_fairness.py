@@ -1,4 +1,4 @@
-"""Turns are fair between tenants whatever they ask for, limits hold in any minute, and nobody fills the house alone."""
+"""Turns are fair between tenants, limits hold in any minute, and no tenant fills the server alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models come when they are asked for and go when there is no room: one load for all who wait, none for nobody."""
+"""Models are loaded on demand and unloaded for lack of room: one load serves all waiting requests, and no load happens
+without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events add up to outputs, whatever is rolled back or forked, and readers never miss or repeat anything."""
+"""Events add up to outputs, with any rollbacks and forks, and readers never miss or repeat an event."""
 
 from __future__ import annotations
 

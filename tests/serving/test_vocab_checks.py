@@ -1,4 +1,4 @@
-"""A tokenizer and a model that count different tokens: refused, or told, when they are loaded."""
+"""A tokenizer and a model with different numbers of tokens are refused, or a warning is given, when they are loaded."""
 
 from __future__ import annotations
 

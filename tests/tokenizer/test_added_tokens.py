@@ -1,4 +1,4 @@
-"""Added tokens have the ids that the files state, or the folder is refused: never another id, and nobody told."""
+"""Added tokens have the ids that the files state; otherwise the folder is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are cut, and pairs of texts, are what the library's own tokenizer makes of them."""
+"""Texts that are cut, and pairs of texts, give the same tokens as transformers' tokenizer."""
 
 from __future__ import annotations
 

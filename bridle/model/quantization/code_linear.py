@@ -2,10 +2,10 @@
 packed.
 
 A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed. A
-second kernel adds the results of the shares. A step with more rows needs no shares to be fast. Both ways add in the
-same order, and shares follow from the weight's sizes alone. So a row's bits depend neither on the other rows nor on
-their number, up to `MAX_CODED` rows. For more rows, it is several times as fast to decode the weight once and multiply
-by torch.
+second kernel adds the results of the shares. A step with more rows is fast without shares. Both ways add in the same
+order, and shares follow from the weight's sizes alone. So a row's bits depend neither on the other rows nor on their
+number, up to `MAX_CODED` rows. For more rows, it is several times as fast to decode the weight once and multiply by
+torch.
 """
 
 from __future__ import annotations

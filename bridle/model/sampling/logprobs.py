@@ -143,7 +143,7 @@ class LateScores:
         self._download = Download(torch.cat(told)) if told else None
 
     def take(self) -> list[list[Logprob]]:
-        """Wait for the answers, and return them."""
+        """Wait for the download of the log-probabilities, and return them."""
         rows: list[list[float]] = []
         if self._download is not None:
             rows = _places_of(self._download.wait().numpy()).tolist()

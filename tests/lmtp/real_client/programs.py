@@ -1,4 +1,4 @@
-"""Programs of the genuine client, run beside a server of ours."""
+"""Programs of the genuine client, run against bridle's server."""
 
 from __future__ import annotations
 
