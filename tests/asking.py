@@ -1,4 +1,4 @@
-"""Fixtures of modules that ask a model of their own, their fixture `llm`, over HTTP and in Python."""
+"""Fixtures for modules that send requests to their own model (their fixture `llm`), over HTTP and in Python."""
 
 from __future__ import annotations
 

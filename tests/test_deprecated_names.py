@@ -1,4 +1,4 @@
-"""Old names lead to what they meant, for one release: every one of them, and none that is there still."""
+"""Every old name has its former meaning for one release, and no current name is among the old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run as they stand in the folder."""
+"""The examples run unchanged in their folder."""
 
 from __future__ import annotations
 

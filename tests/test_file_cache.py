@@ -1,4 +1,4 @@
-"""Entries of the cache: whole or not there, under writers, readers, damage and kills."""
+"""Entries of the cache are complete or absent, with concurrent writers and readers, damage and kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords of `LLM`'s calls: what they mean, and that none is lost."""
+"""Keywords of `LLM`'s calls: their meaning, and that none is ignored."""
 
 from __future__ import annotations
 

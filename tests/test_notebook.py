@@ -1,4 +1,4 @@
-"""Tests of output in notebooks, with a display that only records; tests/test_jupyter.py has a kernel."""
+"""Tests of output in notebooks, with a display that only records; tests/test_jupyter.py uses a real kernel."""
 
 from __future__ import annotations
 

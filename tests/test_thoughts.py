@@ -1,4 +1,4 @@
-"""Thoughts and forms together: thoughts are free, and what follows them has the form."""
+"""Thoughts with constraints: thoughts are unconstrained, and the text after them has the form."""
 
 from __future__ import annotations
 

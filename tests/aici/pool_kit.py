@@ -1,4 +1,4 @@
-"""A control pool in processes, and what tests do to it."""
+"""A control pool with its processes, and helpers of its tests."""
 
 from __future__ import annotations
 

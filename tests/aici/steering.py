@@ -1,4 +1,4 @@
-"""An engine over a scripted model, steered by a real runtime process; what the tests of the engine's side share."""
+"""An engine over a scripted model, steered by a real runtime process: common code of the tests of the engine's side."""
 
 from __future__ import annotations
 

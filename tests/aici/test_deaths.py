@@ -1,4 +1,5 @@
-"""Kill -9 of every process of the runtime: only what lived in it is lost, and nothing stays behind."""
+"""Kill -9 of every process of the runtime: only the sequences of the killed process are lost, and nothing is left
+behind."""
 
 from __future__ import annotations
 

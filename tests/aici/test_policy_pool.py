@@ -1,5 +1,5 @@
-"""Wasm modules that an operator's policies demand: in a runtime of their own, by hash, where nothing that users start
-or break reaches them."""
+"""Wasm modules that an operator's policies demand: they are chosen by hash and run in a separate runtime, out of reach
+of users' controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks of `dev` in small: what they send, count and compare. Times are never asserted."""
+"""Small runs of the benchmarks of `dev`: what they send, count and compare. Times are never asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of `bridle bench control` and `verbs` that need no minutes: guests, a fork, a program in three ways."""
+"""The fast parts of `bridle bench control` and `verbs`: guests, a fork, a program in three ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients of the benchmark of crowds do what they say, against a server in this process."""
+"""The clients of the benchmark of crowds behave as documented, with a server in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients of the benchmark of losses read what a real server sends, and know a wrong text from a right one."""
+"""The clients of the benchmark of losses read a real server's streams, and detect wrong texts."""
 
 from __future__ import annotations
 

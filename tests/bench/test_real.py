@@ -1,4 +1,4 @@
-"""`bridle bench real` takes turns with llama.cpp's programs, which small ones stand for here."""
+"""`bridle bench real` alternates with llama.cpp's programs; small programs replace them here."""
 
 from __future__ import annotations
 

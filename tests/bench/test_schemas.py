@@ -1,4 +1,4 @@
-"""The benchmark of schemas tells what is served from what is refused, and right texts from wrong ones."""
+"""The benchmark of schemas distinguishes served schemas from refused ones, and right texts from wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheap client counts what a real server sends, and the figures are made of it."""
+"""The benchmark's client counts what a real server sends, and the figures are computed from these counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak: rounds against a real server, and slopes that tell growth from noise."""
+"""The soak benchmark: rounds with a real server, and slopes that distinguish growth from noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/card-run`: parts are processes whose end harms no other, and what is not as it should be shows."""
+"""`scripts/card-run` runs each part in a process, so that the end of one harms no other, and reports what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates of real models, as far as this machine has them, and what they write."""
+"""Chat templates of real models, as far as this machine has them, and the tool calls that they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`describe_constraint`: the form of an answer is said in the last message of the user, on every API."""
+"""`describe_constraint`: the last message of the user describes the form of the answer, on every API."""
 
 from __future__ import annotations
 

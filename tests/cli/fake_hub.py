@@ -1,4 +1,4 @@
-"""A hub on loopback, with a repository to download, a gated one, and none else."""
+"""A fake hub on loopback, with one repository to download and one gated repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The router's knobs as flags, in the environment and in a settings file; and what a shard has to make room for."""
+"""The router's batching options as flags, in the environment and in a settings file, and the largest step of a
+shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridle cache`: what is kept is listed and cleared."""
+"""`bridle cache` lists and clears cached data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridle run` and its kin against a live server: what is printed, what is saved, what goes wrong."""
+"""`bridle run` and related commands with a live server: output, saved files, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong and survives it."""
+"""`bridle doctor` finds faults of an installation, and does not fail because of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Flags of other servers: each is the same here, is read as another one, or is refused with what to use instead."""
+"""Flags of other servers: each has the same meaning here, is read as another flag, or is refused with the flag to use
+instead."""
 
 from __future__ import annotations
 

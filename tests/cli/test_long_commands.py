@@ -1,4 +1,4 @@
-"""Commands that take long say how far they are on standard error."""
+"""Long commands report their progress on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridle ps`: what a running server has loaded."""
+"""`bridle ps` lists the models that a running server has loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch file is checked whole, answered through the application, and its failures are answers."""
+"""A batch file is checked as a whole and answered through the application; failed requests get answers with errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a model loads, and a server that is ended then: at moments all over the start."""
+"""Ctrl-C while a model loads, and a server that is ended during its start, at any moment of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that steer: on prompts, chats, batch files and a server; and hints for what is misspelt."""
+"""The flags for steering, with prompts, chats, batch files and a server; and hints for misspelt names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridle top` shows what a server says, and `/v1/status` says what it does."""
+"""`bridle top` shows a server's state, and `/v1/status` reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that load a model, on a tiny checkpoint: what goes to standard output, what to standard error."""
+"""Commands that load a model, on a tiny checkpoint: what goes to standard output, and what to standard error."""
 
 from __future__ import annotations
 

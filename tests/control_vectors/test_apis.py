@@ -1,4 +1,5 @@
-"""Control vectors behind every route: chosen, refused in each API's own shape, loaded and replaced by admins."""
+"""Control vectors on every route: requests choose them, each API refuses them in its own shape, and admins load and
+replace them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Control vectors of models in other processes: what they change, and what probes read, is as in one process."""
+"""Control vectors of models in other processes: their effects and the values of probes are the same as in one
+process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales of control vectors by position, against a list with one entry for each token."""
+"""Scales of control vectors by position, compared with a list that has one entry for each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors of a model by name, while requests use them."""
+"""The control vectors of a model by name, also while requests use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving a module in the state that it has after its start."""
+"""Saving a Wasm module in the state that it has after its start."""
 
 from __future__ import annotations
 

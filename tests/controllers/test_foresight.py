@@ -1,4 +1,4 @@
-"""Python controllers that say they are pure are asked ahead, by copies; what they say and log stays the same."""
+"""Python controllers that declare themselves pure are asked ahead, by copies; their tokens and logs stay the same."""
 
 from __future__ import annotations
 

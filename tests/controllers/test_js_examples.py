@@ -1,4 +1,4 @@
-"""The example scripts run as they stand in the folder, on the demo model."""
+"""The JavaScript examples run unchanged on the demo model."""
 
 from __future__ import annotations
 

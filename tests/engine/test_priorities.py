@@ -1,4 +1,4 @@
-"""Priorities order what waits and never let it starve; deadlines end what is late and leave nothing behind."""
+"""Priorities order waiting requests without starving any; requests past their deadline end and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a text, between marks, does not come twice: the second one ends the output, and is no part of it."""
+"""A part of a text between marks does not repeat: its second occurrence ends the output, which does not contain it."""
 
 from __future__ import annotations
 

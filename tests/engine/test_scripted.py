@@ -1,4 +1,4 @@
-"""The scripted executor itself: right plans give the model's logits, every kind of wrong plan is refused."""
+"""Tests of the scripted executor: right plans give the model's logits, and every kind of wrong plan is refused."""
 
 from __future__ import annotations
 

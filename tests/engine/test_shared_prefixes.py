@@ -1,5 +1,4 @@
-"""Prefixes that a group of users shares: each user reads the shared blocks and their own, and no block of anybody
-else."""
+"""Prefixes that a group of users shares: each user reads the shared blocks and their own, and no other user's."""
 
 from __future__ import annotations
 

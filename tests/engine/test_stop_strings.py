@@ -1,5 +1,4 @@
-"""Text of an output: what is given out adds up to the decoded text, cut at the first stop string, at any
-moment."""
+"""Text of an output: the emitted text always adds up to the decoded text, cut at the first stop string."""
 
 from __future__ import annotations
 

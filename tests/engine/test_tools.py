@@ -1,5 +1,5 @@
-"""Controllers in plain Python that call tools: the output waits with its KV, others continue, each fault ends in
-words."""
+"""Controllers in plain Python that call tools: the output waits with its KV, others continue, and each fault ends in an
+error."""
 
 from __future__ import annotations
 

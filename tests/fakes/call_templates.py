@@ -1,4 +1,4 @@
-"""Chat templates that write tool calls in the ways that models do, one for each way, and what renders them."""
+"""Chat templates that write tool calls in each format that models use, and a function that renders them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children that try grammars, handed on from one pool to the next: to start one takes processor time."""
+"""Child processes that try grammars. Pools pass them on to the next pool, because starting one takes processor time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in of the hub: repositories as folders, over the routes that its client asks when it fetches a snapshot."""
+"""A fake hub whose repositories are folders. It has the routes that the hub's client needs to fetch a snapshot."""
 
 from __future__ import annotations
 

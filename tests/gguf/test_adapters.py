@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF files say what the same adapters say as PEFT saved them."""
+"""LoRA adapters in GGUF files equal the same adapters as saved by PEFT."""
 
 from __future__ import annotations
 

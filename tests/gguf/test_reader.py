@@ -1,4 +1,5 @@
-"""GGUF files from anywhere: damaged and hostile ones are refused in words, and nothing outside of them is read."""
+"""GGUF files from any source: damaged and hostile ones are refused with a message, and no bytes outside the file are
+read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files wherever a model may be named: by requests to a server that loads on demand, and on the command line."""
+"""GGUF files as models: in requests to a server that loads on demand, and on the command line."""
 
 from __future__ import annotations
 

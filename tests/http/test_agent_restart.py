@@ -1,4 +1,4 @@
-"""A server that restarts in the middle of an agent's session computes no more than one that does not, and continues
+"""A server that restarts in the middle of an agent's session computes no more than one without a restart, and continues
 stored responses."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bad input gets a clear 4xx that names value and limit, and no one else notices."""
+"""Bad input gets a clear 4xx that names value and limit, and other clients are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that came from other servers do on each API what they do there."""
+"""Fields of other servers do the same on each of bridle's APIs as on those servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of WebSockets: a few at a time, in the user's turn, and no more held of a connection than one read."""
+"""Frames of WebSockets are read a few at a time, in the user's turn; a connection buffers no more than one read."""
 
 from __future__ import annotations
 

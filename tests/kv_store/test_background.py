@@ -1,4 +1,4 @@
-"""Threads of a store: blocks are copied when they are offered, the queue is bounded, a load gives a right beginning."""
+"""Threads of a store: offered blocks are copied, the queue is bounded, and a load gives a correct prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encrypted stores: files tell nothing, only what was sealed is read, and tokens stay the same."""
+"""Encrypted stores: files reveal nothing, only sealed data is read, and tokens stay the same."""
 
 from __future__ import annotations
 

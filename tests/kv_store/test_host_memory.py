@@ -1,4 +1,4 @@
-"""The host's memory for blocks of a device: bounded, the least recently used go first, and nothing is lost while
+"""Host memory for the blocks of a device: it is bounded, evicts the least recently used blocks, and loses none during a
 read."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams over a shard that is killed under them, and what must be left afterwards."""
+"""Streams over a shard that is killed while they run, and checks of the state afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`/v1/embeddings` of a whole `bridle serve`, wherever its model computes: the vectors that the model gives here."""
+"""`/v1/embeddings` of a whole `bridle serve`, with the model in any process: it gives the vectors that the model gives
+here."""
 
 from __future__ import annotations
 

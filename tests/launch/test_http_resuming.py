@@ -1,4 +1,4 @@
-"""A client over HTTP that asked for it hears that its shard was lost, and gets the whole text all the same."""
+"""HTTP clients that ask for it get a notice that their shard was lost, and still get the whole text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard that is killed or stopped under its streams: every one of them continues where it was."""
+"""A shard that is killed or stopped while streams run: every stream continues at its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A replica that is killed or stopped under its streams: they continue elsewhere, and it is started again."""
+"""A replica that is killed or stopped while streams run: the streams continue elsewhere, and the replica is
+restarted."""
 
 from __future__ import annotations
 

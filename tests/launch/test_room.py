@@ -1,4 +1,4 @@
-"""A shard that somebody else has started has made room for steps of some size, and is sent no larger ones."""
+"""A shard that was started separately has memory for steps of a certain size, and gets no larger steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp means the same by a file as torch does: logits, draws and whole generations, with and without programs."""
+"""llama.cpp and torch agree about a file: logits, draws and whole generations, with and without programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An LMTP server in this process over a scripted model, and a client that speaks lines."""
+"""An LMTP server in this process over a scripted model, and a client that sends lines."""
 
 from __future__ import annotations
 

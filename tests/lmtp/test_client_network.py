@@ -1,4 +1,5 @@
-"""The client over real sockets and a network that delays, squeezes and resets: no token twice, none lost."""
+"""The client over real sockets and a network that delays, throttles and resets: no token arrives twice, and none is
+lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wasm controllers on GENERATE: who asked for events sees rewinds and forks, everybody else what is final."""
+"""Wasm controllers on GENERATE: clients that ask for events see rewinds and forks, others see only final text."""
 
 from __future__ import annotations
 

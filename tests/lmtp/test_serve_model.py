@@ -1,4 +1,4 @@
-"""LMQL's option names, and what becomes of them."""
+"""LMQL's option names, and their meaning in bridle."""
 
 from __future__ import annotations
 

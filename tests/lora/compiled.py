@@ -1,4 +1,4 @@
-"""The fused kernels, compiled for a GPU that need not be there, in all sizes that `fused` asks for."""
+"""The fused adapter kernels, compiled for a GPU that the machine may lack, in all sizes that `fused` uses."""
 
 from __future__ import annotations
 

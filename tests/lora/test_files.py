@@ -1,4 +1,4 @@
-"""Files of strangers: what is wrong with them is said in one sentence, and nothing of them stays behind."""
+"""Untrusted adapter files: a fault is reported in one sentence, and none of the file's data is kept."""
 
 from __future__ import annotations
 

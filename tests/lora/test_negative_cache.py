@@ -1,4 +1,4 @@
-"""Failures are remembered until files change or time has passed, up to a limit, without what was read."""
+"""Failed loads are remembered until files change or time has passed, up to a limit, without the file's data."""
 
 from __future__ import annotations
 

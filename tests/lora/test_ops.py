@@ -1,4 +1,4 @@
-"""Both ways of multiplying many adapters at once give what each row's own matrices give."""
+"""Both ways to multiply by many adapters at once give the results of each row's own matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels over packed weights, compiled for a GPU that need not be there, in the sizes of `CodeLinear`."""
+"""The kernels over packed weights, compiled for a GPU that the machine may lack, in the sizes of `CodeLinear`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of draws, compiled for a GPU that need not be there, in the sizes that `device_draw` asks for."""
+"""The kernels of draws, compiled for a GPU that the machine may lack, in the sizes that `device_draw` uses."""
 
 from __future__ import annotations
 

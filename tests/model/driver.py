@@ -1,4 +1,4 @@
-"""A few lines in the engine's place: step plans built by hand, for tests of the executor without a scheduler."""
+"""Step plans built by hand, for tests of the executor without an engine or a scheduler."""
 
 from __future__ import annotations
 

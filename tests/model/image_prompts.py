@@ -1,4 +1,4 @@
-"""Prompts with images for executors of models that see."""
+"""Prompts with images for executors of models that take images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of lean layers, compiled for a GPU that need not be there, as `fused_step` asks for them."""
+"""The kernels of lean layers, compiled for a GPU that the machine may lack, as `fused_step` uses them."""
 
 from __future__ import annotations
 

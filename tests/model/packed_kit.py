@@ -1,4 +1,4 @@
-"""Checkpoints as others quantize them, made here in each format, with the weights that they stand for."""
+"""Quantized checkpoints in each format that other programs write, and the weights that they represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of paged attention, compiled for a GPU that need not be there, in the sizes that `paged` asks for."""
+"""The kernels of paged attention, compiled for a GPU that the machine may lack, in the sizes that `paged` uses."""
 
 from __future__ import annotations
 

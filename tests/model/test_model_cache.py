@@ -1,4 +1,4 @@
-"""A model that is kept arranged gives the same bits as one that was just loaded, and anything else is loaded anew."""
+"""A cached model gives the same bits as a newly loaded one, and a changed model is loaded again."""
 
 from __future__ import annotations
 

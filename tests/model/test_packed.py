@@ -1,4 +1,5 @@
-"""Checkpoints that others have quantized: made here in each format, loaded, and held against what they stand for."""
+"""Checkpoints that other programs quantized: made here in each format, loaded, and compared with the weights that they
+represent."""
 
 from __future__ import annotations
 

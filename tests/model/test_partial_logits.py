@@ -1,4 +1,5 @@
-"""Logits in parts: a step answers as with all logits at once, and no more of them than the limit are computed."""
+"""Logits in parts: a step gives the same result as with all logits at once, and computes no more at a time than the
+limit."""
 
 from __future__ import annotations
 

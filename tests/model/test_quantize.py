@@ -1,4 +1,4 @@
-"""When 8 bits are used, and when they are not."""
+"""Tests of when 8 bits are used."""
 
 from __future__ import annotations
 

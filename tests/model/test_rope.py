@@ -1,4 +1,4 @@
-"""Tables of angles hold what the library computes for each position, bit for bit, or are not made."""
+"""Tables of angles equal transformers' values for each position, bit for bit, or no table is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler's contract, case by case."""
+"""The sampler's contract, one case in each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties: what a row draws depends on that row alone, and agrees with a plain reference."""
+"""Properties of the sampler: the draw of a row depends only on that row, and agrees with a plain reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against other implementations: transformers' logits processors, and frequencies of many draws."""
+"""The sampler compared with other implementations: transformers' logits processors, and frequencies of many draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way to a device through pinned buffers, over a device that copies as late as it may."""
+"""Upload of weights to a device through pinned buffers, over a fake device that copies as late as it may."""
 
 from __future__ import annotations
 

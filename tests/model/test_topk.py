@@ -1,4 +1,4 @@
-"""Largest values by chunks are those of torch's own reductions."""
+"""The largest values, found by chunks, equal those of torch's own reductions."""
 
 from __future__ import annotations
 

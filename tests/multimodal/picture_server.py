@@ -1,4 +1,4 @@
-"""A server of images on this machine, which does what its paths say."""
+"""A server of images on this machine; the path of a request tells it what to do."""
 
 from __future__ import annotations
 

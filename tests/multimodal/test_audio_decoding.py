@@ -1,4 +1,4 @@
-"""Files of sound that are common, damaged or hostile: they are read, or refused in a sentence of our own."""
+"""Audio files that are common, damaged or hostile: they are read, or refused with a message of bridle's."""
 
 from __future__ import annotations
 

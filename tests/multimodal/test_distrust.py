@@ -1,4 +1,4 @@
-"""Files that are damaged or hostile: each is refused in a sentence of our own, before it is unpacked."""
+"""Files that are damaged or hostile: each is refused with a message of bridle's, before it is unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of video that are common, damaged or hostile: they are read, or refused in a sentence of our own."""
+"""Video files that are common, damaged or hostile: they are read, or refused with a message of bridle's."""
 
 from __future__ import annotations
 

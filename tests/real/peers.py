@@ -1,4 +1,4 @@
-"""What transformers (float32, weights as the file rounds them) and llama.cpp make of a real model's file."""
+"""Results of transformers (float32, weights as the file rounds them) and of llama.cpp for a real model's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts in `examples` run as they stand on a real model, and what they write makes sense."""
+"""The scripts in `examples` run unchanged on a real model, and write sensible text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments for programs that do not go with ours, of Python and of Node, made once and kept in the user's cache."""
+"""Environments for Python and Node programs that conflict with bridle's, made once and kept in the user's cache."""
 
 from __future__ import annotations
 

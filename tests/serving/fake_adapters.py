@@ -1,4 +1,5 @@
-"""A home of adapters without memory: what a registry asks is noted, and a test says when a load is done and how."""
+"""A fake store of adapters without memory: it records the registry's requests, and a test decides when a load ends and
+how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model made of bytes and an engine made of a script: what a front-end sees, with nothing behind it."""
+"""A model of bytes and a scripted engine, for tests of front-ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader whose models are fakes and whose loads a test holds back and lets go."""
+"""A loader of fake models; a test decides when a load finishes."""
 
 from __future__ import annotations
 

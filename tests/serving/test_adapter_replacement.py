@@ -1,4 +1,5 @@
-"""Adapters replaced in place: running requests keep the weights that they began with, new ones get the new ones."""
+"""Adapters replaced in place: running requests keep the weights of their start, and new requests get the new
+weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best of several outputs: those that cannot win end early, and nothing else changes."""
+"""The best of several outputs: outputs that cannot win end early, and nothing else changes."""
 
 from __future__ import annotations
 

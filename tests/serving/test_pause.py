@@ -1,4 +1,4 @@
-"""Pauses: nothing is computed, requests wait or end, and outputs are as without."""
+"""Pauses: nothing is computed, requests wait or end, and outputs are the same as without a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of a request: what it holds is given back on every way, and its story knows what it cost."""
+"""The life of a request: its resources are returned however it ends, and its record knows its cost."""
 
 from __future__ import annotations
 

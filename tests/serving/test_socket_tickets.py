@@ -1,4 +1,4 @@
-"""Tickets for WebSockets: each is used once, by its own user, soon; and there are never many."""
+"""Tickets for WebSockets: each is used once, by its own user, within a short time; their number is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in a file: there again after a restart, within its bounds, whole after kill -9, and of one process alone."""
+"""State in a file: it is there after a restart, bounded, intact after kill -9, and belongs to one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload follows from its seed, and is what it says."""
+"""The simulated workload follows from its seed, and matches its description."""
 
 from __future__ import annotations
 

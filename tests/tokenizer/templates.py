@@ -1,4 +1,4 @@
-"""Chat templates that write less than others, for tests of tools in prompts."""
+"""Chat templates that omit some parts of conversations, for tests of tools in prompts."""
 
 from __future__ import annotations
 

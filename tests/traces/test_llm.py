@@ -1,4 +1,4 @@
-"""`LLM` with `trace`: what comes with an output, what is in a file, and that it can be asked for again."""
+"""`LLM` with `trace`: the trace of an output, the content of a file, and running it again."""
 
 from __future__ import annotations
 

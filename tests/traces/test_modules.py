@@ -1,4 +1,5 @@
-"""Traces say which module a controller's name meant, and are replayed with that one, wherever the name points now."""
+"""Traces record which module a controller's name meant. A replay uses that module, even if the name has another meaning
+now."""
 
 from __future__ import annotations
 

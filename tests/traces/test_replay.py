@@ -1,4 +1,4 @@
-"""Traces run again: the same request gives the same, another one says where it went another way."""
+"""Traces run again: the same request gives the same output, and a different one reports where it diverged."""
 
 from __future__ import annotations
 
