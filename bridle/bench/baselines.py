@@ -36,7 +36,7 @@ class BaselineRun:
 
 
 class Stopwatch:
-    """Clock and processor time since its creation. It waits for the GPU when it starts and when it stops."""
+    """Clock and processor time since its creation. The clock waits for the GPU when it starts and when it stops."""
 
     def __init__(self) -> None:
         wait_for_device()

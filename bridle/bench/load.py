@@ -120,7 +120,7 @@ class StartedServer:
 def started_server(
     model: str, way: str, folder: Path, settings: BenchSettings, *options: str
 ) -> Iterator[StartedServer]:
-    """Run a server with further command-line `options` until the block ends. Its cache is in `folder`."""
+    """Run a server with further command-line `options` until the block ends. The server's cache is in `folder`."""
     port, log = free_port(), folder / f"{way}.log"
     command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port), *options]
     if way == "llama-server":

@@ -74,7 +74,8 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
 
 
 def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple[Mapping[str, Any], Phases]:
-    """Return the figures of a benchmark's module, and the state of its parts. Its estimated time is printed first."""
+    """Return the figures of a benchmark's module, and the state of its parts. The benchmark's estimated time is printed
+    first."""
     set_up(settings, getattr(benchmark, "THREADS", None))
     phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()

@@ -1,5 +1,5 @@
-"""The features of this processor, by name. They decide which kernels are used, and reports of measurements must include
-them.
+"""The features of this processor, by name. The features decide which kernels are used, and reports of measurements must
+include them.
 
 Names are those of Linux (`avx512_vnni`, `asimddp`). Standard library only.
 """

@@ -64,7 +64,7 @@ class SplitBlocks:
     """Separated blocks: `weight = scale * factor * (integers - zero) - minimum * offset`.
 
     `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group.
-    They are None, which means 1, for types without them.
+    For types without `factor` or `offset`, it is None, which means 1.
     """
 
     integers: Tensor  # [out, in] uint8

@@ -38,7 +38,7 @@ class CMatrix(ctypes.Structure):
 
 
 class Matrix:
-    """A packed matrix that kernels can multiply by. It keeps its tensors alive."""
+    """A packed matrix that kernels can multiply by. The matrix keeps its tensors alive."""
 
     def __init__(self, packed: PackedMatrix, bias: Tensor | None, lanes: int) -> None:
         self.kind, self.outputs, self.inputs, self.given = packed.kind, packed.outputs, packed.inputs, packed.given

@@ -53,9 +53,9 @@ class CSurvey(ctypes.Structure):
 
 
 class Cuts(NamedTuple):
-    """Filters of each row, after its largest logit was subtracted and temperature applied. They keep the best `top_k`
-    tokens (0: all). Of these, a token is kept while the better ones hold less than `top_p` of the total weight. Tokens
-    below a floor are removed."""
+    """Filters of each row, after its largest logit was subtracted and temperature applied. The filters keep the best
+    `top_k` tokens (0: all). Of these, a token is kept while the better ones hold less than `top_p` of the total weight.
+    Tokens below a floor are removed."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]

@@ -1,7 +1,7 @@
-"""The router's connection to one replica, which is opened again after a loss. It has two threads: one reads, one
+"""The router's connection to one replica, which is opened again after a loss. The link has two threads: one reads, one
 writes.
 
-The link reports messages, connections and losses to its owner. It does not interpret requests.
+The link reports messages, connections and losses to its owner. The link does not interpret requests.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class AnswerSender(Protocol[_Named]):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A call that was made. `asker` is the replica and its number of the call. It is None from the loss of the replica
-    until the call is repeated."""
+    """A call that was made. `asker` is the replica and its number of the call. `asker` is None from the loss of the
+    replica until the call is repeated."""
 
     key: tuple[Any, ...]
     call: Call

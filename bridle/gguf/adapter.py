@@ -1,8 +1,8 @@
 """Converts a LoRA adapter in a GGUF file to a folder in PEFT's format, so that code that reads PEFT folders can read
 it.
 
-The file uses llama.cpp's names of tensors, and its order of the rows of queries and keys. It does not have the number
-of heads, so the model's configuration is needed to restore the order.
+The file uses llama.cpp's names of tensors, and its order of the rows of queries and keys. The file does not have the
+number of heads, so the model's configuration is needed to restore the order.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ def write_mixed(config: Any, put: Put) -> None:
 
 
 def divisors(config: Any) -> list[float]:
-    """Return the divisors of the frequencies of layers without a window. They encode which values of a head rotate."""
+    """Return the divisors of the frequencies of layers without a window. The divisors encode which values of a head
+    rotate."""
     size = config.per_layer_config[list(config.layer_types).index(_FULL)].head_dim
     rotated = int(size * config.rope_parameters[_FULL]["partial_rotary_factor"] / 2)
     return [1.0] * rotated + [1e30] * (size // 2 - rotated)

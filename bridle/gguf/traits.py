@@ -113,7 +113,7 @@ def _read_head_norms_or_none(model: GgufModel, arch: str, config: Config) -> Non
 
 
 def _read_half_rotated(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the rotated share of a head. It is always set, because the default of transformers is one half."""
+    """Read the rotated share of a head. The share is always set, because the default of transformers is one half."""
     width = model.integer(f"{arch}.rope.dimension_count", config["head_dim"], 1, config["head_dim"])
     config["rope_parameters"]["partial_rotary_factor"] = width / config["head_dim"]
 

@@ -165,7 +165,7 @@ def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Return the two sides of a merge. They are separated by the first space that is not the first character."""
+    """Return the two sides of a merge. The sides are separated by the first space that is not the first character."""
     at = merge.find(" ", 1)
     return merge[:at], merge[at + 1 :]
 

@@ -5,7 +5,7 @@ in llama.cpp after a fork, until one of them continues.
 
 A recurrent state cannot be truncated. So copies of the state are kept: before tokens that may be rolled back, and at
 least every `_COPY_EVERY` tokens. A sequence that is rolled back continues from the last copy before that position, or
-from its first token. It computes the tokens after the copy again.
+from its first token. The sequence computes the tokens after the copy again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts the prompts, options and settings that callers may pass to a common form. It runs no requests."""
+"""Converts the prompts, options and settings that callers may pass to a common form. This module runs no requests."""
 
 from __future__ import annotations
 

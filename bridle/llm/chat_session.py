@@ -50,8 +50,8 @@ class ChatSession:
     """One conversation with a model. A turn that fails or is cancelled leaves the conversation unchanged.
 
     `options` are those of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`, and so
-    on. When the model calls tools, `last_output.message.calls` has the calls. Their results are sent as messages of
-    role `tool`. A session must not run two turns at the same time.
+    on. When the model calls tools, `last_output.message.calls` has the calls. The results of calls are sent as messages
+    of role `tool`. A session must not run two turns at the same time.
     """
 
     def __init__(

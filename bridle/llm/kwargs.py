@@ -63,7 +63,8 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """The default of keywords in signatures. It means that the value of an omitted keyword is determined later."""
+    """The default of keywords in signatures. This default means that the value of an omitted keyword is determined
+    later."""
 
     def __repr__(self) -> str:
         return "..."

@@ -1,5 +1,5 @@
 """Makes checked requests from the arguments of a call, one for each prompt. This module runs only the compilers of
-constraints. It also completes and writes the traces that a call requests."""
+constraints. The module also completes and writes the traces that a call requests."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class PromptSpec:
     def request(
         self, prompt: str | Sequence[int], wanted: EventOptions = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
-        """Return the checked request. Its images belong to the prompt's placeholders, or `wanted` has their placement
-        already."""
+        """Return the checked request. The request's images belong to the prompt's placeholders, or `wanted` has their
+        placement already."""
         beside: EventOptions = {**wanted, "trace": self.trace}
         return self.serving.request(
             prompt,

@@ -69,8 +69,8 @@ class Reader(Generic[T]):
 
 
 class _Source(RequestHandle):
-    """A running request, and the function to call when the request has ended. Its streams and readers refer to this
-    object, and it has no references to them."""
+    """A running request, and the function to call when the request has ended. The request's streams and readers refer
+    to this object, which has no references to them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -127,12 +127,12 @@ class TextStream(Reader[str]):
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
-        """Return a reader of `output` instead of text. It yields the output each time that it has changed."""
+        """Return a reader of `output` instead of text. The reader yields the output each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
     def objects(self, kind: ParsedType[T]) -> Reader[T]:
-        """Return a reader of the parsed object instead of text. It yields the object each time that it has grown. The
-        last object is valid."""
+        """Return a reader of the parsed object instead of text. The reader yields the object each time that it has
+        grown. The last object is valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 

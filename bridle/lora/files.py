@@ -69,8 +69,8 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
 
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
-    """Inspect the adapter in `folder`. Its files must lie under `root` with all links resolved (None: under the folder
-    itself). The header is checked before the rest is read, and the whole file is never in memory."""
+    """Inspect the adapter in `folder`. The adapter's files must lie under `root` with all links resolved (None: under
+    the folder itself). The header is checked before the rest is read, and the whole file is never in memory."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)

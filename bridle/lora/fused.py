@@ -213,7 +213,8 @@ class TiledProduct:
 
 
 class FusedProduct(TiledProduct):
-    """Product of segments of any layouts. It keeps the adapters and tables alive whose addresses are in its tiles."""
+    """Product of segments of any layouts. The product keeps the adapters and tables alive whose addresses are in its
+    tiles."""
 
     def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
         self.held = segments, tables

@@ -27,8 +27,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CachedFailure:
-    """The reason why files with this `stamp` could not be used. It is remembered until the time `until` on the owner's
-    clock."""
+    """The reason why files with this `stamp` could not be used. The reason is remembered until the time `until` on the
+    owner's clock."""
 
     error: BridleError
     folder: Path | None
@@ -49,8 +49,8 @@ class CachedFailure:
 
 
 def stamp_of(folder: Path | None) -> Stamp:
-    """Return the current state of the files in `folder`. It is taken before the files are read, so that a later change
-    is noticed."""
+    """Return the current state of the files in `folder`. The state is taken before the files are read, so that a later
+    change is noticed."""
     return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
 
 

@@ -1,8 +1,8 @@
 """GPU work in parallel to steps: copies and trials that no step waits for.
 
-Memory that such work fills comes from its stream's own pool. Steps read this memory on another stream. They must report
-the use (`used_by_steps`), because otherwise the pool would give the memory to the next copy while a step still reads
-it.
+Memory that such work fills comes from its stream's own pool. Steps read this memory on another stream. Steps must
+report the use (`used_by_steps`), because otherwise the pool would give the memory to the next copy while a step still
+reads it.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ _LOOK = 1e-4
 
 
 class AsyncSampling:
-    """The last sampling of an executor, and its progress on the device. A drawing is a sampling in progress. Its
-    `take()` waits for the result. It may have `tokens`, a tensor [rows] on the device; without `tokens`, work that uses
-    a sampled token waits for the result."""
+    """The last sampling of an executor, and its progress on the device. A drawing is a sampling in progress. A
+    drawing's `take()` waits for the result. A drawing may have `tokens`, a tensor [rows] on the device; without
+    `tokens`, work that uses a sampled token waits for the result."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

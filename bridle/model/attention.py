@@ -84,8 +84,8 @@ class PagedAttention:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether attention is computed by CPU kernels or by the reference. Then the other parts of a layer have
-        no GPU kernel either."""
+        """Return whether attention is computed by CPU kernels or by the reference. In both cases the other parts of a
+        layer have no GPU kernel either."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(

@@ -2,8 +2,8 @@
 
 On a CPU a small model spends more time in the modules of transformers than in arithmetic. The lean form computes
 queries, keys and values as one product, gate and up projections as another, and the rotation of all heads as three
-operations. It makes no nested module calls. Each layer is replaced only after both forms gave the same result on the
-same input. Layers of other kinds are unchanged.
+operations. The lean layer makes no nested module calls. Each layer is replaced only after both forms gave the same
+result on the same input. Layers of other kinds are unchanged.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class DenseLayer(nn.Module):
 
 
 class Norm:
-    """RMS norm in float32. Its weight is applied in the model's own type. For Gemma the factor is 1 plus the weight, in
-    float32."""
+    """RMS norm in float32. The norm's weight is applied in the model's own type. For Gemma the factor is 1 plus the
+    weight, in float32."""
 
     def __init__(self, norm: Any) -> None:
         self.is_wide = type(norm).__name__.startswith("Gemma")

@@ -88,8 +88,8 @@ def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored
 
 
 def _silent_bar(tell: Callable[[float, float], None]) -> Any:
-    """Return a progress bar class for the client that shows nothing. It reports the received bytes, and the sizes of
-    files that have begun. bridle shows its own progress bar."""
+    """Return a progress bar class for the client that shows nothing. The class reports the received bytes, and the
+    sizes of files that have begun. bridle shows its own progress bar."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):

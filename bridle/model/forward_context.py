@@ -1,8 +1,8 @@
 """The handler that the registered attention function calls during a forward pass.
 
-Models of transformers call one function by name. They cannot pass the step's data to this function, because several
-models drop unknown keywords. So the caller of a forward pass sets a handler, which has the step's data. There is one
-slot per thread, since each loaded model has its own engine thread.
+Models of transformers call one function by name. The models cannot pass the step's data to this function, because
+several models drop unknown keywords. So the caller of a forward pass sets a handler, which has the step's data. There
+is one slot per thread, since each loaded model has its own engine thread.
 """
 
 from __future__ import annotations

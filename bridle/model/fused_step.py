@@ -1,8 +1,8 @@
 """Computes the lean layers of a dense model on CUDA with few launches. All operations between two matrix products, or
 between a product and attention, are one Triton kernel. A layer takes ten launches, including those of paged attention.
 
-The lean layers in torch give the same results. While loading, they are the reference of a trial with the model's own
-weights. The lean layers are also used if Triton is missing or the trial fails.
+The lean layers in torch give the same results. While a model loads, these layers in torch are the reference of a trial
+with the model's own weights. The lean layers are also used if Triton is missing or the trial fails.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: s
 
 
 def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the problem with the kernels for layers like these, or None. It tries one layer of each kind."""
+    """Return the problem with the kernels for layers like these, or None. The function tries one layer of each kind."""
     for layer in {_kind(layer): layer for layer in layers}.values():
         try:
             is_right = _gives_the_same(layer, norm, device, dtype)

@@ -62,7 +62,8 @@ class LayerGeometry:
 
 
 class GeometryRecorder:
-    """A handler that computes no attention. It records the calling layer, with the shapes and other keywords."""
+    """A handler that computes no attention. The handler records the calling layer, with the shapes and other
+    keywords."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}

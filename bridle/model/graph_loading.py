@@ -105,9 +105,9 @@ class GraphLoader:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """Return the bytes that all graphs take. It measures each kind of graph: the largest graph fully, and every
-        other graph by the memory that the second largest adds. A kind that cannot be captured counts 0; `load` then
-        logs the reason."""
+        """Return the bytes that all graphs take. The function measures each kind of graph: the largest graph fully, and
+        every other graph by the memory that the second largest adds. A kind that cannot be captured counts 0; `load`
+        then logs the reason."""
         try:
             return self._measured(info)
         finally:
@@ -128,7 +128,8 @@ class GraphLoader:
         return num_bytes
 
     def _taken(self, sizes: list[int], capture: Callable[[list[int], Report], None], before: int) -> int:
-        """Return the bytes that graphs of all sizes take. It captures the two largest. `before` bytes were free."""
+        """Return the bytes that graphs of all sizes take. The function captures the two largest graphs. `before` bytes
+        were free."""
         free = [before]
         for size in sizes[:-3:-1]:
             capture([size], silent)

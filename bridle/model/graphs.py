@@ -131,8 +131,8 @@ class StepGraphs:
         return self._adapters.segments(plan_rows)
 
     def _replay(self, graph: Graph, num_logits: int, held: object) -> tuple[Tensor, Tensor | None]:
-        """Replay a graph. `held` is the memory that the device reads by address. It is kept alive until the steps that
-        were started are done."""
+        """Replay a graph. `held` is the memory that the device reads by address. This memory is kept alive until the
+        steps that were started are done."""
         graph.replay()
         del held
         assert self._logits is not None

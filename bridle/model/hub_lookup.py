@@ -1,5 +1,5 @@
-"""Finds the folder of a model on this machine by its name. It looks at files and the hub, does not read weights, and
-needs no torch.
+"""Finds the folder of a model on this machine by its name. The lookup inspects files and the hub, does not read
+weights, and needs no torch.
 
 Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles, no Python code.
 """

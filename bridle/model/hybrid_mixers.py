@@ -92,7 +92,7 @@ def _runs_by_key_head(module: Any) -> Tensor:
 
 
 def mamba2(module: Any) -> Mixer:
-    """Describe the mixer of Nemotron-H and other models with Mamba 2. Its outputs may have no norm."""
+    """Describe the mixer of Nemotron-H and other models with Mamba 2. The mixer's outputs may have no norm."""
     _check_activation(module)
     heads, columns = int(module.num_heads), int(module.head_dim)
     norm = module.norm if hasattr(module.norm, "weight") else None

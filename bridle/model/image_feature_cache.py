@@ -1,5 +1,5 @@
-"""Cache of image rows, so that the next prompt with the same image need not encode it again. It is for models in which
-the rows of an image attend to each other in both directions.
+"""Cache of image rows, so that the next prompt with the same image need not encode it again. The cache is for models in
+which the rows of an image attend to each other in both directions.
 
 Rows are kept by key, within a number of bytes. The least recently used rows are evicted first. Keys cannot be forged
 and differ between tenants, so a hit does not reveal the images of other tenants.

@@ -1,6 +1,6 @@
 """Default size of a KV cache in bytes: the largest useful size for its model that the machine has memory for.
 
-The functions compute from given sizes. They do not inspect the machine, and allocate nothing.
+The functions compute from given sizes. The functions do not inspect the machine, and allocate nothing.
 """
 
 from __future__ import annotations

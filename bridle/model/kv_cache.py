@@ -70,7 +70,7 @@ class LayerCache:
 
     def view(self, slot: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as values of `dtype`.
-        They are views if the cache has that type."""
+        Keys and values are views if the cache has that type."""
         keys, values = self.keys_by_head.narrow(2, slot, count), self.values_by_head.narrow(2, slot, count)
         if keys.dtype is dtype:
             return keys, values

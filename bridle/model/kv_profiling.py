@@ -75,8 +75,8 @@ class PoolNeeds:
 
     @property
     def reserved(self) -> int:
-        """Return the bytes that all sharing processes leave free; 0 if the number of blocks was set. Then the operator
-        has divided the memory, and the other processes may already have allocated their part."""
+        """Return the bytes that all sharing processes leave free; 0 if the number of blocks was set. With a set number,
+        the operator has divided the memory, and the other processes may already have allocated their part."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
         return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
 

@@ -1,5 +1,5 @@
-"""The text part of a model that also takes images or sound, as a separate model. It gives the same logits for text, and
-takes features of images or sound as input rows.
+"""The text part of a model that also takes images or sound, as a separate model. The text part gives the same logits
+for text, and takes features of images or sound as input rows.
 
 Embedding, layers and head are those of the whole model. The whole model is kept, because its tower turns images into
 features. All later changes (geometry, lean layers, weight formats, adapters) apply to the text part alone, so the tower

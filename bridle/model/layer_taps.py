@@ -26,8 +26,8 @@ Addition = tuple[int, int, Mapping[int, Tensor]]
 def vector_tap(
     rows: Sequence[PlanRow], vectors: ControlVectors | None, reader: ProbeReader | None = None
 ) -> LayerTap | None:
-    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. Then it records hidden
-    states and lets `reader` read its probes. Returns None if there is nothing to add, record or read."""
+    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. The tap then records
+    hidden states and lets `reader` read its probes. Returns None if there is nothing to add, record or read."""
     if vectors is None or not (vectors.recorder or reader or any(row.vectors for row in rows)):
         return None
     additions: list[Addition] = []

@@ -2,8 +2,8 @@
 library).
 
 The C kernels compute float32 at least as fast as oneDNN does with its packed order, and two to three times as fast as
-plain torch (dev/log.md). They also give a row the same bits in any batch. oneDNN's order is used for bfloat16, and
-where no C kernels fit.
+plain torch (dev/log.md). The C kernels also give a row the same bits in any batch. oneDNN's order is used for bfloat16,
+and where no C kernels fit.
 
 A plain `nn.Linear` rearranges its weights in every call. Measured with one thread (docs/models.md), oneDNN's order
 makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices of some million values gain 1.5 to 2 times at 2 to

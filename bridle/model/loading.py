@@ -70,7 +70,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 
 
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
-    """Return the executor of a model. It contains the executor of the draft model."""
+    """Return the executor of a model. The result contains the executor of the draft model."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))

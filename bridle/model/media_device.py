@@ -18,9 +18,9 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 
 class LocalMedia:
-    """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features. It
-    uses at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory is for the
-    images in the prompts."""
+    """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features.
+    This class uses at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory is
+    for the images in the prompts."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0
@@ -42,8 +42,8 @@ class LocalMedia:
         return medium.num_rows * self.row_bytes
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Encode one medium. On a CPU it waits for the running step, because both need all cores. It uses a thread that
-        ends afterwards: see `bridle.threads`."""
+        """Encode one medium. On a CPU the method waits for the running step, because both need all cores. The encoding
+        uses a thread that ends afterwards: see `bridle.threads`."""
         num_clears = self._num_clears
         if self.encoder.is_on_cpu:
             features = run_after(lambda: self.encoder.encode(medium), "bridle-encode")

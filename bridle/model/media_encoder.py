@@ -124,7 +124,7 @@ class MediaEncoder:
         return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
-        """Return the rows of one image of a prompt. They come from the cache if an earlier prompt had an image with
+        """Return the rows of one image of a prompt. The rows come from the cache if an earlier prompt had an image with
         this key."""
         rows = None if key is None else self.known.find(key)
         if rows is None or len(rows) != num_rows:

@@ -29,8 +29,8 @@ _ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
-    """Return the bytes that the weights of a model and its draft model will take. They follow from the headers of the
-    files, which are downloaded if necessary. Raises the error of loading for a checkpoint that cannot be loaded."""
+    """Return the bytes that the weights of a model and its draft model will take. The bytes follow from the headers of
+    the files, which are downloaded if necessary. Raises the error of loading for a checkpoint that cannot be loaded."""
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     folder = folder_of(config)

@@ -285,7 +285,8 @@ def _lead_llama4(model: nn.Module) -> None:
 
 
 def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
-    """Mark the keys of even and odd chunks by a sign. A window covers two chunks at most, so a sign is enough."""
+    """Mark the keys of even and odd chunks by a sign. A window covers two chunks at most, so two signs distinguish its
+    chunks."""
     signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
     added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
     added[:, 0] = signs

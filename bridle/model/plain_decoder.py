@@ -183,8 +183,8 @@ class GemmaRmsNorm(_RmsNorm):
 
 
 def _linear(inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype) -> nn.Linear:
-    """Return a linear layer without weights. It is not made on the `meta` device, because that would import torch's
-    compiler."""
+    """Return a linear layer without weights. The layer is not made on the `meta` device, because that would import
+    torch's compiler."""
     made = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(made)
     made.in_features, made.out_features = inputs, outputs

@@ -1,5 +1,5 @@
-"""Experts of a mixture whose matrices stay packed. They replace the experts of transformers, which keep all matrices of
-a kind in one tensor.
+"""Experts of a mixture whose matrices stay packed. These experts replace the experts of transformers, which keep all
+matrices of a kind in one tensor.
 
 An expert is two or three quantized products. Each token goes through its own experts, whose results are added in the
 order of the experts. So a token's result does not depend on the other tokens.

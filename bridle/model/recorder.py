@@ -1,7 +1,7 @@
 """Records the operations of a device so that they can be replayed with one call, as a CUDA graph.
 
-The recorded operations read and write the same memory in each replay. They must not wait for the device. A number of
-the host keeps the value that it had while recording.
+The recorded operations read and write the same memory in each replay. Recorded operations must not wait for the device.
+A number of the host keeps the value that it had while recording.
 """
 
 from __future__ import annotations

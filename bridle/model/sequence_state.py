@@ -17,8 +17,8 @@ Span = tuple[int, int]  # first slot, number of slots
 
 @dataclass(slots=True, eq=False)
 class BlockTableRow:
-    """A row of the block table that a device keeps, last used in step `last_step`. It contains the first `num_told`
-    blocks of the sequence."""
+    """A row of the block table that a device keeps, last used in step `last_step`. The row contains the first
+    `num_told` blocks of the sequence."""
 
     number: int
     last_step: int

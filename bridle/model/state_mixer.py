@@ -2,7 +2,7 @@
 
 The mixers of transformers (gated delta nets, state space layers, short convolutions) get their states from a cache by a
 few methods. A mixer whose recurrence `packed_mixer` supports is wrapped, and computes a step at once. A state depends
-only on tokens. It does not depend on the chunks of a prompt, or on which tokens were draft tokens.
+only on tokens. The state does not depend on the chunks of a prompt, or on which tokens were draft tokens.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def wrap_mixers(model: nn.Module) -> int:
 
 def _use_configured_limit(module: Any) -> None:
     """Bound time steps as the configuration says. One family's mixer raises the lower bound, but only when it computes
-    several tokens at once. Its results would then depend on the number of tokens, and the model was trained without
-    this bound."""
+    several tokens at once. The mixer's results would then depend on the number of tokens, and the model was trained
+    without this bound."""
     limit = getattr(getattr(module, "config", None), "time_step_limit", None)
     if limit is not None and hasattr(module, "time_step_limit"):
         module.time_step_limit = tuple(limit)

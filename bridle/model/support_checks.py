@@ -194,8 +194,8 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 
 
 def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """Return the configuration for a model that is to be served. It is bridle's own if the model does not need
-    transformers, with the same fields. Otherwise it is that of `read_config`."""
+    """Return the configuration for a model that is to be served. The configuration is bridle's own if the model does
+    not need transformers, with the same fields. Otherwise it is that of `read_config`."""
     from bridle.model.plain_config import read_plain_config
 
     plain: Any = read_plain_config(checkpoint)

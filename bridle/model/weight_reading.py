@@ -85,7 +85,7 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Silence the progress bars and load reports of transformers. Their findings are raised as errors by this
+    """Silence the progress bars and load reports of transformers. Findings of transformers are raised as errors by this
     module."""
     from transformers.utils import logging as library_logging
 
@@ -112,8 +112,8 @@ _hook_before: Any = None
 @contextmanager
 def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
     """Report to `progress` the share of the tensors with these `sizes` that transformers has loaded, through its hook
-    for progress bars. The hook is global to the process. It is set as long as a thread reads weights, and each thread
-    counts its own."""
+    for progress bars. The hook is global to the process. The hook is set as long as a thread reads weights, and each
+    thread counts its own."""
     token = _counting.set(lambda items: _count(items, sizes, progress))
     _hook(1)
     try:

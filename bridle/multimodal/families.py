@@ -22,8 +22,9 @@ Arrays = Mapping[str, NDArray[Any]]
 class PlaceholderLayout:
     """Expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. `grid` has
     the rows of each run by time, height and width, for models with such positions; consecutive times are `pace`
-    positions apart. `around` are marker tokens that templates write before and after the placeholder. They are removed,
-    because `parts` have their own. `tokens` are the tokens at the rows: marker tokens among them are rows as well."""
+    positions apart. `around` are marker tokens that templates write before and after the placeholder. The markers are
+    removed, because `parts` have their own. `tokens` are the tokens at the rows: marker tokens among them are rows as
+    well."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None

@@ -117,7 +117,7 @@ class PlaceholderExpander:
         return space
 
     def _ended(self, part: str) -> list[int]:
-        """Return the tokens of a text that ends in line ends. They may depend on the text that follows."""
+        """Return the tokens of a text that ends in line ends. The tokens may depend on the text that follows."""
         part += self._lines_behind()
         if self._left and (text := self._tokenizer.token_text(self._left[0])):
             *tokens, last = self._encode(part + text)

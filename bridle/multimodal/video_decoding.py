@@ -116,8 +116,8 @@ def _guarded(unpack: Unpack, where: str) -> Unpack:
 
 
 def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer) -> Clip:
-    """Open a GIF or a WebP. Its frames may have different durations, but all are treated as if they had the first
-    frame's duration."""
+    """Open a GIF or a WebP. The file's frames may have different durations, but all are treated as if they had the
+    first frame's duration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = Image.open(io.BytesIO(data), formats=("GIF", "WEBP"))
@@ -142,7 +142,7 @@ def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer)
 
 
 def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
-    """Open an MP4 or a WebM. Its packets are counted, because a header may lack the number of frames."""
+    """Open an MP4 or a WebM. The file's packets are counted, because a header may lack the number of frames."""
     try:
         import av
     except ImportError:

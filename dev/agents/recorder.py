@@ -1,6 +1,6 @@
 """A proxy between a client and a server that records their messages, as evidence of a run.
 
-The proxy passes bytes on as they are received, so streams remain streams. It changes only the host's name.
+The proxy passes bytes on as they are received, so streams remain streams. The proxy changes only the host's name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Models are generated, with real shapes and random weights. bridle's forms are compared with transformers' `generate`. If
 `llama-cpp-python` is installed, they are also compared with llama.cpp, which runs behind the same engine on the same
 files. Peers of a part take turns, and memory and arithmetic units are measured in between. Above the engine, the
-benchmark measures HTTP with 16 streams, compared with the same engine without HTTP, and the cost of controllers. It
-compares LMTP with LMQL's own server, if LMQL is installed.
+benchmark measures HTTP with 16 streams, compared with the same engine without HTTP, and the cost of controllers. The
+benchmark compares LMTP with LMQL's own server, if LMQL is installed.
 
 Parts are measured one by one, and with `folder` each finished part is saved.
 """

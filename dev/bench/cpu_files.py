@@ -62,7 +62,8 @@ def describe_llamacpp() -> dict[str, Any] | None:
 
 
 def made_checkpoint(name: str, folder: Path) -> BenchCheckpoint:
-    """Return the checkpoint called `name` in `folder`, with a tokenizer. It is made if it does not exist."""
+    """Return the checkpoint called `name` in `folder`, with a tokenizer. The checkpoint is made if it does not
+    exist."""
     note = folder / f"{name}.json"
     if not note.is_file():
         made = make_checkpoint(name, folder)

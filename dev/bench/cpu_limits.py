@@ -15,7 +15,7 @@ BYTES = {"float32": 4.0, "int8": 1.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M"
 
 @dataclass(frozen=True, slots=True)
 class CpuCase:
-    """A case: `batch` sequences with prompts of `context` tokens. It measures decoding, or the prompts."""
+    """A case: `batch` sequences with prompts of `context` tokens. A case measures decoding, or the prompts."""
 
     kind: str
     batch: int

@@ -2,7 +2,8 @@
 
 The malicious clients need little processor time, so that one process runs a hundred of them and still measures the
 other clients exactly. Malicious clients send frames as fast as the server reads them, retry at once after a refusal, do
-not read answers, or stop halfway through a request. Their messages are made once, and they do not parse answers.
+not read answers, or stop halfway through a request. The clients' messages are made once, and the clients do not parse
+answers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tries one architecture of transformers. It loads a tiny checkpoint as a server would, and compares its logits with
-those of the class in transformers, loaded from the same files."""
+"""Tries one architecture of transformers. The trial loads a tiny checkpoint as a server would, and compares its logits
+with those of the class in transformers, loaded from the same files."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Processor time of the front end, per streamed token and per request, over a device that computes nothing.
 
-The server is `bridle serve` in a separate process. Its main thread is the front end: HTTP, templates, tokens to events.
-The engine's thread does the other work. With `--front-ends` further processes write the streams. All figures are
-processor time, which other work on the machine affects little. Clients stream short and long answers; only the tokens
-cause the difference between them. The device's steps are long enough for the server to keep up, so nearly every token
-is a separate event.
+The server is `bridle serve` in a separate process. The server's main thread is the front end: HTTP, templates, tokens
+to events. The engine's thread does the other work. With `--front-ends` further processes write the streams. All figures
+are processor time, which other work on the machine affects little. Clients stream short and long answers; only the
+tokens cause the difference between them. The device's steps are long enough for the server to keep up, so nearly every
+token is a separate event.
 
 If a model is given, the benchmark also measures `llama-server`. The threads of llama-server do not separate HTTP from
 the model. With a model of one small layer, their sum corresponds to bridle's two threads together.

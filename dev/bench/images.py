@@ -1,7 +1,7 @@
 """Benchmark of prompts with images, compared with transformers' `generate` over the same weights.
 
-The benchmark measures time to the first token and tokens per second with no image, one and eight images. It also
-measures a chat with the same image in each turn, and the effect on other streams while images are encoded.
+The benchmark measures time to the first token and tokens per second with no image, one and eight images. The benchmark
+also measures a chat with the same image in each turn, and the effect on other streams while images are encoded.
 
 Both peers run in this process with the same threads and pixels, in turns. Each figure is the best of its rounds, and
 each round has different images. Processor time is reported as well, because its ratio is reliable on a busy machine.

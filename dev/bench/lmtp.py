@@ -1,10 +1,10 @@
 """LMTP as LMQL uses it: bridle's server compared with LMQL's own, on the same weights, one after the other.
 
-A stream is like a query of LMQL. It has a shared prompt, some words of its own, and then short GENERATEs. Each GENERATE
-continues from the few tokens of the previous one that were used. Some GENERATEs have a mask. Nothing is cancelled, and
-all messages are those of LMQL 0.7.3. Only used tokens count. The benchmark also measures the time of each GENERATE to
-its first token, and the number of SCOREs per second, sent in bursts. Every figure begins with prompts that no server
-has seen before.
+A stream is like a query of LMQL. A stream has a shared prompt, some words of its own, and then short GENERATEs. Each
+GENERATE continues from the few tokens of the previous one that were used. Some GENERATEs have a mask. Nothing is
+cancelled, and all messages are those of LMQL 0.7.3. Only used tokens count. The benchmark also measures the time of
+each GENERATE to its first token, and the number of SCOREs per second, sent in bursts. Every figure begins with prompts
+that no server has seen before.
 """
 
 from __future__ import annotations

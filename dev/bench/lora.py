@@ -3,7 +3,7 @@ between adapters.
 
 Every measurement keeps the same number of sequences running. When a sequence ends, a new one starts with the next
 adapter, so that adapters are loaded and evicted as in a real server. All cases share one model, one process and the
-same lengths of prompts and outputs. They are measured in turns, and each figure is the median of its rounds. The
+same lengths of prompts and outputs. The cases are measured in turns, and each figure is the median of its rounds. The
 processor time of all threads is reported as well, because other work on the machine affects it less. PEFT computes the
 requests of each adapter as a separate batch, one adapter after the other. On a GPU, the products are also measured
 alone, fused and in plain torch.
@@ -232,7 +232,7 @@ def _engine(
 
 
 class _Feed:
-    """Keeps the same number of requests running. Their lengths differ, so that they end one by one."""
+    """Keeps the same number of requests running. The requests' lengths differ, so that they end one by one."""
 
     def __init__(self, engine: Engine, scene: LoraScene, size: Size) -> None:
         self._engine = engine

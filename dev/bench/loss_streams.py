@@ -112,7 +112,8 @@ class StreamingClient:
 
 
 class StreamCrowd:
-    """Many clients at once, in the event loop that starts them. Their texts have at least `max_tokens` tokens."""
+    """Many clients at once, in the event loop that starts them. The clients' texts have at least `max_tokens`
+    tokens."""
 
     def __init__(self, address: tuple[str, int], count: int, max_tokens: int) -> None:
         self._news = asyncio.Event()

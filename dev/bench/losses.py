@@ -2,9 +2,9 @@
 times.
 
 The server runs over HTTP with the demo model: with one shard, a group of two ranks, or two replicas. For each loss, the
-benchmark measures when clients that requested it received `resuming`, and when readiness ended and returned. It also
-measures the longest time of a stream without text. Afterwards it checks for leaks and damage: KV blocks, memory,
-descriptors, wrong texts.
+benchmark measures when clients that requested it received `resuming`, and when readiness ended and returned. The
+benchmark also measures the longest time of a stream without text. Afterwards it checks for leaks and damage: KV blocks,
+memory, descriptors, wrong texts.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ with llama-server and its slot files.
 
 Both servers run alone, one after the other, with a KV cache that holds the prompt. `disk` is the first request after a
 restart with warm file caches of the system; for llama-server it includes the call that restores the slot. `gap` is the
-effect on another stream of reading blocks from disk, compared with finding them in memory. It has two ratios, for the
-average gap between tokens and for the longest of a hundred.
+effect on another stream of reading blocks from disk, compared with finding them in memory. `gap` has two ratios, for
+the average gap between tokens and for the longest of a hundred.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Benchmark of public JSON schemas: the share that bridle supports, and the cost of masks: `bridle bench schemas
 --folder FOLDER`.
 
-The folder holds files in MaskBench's format: a `schema`, and `tests` with `data` that is `valid` or not. Its 11,306
-files are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The name of a
-file begins with that of its collection, which ends before three hyphens or before a number.
+The folder holds files in MaskBench's format: a `schema`, and `tests` with `data` that is `valid` or not. MaskBench's
+11,306 files are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The
+name of a file begins with that of its collection, which ends before three hyphens or before a number.
 
 Each schema is compiled as a server would do it, within the same limits, but without those that bridle adds to schemas
 that state none (`x-limits`). Then a mask is computed before each token of every valid text, and each mask must allow

@@ -155,7 +155,7 @@ class TimedExecutor(InstantExecutor):
         self._busy_until = time.perf_counter() + self._seconds
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Wait for the device. It sleeps first and then polls the clock, because a sleep is not exact."""
+        """Wait for the device. The method sleeps first and then polls the clock, because a sleep is not exact."""
         if self._seconds:
             time.sleep(max(self._busy_until - time.perf_counter() - 0.0005, 0))
             while time.perf_counter() < self._busy_until:

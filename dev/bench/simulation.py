@@ -1,5 +1,5 @@
-"""Simulates many replicas in virtual time. It checks the model of an engine against the real engine, and measures the
-gain of routing by prefix at several scales.
+"""Simulates many replicas in virtual time. The benchmark checks the model of an engine against the real engine, and
+measures the gain of routing by prefix at several scales.
 
 The first part runs one workload over real engines and over the model of them, and compares. The other parts use the
 model: load that grows until replicas are full, replicas that are lost increasingly often, and a thousand replicas with

@@ -2,10 +2,10 @@
 
 There are three parts. The first is real text (the demo model): editing and copying, alone and under a Wasm controller,
 JSON under a schema, and free text. The second is a model of real size, with texts that do not repeat themselves. This
-model gets predictions with a chosen share of right tokens, from all to none. It also gets a draft model that is always
-right, and one that is never right. The third compares the gains with those of transformers and llama.cpp, on the same
-weights and task. Every run with draft tokens must give the same tokens as the plain run. Ratios of processor time are
-reported as well, because they are reliable on busy machines.
+model gets predictions with a chosen share of right tokens, from all to none. The model also gets a draft model that is
+always right, and one that is never right. The third compares the gains with those of transformers and llama.cpp, on the
+same weights and task. Every run with draft tokens must give the same tokens as the plain run. Ratios of processor time
+are reported as well, because they are reliable on busy machines.
 """
 
 from __future__ import annotations

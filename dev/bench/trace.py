@@ -1,4 +1,5 @@
-"""Benchmark of tracing: `bridle bench trace`. It runs the same requests with a trace and without one, in turns.
+"""Benchmark of tracing: `bridle bench trace`. The benchmark runs the same requests with a trace and without one, in
+turns.
 
 Figures are processor time of the whole process, because other work on the machine affects it little. The figures cover
 the engine, the sampler and the reader, with the given number of sequences at once. The process is tuned like a

@@ -1,8 +1,8 @@
 """Benchmark of the engine's operations.
 
 The benchmark measures the effect of a sequence that forces tokens on other sequences, and the cost of controllers
-outside steps. It also compares a program that uses the engine's operations with the same program as requests over the
-prefix cache. Figures are medians of runs in turns.
+outside steps. The benchmark also compares a program that uses the engine's operations with the same program as requests
+over the prefix cache. Figures are medians of runs in turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cases of the package `bfcl-eval`, and its own verdict on a server's answers.
 
-The package is read from the folder where it was installed without its dependencies. Its checker needs one property of
-the model from a table of all models: whether dots in names became underscores. A stand-in for this table avoids
-importing the clients of thirty services.
+The package is read from the folder where it was installed without its dependencies. The package's checker needs one
+property of the model from a table of all models: whether dots in names became underscores. A stand-in for this table
+avoids importing the clients of thirty services.
 """
 
 from __future__ import annotations

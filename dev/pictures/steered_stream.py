@@ -2,9 +2,9 @@
 
     python -m dev.pictures.steered_stream docs/pictures/steered.svg
 
-The demo model fills in a record. Its controller writes the fixed parts itself, and masks the tokens that the model may
-write into each field. It rolls back a name that it has to refuse, and forks the output for a second city. The image
-shows the engine's recorded events; the same model and seed give the same image.
+The demo model fills in a record. The controller of the output writes the fixed parts itself, and masks the tokens that
+the model may write into each field. The controller rolls back a name that it has to refuse, and forks the output for a
+second city. The image shows the engine's recorded events; the same model and seed give the same image.
 """
 
 from __future__ import annotations

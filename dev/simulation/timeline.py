@@ -12,8 +12,8 @@ from bridle.errors import InternalError
 
 
 class Timeline:
-    """Fake clock in seconds. It advances to the time of the next scheduled call. Calls at the same time run in the
-    order in which they were scheduled."""
+    """Fake clock in seconds. The clock advances to the time of the next scheduled call. Calls at the same time run in
+    the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,8 @@ class Timeline:
 
 
 class LocalClock:
-    """The clock inside a replica. It is ahead of the timeline while a step is computed whose end is in the future."""
+    """The clock inside a replica. The clock is ahead of the timeline while a step is computed whose end is in the
+    future."""
 
     def __init__(self) -> None:
         self.now = 0.0

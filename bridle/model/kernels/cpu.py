@@ -160,8 +160,8 @@ class VisibleRow:
             self._slots = upload_list(slots, torch.int64, device)
 
     def read(self, cache: LayerCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]. They are views if the KV is contiguous and of
-        `dtype`."""
+        """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]. Keys and values are views if the KV is contiguous and
+        of `dtype`."""
         return cache.view(*self._span, dtype) if self._slots is None else cache.gather(self._slots, dtype)
 
 

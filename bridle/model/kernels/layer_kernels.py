@@ -25,7 +25,7 @@ def _store_rounded(
     scale: tl.tensor,
     is_number: tl.tensor,
 ) -> None:
-    """Store a row in float8, and its scale. Its largest value becomes 448, the largest value of float8."""
+    """Store a row in float8, and its scale. The row's largest value becomes 448, the largest value of float8."""
     top = tl.maximum(tl.max(tl.abs(row), 0) / 448.0, 1e-12)
     tl.store(scale, top)
     tl.store(to, (row / top).to(to.dtype.element_ty), is_number)

@@ -186,7 +186,7 @@ class PagedKernel:
         return paged_kernels
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
-        """Return the words to upload with a step. Their layout is kept for `begin`."""
+        """Return the words to upload with a step. The layout of the words is kept for `begin`."""
         self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 

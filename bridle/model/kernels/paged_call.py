@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
 
 
 def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, int]) -> Blocks:
-    """Return block sizes for heads as wide as `dim`, of values of the given number of bytes. They fit into registers
-    and shared memory on a GPU of this capability."""
+    """Return block sizes for heads as wide as `dim`, of values of the given number of bytes. The sizes fit into
+    registers and shared memory on a GPU of this capability."""
     wide = dim > 128
     if item_size == 4:  # float32 is multiplied without tensor cores
         return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)

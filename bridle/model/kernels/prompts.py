@@ -1,8 +1,8 @@
 """Attention of long chunks by kernels of libraries: one sequence at a time, over its gathered keys and values.
 
-These kernels are faster than `paged_prefill` on the GPUs that they are written for. They support only some page sizes,
-so a sequence's pages are gathered first. The gather costs little compared to the products of a long chunk. One call
-computes one sequence, so its result does not depend on the other sequences of a step. `prompt_choice` selects the
+These kernels are faster than `paged_prefill` on the GPUs that they are written for. The kernels support only some page
+sizes, so a sequence's pages are gathered first. The gather costs little compared to the products of a long chunk. One
+call computes one sequence, so its result does not depend on the other sequences of a step. `prompt_choice` selects the
 kernel.
 """
 

@@ -1,5 +1,5 @@
-"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. It is used only
-on request, because `paged` supports all page sizes and all kinds of layers.
+"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. This backend is
+used only on request, because `paged` supports all page sizes and all kinds of layers.
 
 The kernel reads the pool through the block table. With one split over keys, each row's result is independent of the
 other rows in the batch. Layers with soft-capping, sinks or values narrower than keys, and block sizes that the kernel
@@ -108,7 +108,7 @@ def _is_flash_case(query: Tensor, cache: LayerCache, options: AttentionOptions) 
 
 
 def _block_table(step: PackedStep) -> Tensor:
-    """Return block tables [N, longest table], int32. They are padded with block 0, which no row reads past its
+    """Return block tables [N, longest table], int32. The tables are padded with block 0, which no row reads past its
     context."""
     longest = max(len(row.mirror.blocks) for row in step.rows)
     table = torch.zeros(len(step.rows), longest, dtype=torch.int32)

@@ -167,8 +167,8 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
 
 
 def _unpack(entry: LibraryEntry, staging: Path) -> None:
-    """Unpack the archive in place. It may hold only plain files inside its folder, of at most the announced total
-    size."""
+    """Unpack the archive in place. The archive may hold only plain files inside its folder, of at most the announced
+    total size."""
     archive_path = staging / entry.file
     with zipfile.ZipFile(archive_path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]

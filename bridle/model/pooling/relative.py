@@ -1,7 +1,7 @@
 """Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-Their own attention treats a row as one text. Here a module that projects all tokens at once replaces it. The module
-gives the pass's handler the bias of the scores of each block of texts. Outside a packed pass, the attention of
+The encoders' own attention treats a row as one text. Here a module that projects all tokens at once replaces it. The
+module gives the pass's handler the bias of the scores of each block of texts. Outside a packed pass, the attention of
 transformers computes as before.
 """
 

@@ -110,8 +110,8 @@ class SegmentAttention:
         )
 
     def _mask(self, length: int, window: int | None, is_causal: bool, device: torch.device) -> Tensor:
-        """Return a mask [length, length] of the tokens that attend to each other. A window counts the own token. It
-        extends in both directions if the layer is not causal."""
+        """Return a mask [length, length] of the tokens that attend to each other. A window counts the own token. The
+        window extends in both directions if the layer is not causal."""
         known = self._masks.get((length, window, is_causal))
         if known is None:
             places = torch.arange(length, device=device)

@@ -155,8 +155,8 @@ class CodeLinear(nn.Module):
 
 
 def share_blocks(num_blocks: int, num_columns: int) -> int:
-    """Return the number of blocks of slots in a share. It depends only on the weight's sizes, so that no batch and no
-    GPU changes a bit."""
+    """Return the number of blocks of slots in a share. The number depends only on the weight's sizes, so that no batch
+    and no GPU changes a bit."""
     wanted = -(-ENOUGH // -(-num_columns // COLUMNS))
     num_shares = max(min(wanted, num_blocks // MIN_BLOCKS), 1)
     return -(-num_blocks // num_shares)

@@ -50,8 +50,8 @@ def read_packed_model(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
-    """Return the model of a packed checkpoint. Its matrices stay packed, or become floats of type `dtype` if no kernels
-    support them. Raises `UnsupportedModel` if a tensor is missing, unused, or of another shape."""
+    """Return the model of a packed checkpoint. The model's matrices stay packed, or become floats of type `dtype` if no
+    kernels support them. Raises `UnsupportedModel` if a tensor is missing, unused, or of another shape."""
     scheme = read_scheme(settings.quantization_config)
     attention.register()
     model = _empty_model(settings, dtype)

@@ -1,9 +1,9 @@
 """Reads the tensors that a quantization method stores for one linear layer, and returns the weight.
 
 `read_grouped` returns integers, zero points and scales, for kernels that support all combinations. `read_weight`
-returns the formats of the CPU kernels. These kernels use 8-bit integers with a scale per output unchanged. They also
-use 4-bit integers with zero point 8 and a scale per multiple of 32 inputs. Everything else becomes floating point, and
-the caller rounds it to Q8_0.
+returns the formats of the CPU kernels. These kernels use 8-bit integers with a scale per output unchanged. The kernels
+also use 4-bit integers with zero point 8 and a scale per multiple of 32 inputs. Everything else becomes floating point,
+and the caller rounds it to Q8_0.
 """
 
 from __future__ import annotations

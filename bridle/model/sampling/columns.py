@@ -185,7 +185,7 @@ def _write_histories(
 ) -> tuple[Words, int]:
     """Write the tokens for penalties that the device lacks; return spans [histories, SPAN], and the length of the
     longest history. A span has the start of its new tokens, the number of prompt tokens, and the number of all tokens.
-    It also has the number of tokens that the device has, and their position."""
+    A span also has the number of tokens that the device has, and their position."""
     asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     found = [history(rows[i]) for i in asked]
     arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]

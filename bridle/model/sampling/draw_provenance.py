@@ -1,7 +1,8 @@
 """Distributions behind traced tokens: the model's own, and the one left by mask and bias.
 
-The distributions of all traced rows of a step are computed together, from the sampler's own results if available. They
-remain arrays until a reader needs them, which may be long after the step. Only then they are converted to a `Draw`.
+The distributions of all traced rows of a step are computed together, from the sampler's own results if available.
+Distributions remain arrays until a reader needs them, which may be long after the step. Only then they are converted to
+a `Draw`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Log-probabilities of sampled and of given tokens. They are always finite: an impossible token has `FLOOR`.
+"""Log-probabilities of sampled and of given tokens. Log-probabilities are always finite: an impossible token has
+`FLOOR`.
 
 A step may score thousands of prompt positions over a large vocabulary. Scores are computed in parts, so that the memory
 does not grow with the prompt.
@@ -102,7 +103,7 @@ def place_of(values: list[float], size: int) -> Place:
 
 
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
-    """Return the best tokens first. They are already sorted, except for ties."""
+    """Return the best tokens first. The tokens are already sorted, except for ties."""
     if values and values[-1] > -math.inf and len(set(values)) == len(values):
         return tuple(zip(map(int, ids[:size]), values[:size], strict=True))
     return tuple(_sorted_pairs([int(token) for token in ids], values)[:size])

@@ -35,8 +35,8 @@ class Known:
         self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
 
     def follow(self, tokens: Sequence[int]) -> IntArray | None:
-        """Return the array of `tokens` if they only continue the known tokens, else None. After None, this object must
-        not be used again."""
+        """Return the array of `tokens` if they only continue the known tokens, else None. After this method returned
+        None, the object must not be used again."""
         known, start, size = self._tokens, len(self._tokens), len(tokens)
         known.extend(tokens[start:])
         if known != (tokens if isinstance(tokens, list) else list(tokens)):

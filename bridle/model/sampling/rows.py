@@ -1,8 +1,8 @@
 """The working matrix of a step: one private float32 copy of a logits row per sampled row, with bias and
 masks.
 
-Its width is padded to whole chunks, and padding counts as forbidden. So no later step depends on the width to which a
-model pads its vocabulary.
+The matrix's width is padded to whole chunks, and padding counts as forbidden. So no later step depends on the width to
+which a model pads its vocabulary.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is 
 certain, and temperature + range if all tokens are equally likely. In between it grows with the entropy, divided by the
 largest possible entropy, to the power of the exponent.
 
-XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. It removes
+XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. XTC removes
 all tokens with a probability of at least `threshold`, except for the least likely of them.
 """
 
