@@ -321,7 +321,7 @@ class StateManager:
         self._release(slot)
 
     def forget_content(self) -> None:
-        """Forget all states, because the executor was reset. No sequence may have a state."""
+        """Forget all states, because the executor was reset. To be called while no sequence has a state."""
         for digest in list(self._frozen):
             self._unfreeze(digest)
         self._copies.clear()

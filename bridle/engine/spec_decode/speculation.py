@@ -28,8 +28,8 @@ from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 #: Maximum number of draft tokens that are sent ahead to remote controllers in one step.
 _MOST_TOLD = 64
-#: Measured seconds to clone the guest of a remote controller. Drafts are sent ahead to several of them only if the step
-#: has this much time for each.
+#: Measured seconds to clone the guest of a remote controller. Drafts are sent ahead to several controllers only if the
+#: step has this much time for each of the controllers.
 _CLONE_SECONDS = 1.25e-3
 #: A row with more tokens than this counts as part of a prompt.
 _MOST_FORCED = 32

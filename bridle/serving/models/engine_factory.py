@@ -96,7 +96,7 @@ def load_parts(
         tokenizer = early.get_tokenizer()
         num_ids = guess_num_logits(path)
         if num_ids is not None:
-            check_sizes(tokenizer, num_ids, config.model)  # before minutes are spent on weights
+            check_sizes(tokenizer, num_ids, config.model)  # before the slow loading of the weights
         if config.draft_model is not None:
             _check_vocabulary(config.draft_model, tokenizer)
         report("importing libraries", 0.0)

@@ -95,7 +95,7 @@ class EngineSupervisor:
                     self._count_good(slot)
 
     def restart_failed(self, slot: Slot) -> bool:
-        """Restart the slot's engine if it has failed. Returns whether it had failed."""
+        """Restart the slot's engine if it has failed. Returns whether the engine had failed."""
         client = None if slot.model is None else slot.model.local_engine
         if client is None or client.fault is None:
             return False
