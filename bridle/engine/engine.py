@@ -183,7 +183,7 @@ class Engine:
         mark = request.sampling.watermark
         if mark is not None and mark.key and self._interruptible is not None:
             raise UnsupportedFeature(
-                "watermark: got one with a policy's key, which is not sent to shards. "
+                "watermark: got one of a policy; a policy's key is not sent to shards. "
                 "Run the model in the engine's process.",
                 "policies",
             )

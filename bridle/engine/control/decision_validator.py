@@ -99,7 +99,7 @@ class DecisionValidator:
             )
         if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
             raise ControllerError(
-                f"backtrack takes {backtrack} tokens back; they include a part of an image, or of a prompt that "
+                f"backtrack takes {backtrack} tokens back; they include a part of a picture, or of a prompt that "
                 "sees all of itself"
             )
         for token in tokens:
