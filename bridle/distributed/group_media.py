@@ -65,8 +65,8 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Handle the request if it is about images. Return whether it is. Raises the error of an image that rank 0
-        could encode."""
+        """Handle the request if it is about images. Return whether the request is about images. Raises the error of an
+        image that rank 0 could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":
                 self._take(request.medium_part)

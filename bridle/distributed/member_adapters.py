@@ -25,7 +25,7 @@ class RankAdapterLoader:
         self._last: dict[str, Future[None]] = {}  # the last request for each adapter
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Begin to load or unload if the request is about adapters. Return whether it is."""
+        """Begin to load or unload if the request is about adapters. Return whether the request is about adapters."""
         match request.WhichOneof("kind"):
             case "load_adapter":
                 name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)

@@ -45,7 +45,7 @@ HEADER = struct.Struct(">I")
 
 
 class Submit(Wire):
-    """A `Request` in which `controller` has its plain form."""
+    """A `Request` whose `controller` is in its plain form."""
 
     request: Request
     controller: dict[str, Any] | None

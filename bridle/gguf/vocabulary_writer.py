@@ -19,7 +19,7 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 @dataclass(slots=True)
 class VocabularyFields:
-    """Keys below `tokenizer.` with their values."""
+    """Metadata keys below `tokenizer.`, and their values."""
 
     kind: str
     pre: str

@@ -130,8 +130,8 @@ class Norm:
 
 
 class HeadNorm(Norm):
-    """One norm for query and key heads. It normalizes each head separately, or all query heads together and all key
-    heads together. Its weight is [Hq + Hkv, D]."""
+    """One norm for query and key heads. The norm applies to each head separately, or all query heads together and all
+    key heads together. The norm's weight is [Hq + Hkv, D]."""
 
     def __init__(self, queries: Any, keys: Any, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         super().__init__(queries)

@@ -1,8 +1,8 @@
 """Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`.
 
-The reader belongs to a model. For each kind of file that the model reads, it has a processor that makes the arrays of a
-file and the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because a chat
-sends the same files in each turn. This module imports no torch.
+The reader belongs to a model. For each kind of file that the model reads, the reader has a processor that makes the
+arrays of a file and the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because
+a chat sends the same files in each turn. This module imports no torch.
 """
 
 from __future__ import annotations

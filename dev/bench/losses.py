@@ -186,7 +186,7 @@ async def _lose(
 
 
 class Service:
-    """A running `bridle serve` with its processes."""
+    """A running `bridle serve`, and the processes of the server."""
 
     def __init__(self, setting: Setting, process: psutil.Process, port: int) -> None:
         self.setting = setting

@@ -53,7 +53,7 @@ class SamplingNames:
 
 
 class SamplingSlots:
-    """The receiver's side: it keeps the objects by slot."""
+    """The receiver keeps the objects by slot."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SamplingParams] = {}

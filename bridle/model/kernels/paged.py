@@ -132,7 +132,7 @@ def tiles_of(lengths: Sequence[int], first: int) -> Ints:
 
 
 class LayoutParts(NamedTuple):
-    """A layout, and its sections on the device."""
+    """The layout of a step's sections, and the sections on the device."""
 
     layout: PagedLayout
     sequences: Tensor
