@@ -55,7 +55,10 @@ class ActiveRequests:
         `UnknownAdapter`."""
         if request.id in self.outputs:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
-        vectors = self._open_vectors(request)
+        vectors = None
+        if self._vectors is not None and (request.sampling.control_vectors or request.sampling.probes):
+            names = vector_names(request.sampling)
+            vectors = VectorScales.of(self._vectors.open(names), request.sampling.control_vectors)
         if request.adapter is not None:
             self._open_adapter(request.adapter, vectors)
         if request.media:
@@ -70,12 +73,6 @@ class ActiveRequests:
             seq.probes = tuple((vectors.keys[name], at) for name, at in map(split_probe, request.sampling.probes))
         self.outputs[request.id] = Outputs({seq.id: seq})
         return seq
-
-    def _open_vectors(self, request: Request) -> VectorScales | None:
-        names = vector_names(request.sampling)
-        if not names or self._vectors is None:
-            return None
-        return VectorScales.of(self._vectors.open(names), request.sampling.control_vectors)
 
     def _open_adapter(self, adapter: str, vectors: VectorScales | None) -> None:
         try:
@@ -101,7 +98,8 @@ class ActiveRequests:
                 self._rotation.leave(request.adapter)
             if request.media:
                 self._media.leave(request)
-            self._leave_vectors(seq.vectors)
+            if seq.vectors is not None:
+                self._leave_vectors(seq.vectors)
         event = replace(event, is_last=is_last)
         if seq.trace is not None:
             self._progress.tracer.end(seq, event)
@@ -117,7 +115,7 @@ class ActiveRequests:
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)
-        for request_id, late in self._deadlines.pop_due(now):
+        for request_id, late in self._deadlines.pop_due(now) if self._deadlines.heap else ():
             for seq in self._sequences_of(request_id):
                 self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
         if failures := self._rotation.take_failures():
@@ -163,18 +161,18 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # entries of ended requests are removed later
+        self.heap: list[tuple[float, str]] = []  # entries of ended requests are removed later
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def add(self, request_id: str, deadline: float) -> None:
         """Add a request that must end at the time `deadline`."""
         self._due[request_id] = deadline
-        heapq.heappush(self._heap, (deadline, request_id))
-        if len(self._heap) > 2 * len(self._due) + _MAX_STALE:
-            self._heap = [(due, known) for known, due in self._due.items()]
-            heapq.heapify(self._heap)
+        heapq.heappush(self.heap, (deadline, request_id))
+        if len(self.heap) > 2 * len(self._due) + _MAX_STALE:
+            self.heap = [(due, known) for known, due in self._due.items()]
+            heapq.heapify(self.heap)
 
     def drop(self, request_id: str) -> None:
         """Remove a request that has ended; unknown ids are ignored."""
@@ -182,8 +180,8 @@ class Deadlines:
 
     def pop_due(self, now: float) -> Iterator[tuple[str, float]]:
         """The requests whose deadline has passed, each once, with how late it is in seconds."""
-        while self._heap and self._heap[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now:
+            deadline, request_id = heapq.heappop(self.heap)
             if self._due.get(request_id) == deadline:
                 del self._due[request_id]
                 yield request_id, now - deadline

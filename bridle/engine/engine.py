@@ -225,7 +225,8 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         seq = self._live.open(request)
-        self._best.open(request)
+        if request.sampling.keep_best:
+            self._best.open(request)
         self._statistics.num_requests += 1
         if request.trace:
             self._progress.tracer.begin(seq)

@@ -42,7 +42,8 @@ class InputProcessor:
     def check(self, request: Request) -> None:
         """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
         sampling, vocab_size = request.sampling, self._info.vocab_size
-        check_task(self._info, request.embeds)
+        if request.embeds or self._info.task != "generate":
+            check_task(self._info, request.embeds)
         if not request.prompt:
             raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
         low, high = min(request.prompt), max(request.prompt)

@@ -151,10 +151,8 @@ class PromptCaches:
     def shared_prefix(
         self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int], block_size: int
     ) -> SharedPrefix | None:
-        """Return the longest shared cache whose full blocks begin this user's prompt, or None. Tokens after the last
-        full block may differ, because a longer text is often tokenized differently at its end."""
-        if not identity.group:
-            return None
+        """Return the longest cache of the user's group whose full blocks begin the prompt, or None. Tokens after the
+        last full block may differ, because a longer text is often tokenized differently at its end."""
         prompt = memoryview(array("q", tokens))
         shared = [
             (len(each.tokens) // block_size * block_size, each)

@@ -175,20 +175,22 @@ class _Trial:
 
 def fitted(messages: Messages, rules: RoleRules) -> Messages:
     """Return the messages in roles and parts that the template accepts."""
-    made = [_with_calls(_with_thoughts(message, rules), rules) for message in messages]
+    made = [
+        _with_calls(_with_thoughts(each, rules), rules) if each["role"] == "assistant" else each for each in messages
+    ]
     if not rules.has_developer:
         made = [each | {"role": "system"} if each["role"] == "developer" else each for each in made]
     if rules.system != "all":
         made = _one_instruction(made, rules)
     if rules.needs_user and made and all(each["role"] in _INSTRUCTIONS for each in made):
         made = [each | {"role": "user"} for each in made]
-    if not rules.tool_parts:
+    if not rules.tool_parts and any(each["role"] == "tool" for each in made):
         made = [part for each in made for part in _without_media(each)]
-    return _alternating(made, rules)
+    return _alternating(made, rules) if rules.alternates or not rules.user_follows_tool else made
 
 
 def _with_thoughts(message: Message, rules: RoleRules) -> Message:
-    if message["role"] != "assistant" or not any(key in message for key in THOUGHT_KEYS):
+    if not any(key in message for key in THOUGHT_KEYS):
         return message
     thoughts = thoughts_of(message)
     rest = {key: value for key, value in message.items() if key not in THOUGHT_KEYS}
@@ -246,8 +248,6 @@ def content_media(content: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _alternating(messages: Messages, rules: RoleRules) -> Messages:
-    if not rules.alternates and rules.user_follows_tool:
-        return messages
     groups: list[Messages] = []  # joined at the end, because joining one by one would copy a long text repeatedly
     for message in messages:
         if groups and _joins(groups[-1][0], message, rules):

@@ -65,8 +65,8 @@ class BestOf:
         self.live: dict[str, Contest] = {}
 
     def open(self, request: Request) -> None:
-        """Begin the contest of a request, if it keeps fewer outputs than it generates."""
-        if 0 < request.sampling.keep_best < request.sampling.n:
+        """Begin the contest of a request with `keep_best`, if it keeps fewer outputs than it generates."""
+        if request.sampling.keep_best < request.sampling.n:
             self.live[request.id] = Contest(request.sampling.keep_best)
 
     def end_losers(self, events: Iterable[Event]) -> None:

@@ -19,6 +19,7 @@ from bridle.engine.control.controller_lookahead import PLAIN
 from bridle.engine.control.controller_manager import ControllerManager
 from bridle.engine.control.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
+from bridle.engine.outputs.aligned import AlignedSampling
 from bridle.engine.outputs.constraint_floor import apply_floor
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
@@ -232,7 +233,9 @@ class SamplePlanner:
             self._progress.announce_fork(parent, child)
         if out.looks_ahead:
             changed |= self._look_ahead(out, result, changed)
-        self._count_drafts(scheduled, self._take_draws(out, result, changed))
+        accepted = self._take_draws(out, result, changed)
+        if any(item.drafts for item in scheduled):
+            self._count_drafts(scheduled, accepted)
         if out.choices:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
@@ -288,7 +291,7 @@ class SamplePlanner:
         seq = draw.seq
         if seq.is_traced:
             self._progress.note_drawn(seq, out.batch.rows[row], result, row, is_draft=False)
-        if not self._is_kept(seq, result, row):
+        if seq.output.aligned is not None and not self._is_kept(seq.output.aligned, result, row):
             seq.draws.num_draws += 1
             self._restart(seq, changed)
         elif draw.ways:
@@ -306,12 +309,10 @@ class SamplePlanner:
                 self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
 
-    def _is_kept(self, seq: Sequence, result: StepResult, row: int) -> bool:
+    def _is_kept(self, aligned: AlignedSampling, result: StepResult, row: int) -> bool:
         """Return whether an output with aligned sampling keeps its sampled token."""
         odds, token = result.draws[row] if result.draws else None, result.tokens[row]
-        if seq.output.aligned is None or odds is None or token < 0:
-            return True
-        return seq.output.aligned.advance(token, math.exp(odds.before.logprob), 1.0 - odds.taken)
+        return odds is None or token < 0 or aligned.advance(token, math.exp(odds.before.logprob), 1.0 - odds.taken)
 
     def _restart(self, seq: Sequence, changed: set[int]) -> None:
         """Restart an output whose aligned sampling requires it."""

@@ -303,7 +303,7 @@ class Scheduler(SequenceQueues):
             room = min(budget, self._prompt_budget)
             if not seq.is_ready or not (is_next or share):
                 kept.append(seq)
-            elif self._is_provided(seq, picked):
+            elif picked and self._is_provided(seq, picked):
                 num_provided += 1
                 kept.append(seq)
             elif not self._admit_in_turn(seq, room, picked, has_room):
@@ -332,7 +332,7 @@ class Scheduler(SequenceQueues):
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
         """Return whether another sequence computes the first missing block of `seq` in this step. Queued prompts that
         wait for each other are computed together instead."""
-        if not (picked and self._in_chunks and self._gate.is_always_open):
+        if not (self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
         return provider is not None and provider.id in picked

@@ -43,7 +43,7 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
             "shared_tokens": usage.shared_tokens,
             **({"spared_tokens": usage.spared_tokens} if usage.spared_tokens else {}),
         },
-        **usage.constraint_fields(),
+        **({} if usage.constraint is None else usage.constraint_fields()),
     }
 
 

@@ -338,7 +338,9 @@ class RequestLifecycle(SteersRequests):
         most = None if most is None else most * request.sampling.n * num_outputs
         caches = self.host.prompt_caches
         size = self.model.info.block_size
-        shared = caches.shared_prefix(self.identity, self.model.name, self.adapter, request.prompt, size)
+        shared = None
+        if self.identity.group:
+            shared = caches.shared_prefix(self.identity, self.model.name, self.adapter, request.prompt, size)
         return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most), shared=shared)
 
 
