@@ -29,6 +29,7 @@ class LineTemplate:
     """Renders chats as `role: content` lines."""
 
     is_present = True
+    text = "{{ role }}: {{ content }}"
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, *options: Any, **more: Any) -> str:
         lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in messages]
