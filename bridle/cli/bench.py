@@ -50,7 +50,7 @@ class BenchOptions:
     minutes: float | None = None
     "For `soak`: minutes of traffic. Default: 10; half a minute with --quick."
     front_ends: int = 1
-    "For `frontend`: number of processes that write streams, as of `bridle serve`."
+    "For `frontend`: number of processes that write streams, like `--front-ends` of `bridle serve`."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 

@@ -80,8 +80,8 @@ def check_causal(model: GgufModel) -> None:
     arch = model.text("general.architecture")
     if model.metadata.get(f"{arch}.attention.causal") is False:
         raise UnsupportedModel(
-            f"{model.path}: tokens of this {short_repr(arch)} see later ones; bridle computes what writes one after "
-            "another"
+            f"{model.path}: this {short_repr(arch)} has bidirectional attention; bridle reads GGUF files of causal "
+            "models only"
         )
 
 

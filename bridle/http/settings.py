@@ -130,8 +130,8 @@ class ServeSettings:
     names of the first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API
     keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
-    variables name, if any). `tools` are those that controllers may call. `restarts` says when an engine hangs, and how
-    often it is started again. `front_ends` processes write streams to clients, the server included. `make_loader`
+    variables name, if any). `tools` are those that controllers may call. `restarts` bounds the time of a step and the
+    number of restarts of an engine. `front_ends` processes write streams to clients, the server included. `make_loader`
     creates the loader of models; by default they are loaded in this process.
     """
 

@@ -91,8 +91,8 @@ class MediaEncoder:
         further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
         if rows.shape[0] != num_rows * len(several):
             raise MediaRefused(
-                f"the model makes {rows.shape[0] / len(several):g} rows of this picture; the prompt has places for "
-                f"{num_rows}"
+                f"the model computes {rows.shape[0] / len(several):g} embeddings of this image; the prompt has "
+                f"{num_rows} placeholder tokens"
             )
         if len(several) == 1:
             return [Features(rows, further)]

@@ -195,7 +195,8 @@ class PackedStates(TorchFunctionMode):
         delta_bias: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [1, C, T] for inputs, steps and gates [1, C, T], rates [C, N], and rows [1, N, T]."""
+        """Return outputs [1, C, T] of the state space. `hidden_states`, `dt` and gates are [1, C, T], decay rates are
+        [C, N], and `write` and `read` are [1, N, T]."""
         with torch._C.DisableTorchFunction():
             inputs, steps, writes, reads = (_columns(part) for part in (hidden_states, dt, write, read))
             steps = _softplus(steps if delta_bias is None else steps + delta_bias)

@@ -181,7 +181,7 @@ def test_what_a_shard_refuses_ends_one_request(folders: Callable[[str], Path]) -
         errors: dict[str, Exception | None] = {}
         while engine.has_work:
             errors |= {event.request_id: event.error for event in engine.step() if isinstance(event, Finished)}
-        assert isinstance(errors["bad"], MediaRefused) and "rows of this picture" in str(errors["bad"])
+        assert isinstance(errors["bad"], MediaRefused) and "embeddings of this image" in str(errors["bad"])
         assert errors["r0"] is None
         engine.close()
 

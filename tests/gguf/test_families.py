@@ -434,5 +434,5 @@ def test_models_whose_tokens_see_later_ones_are_refused(monkeypatch: pytest.Monk
     """By either backend: the key alone tells an encoder from a model that writes."""
     monkeypatch.setitem(TRAITS, "biases", (TRAITS["biases"][0], lambda config, put: put("attention.causal", False)))
     file = quantize_model(str(tiny_checkpoints.cached_checkpoint("llama")), folder() / "encoder.gguf", "F32")
-    with pytest.raises(UnsupportedModel, match="tokens of this 'llama' see later ones"):
+    with pytest.raises(UnsupportedModel, match="this 'llama' has bidirectional attention"):
         resolve_model(str(file))

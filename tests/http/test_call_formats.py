@@ -199,7 +199,7 @@ def sampler_of(name: str) -> CallSampler:
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(seed=st.integers(0, 1 << 20), cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_calls_that_the_grammar_allows_come_back(name: str, seed: int, cuts: list[int]) -> None:
-    """Whatever a model writes under the grammar is calls that fit their schemas, and the template writes the same
+    """A model that writes under the grammar writes calls that fit their schemas, and the template writes the same
     calls. Python's calls have no escapes in templates."""
     text = sampler_of(name).sample(seed)
     assume(text is not None)

@@ -176,7 +176,7 @@ def loaded(shape: Shape, gib: int, monkeypatch: pytest.MonkeyPatch) -> Machine:
     [(name, gib) for name in SHAPES for gib in CARDS if SHAPES[name].weights * 1e9 < (gib - 4) * GIB],
 )
 def test_the_pool_is_as_large_as_the_card_has_room_for(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... beside weights, graphs and the largest step, within 2 %; and all of them then fit at once."""
+    """The pool fills the memory that weights, graphs and the largest step leave, within 2 %. All fit at once."""
     shape = SHAPES[name]
     machine = loaded(shape, gib, monkeypatch)
     graphs = loading_alone(shape, monkeypatch)

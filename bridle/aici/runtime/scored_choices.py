@@ -80,7 +80,8 @@ def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
 
 
 def parse_spec(kind: str, spec: str) -> Constraint:
-    """Return the constraint of a specification: plain text for most kinds, JSON for others. Kind `constraint` takes any
+    """Return the constraint of a specification. The specification is plain text for most kinds of constraints, and JSON
+    for others. Kind `constraint` takes any
     constraint as plain data."""
     if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
         return parse({kind: spec})

@@ -67,8 +67,8 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """Cost of a controller pool for one part of a draft: seconds to filter it, its number of rows, and seconds to
-    predict the answer."""
+    """Cost of a controller pool for one part of a draft: seconds to filter the draft tokens, the number of rows, and
+    seconds to predict the controller's answer."""
 
     filtering: Average = field(default_factory=Average)
     size: Average = field(default_factory=Average)

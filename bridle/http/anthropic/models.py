@@ -17,7 +17,7 @@ def is_anthropic(request: Request) -> bool:
 
 
 def anthropic_row(row: Row) -> Row:
-    """Return OpenAI's row of a model, with the fields that Anthropic's clients read."""
+    """Return OpenAI's entry of a model, with the fields that Anthropic's clients read."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     most = {"max_input_tokens": row["max_model_len"], "max_tokens": row["max_model_len"]}
     made = {"type": "model", "display_name": row["id"], "created_at": created, "lifecycle": "active"}

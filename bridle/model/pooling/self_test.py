@@ -25,8 +25,8 @@ _LONGEST, _MOST = 40, 400
 
 
 def check_packing(model: PooledModel, family: str, max_len: int) -> None:
-    """Raise `UnsupportedModel` if texts of a family that was never compared give other results in a packed pass than
-    alone."""
+    """Raise `UnsupportedModel` if a text's embedding from a packed pass differs from its embedding alone. Only model
+    families outside `TRIED` are tested."""
     if family in TRIED:
         return
     error, scale = compare_with_eager(model, max_len)

@@ -45,7 +45,7 @@ def quantize_model(
         raise UnsupportedModel(f"{model} is quantized already; quantize the original checkpoint")
     settings = support_checks.read_config(checkpoint)
     if support_checks.takes_media(settings):
-        raise UnsupportedModel(f"{model} takes images or sound; such models are written in none of these types")
+        raise UnsupportedModel(f"{model} takes images or sound; only models of text can be written as quantized files")
     progress("reading weights", 0.0)
     loaded = loader.read_model(checkpoint, settings, _own_dtype(settings), torch.device("cpu"))
     if kind == "int8":

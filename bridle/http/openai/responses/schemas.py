@@ -161,7 +161,9 @@ class ResponsesBody(SamplingFields):
         if self.prompt is not None:
             raise UnsupportedFeature("prompt is given, but this server stores no prompts; send all items", "prompt")
         if self.background:
-            raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
+            raise UnsupportedFeature(
+                "background is true; this server has no background responses. Leave it out", "background"
+            )
         if self.truncation not in (None, "disabled"):
             raise UnsupportedFeature(f"truncation is {short_repr(self.truncation)}; must be 'disabled'", "truncation")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
