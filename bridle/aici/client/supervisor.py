@@ -94,7 +94,7 @@ class RuntimeSupervisor:
         return life
 
     def take(self) -> RuntimeInstance | None:
-        """Return the current runtime, if there is one. The caller uses the main channel of the runtime, and closes it."""
+        """Return the current runtime, if there is one. The caller uses the runtime's main channel, and closes it."""
         with self.changed:
             if self.current is not None:
                 self.current.is_taken = True
