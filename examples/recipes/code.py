@@ -28,7 +28,9 @@ async def main() -> None:
     begin, kept, first = aici.Label(), "", ""
     for attempt in range(MAX_TRIES):
         await aici.FixedTokens(kept, following=begin)
-        rest = await aici.gen_text(stop_at="```", max_tokens=300, temperature=0.6 if attempt else 0.0)
+        heat = 0.6 if attempt else 0.0
+        line = await aici.gen(regex=r"\n*    [^\n]+\n", max_tokens=60, temperature=heat)  # a small model may write nothing
+        rest = line.text + await aici.gen_text(stop_at="```", max_tokens=300, temperature=heat)
         first = first or rest
         code = PROGRAM + (kept + rest).partition("```")[0]
         result = await aici.tool("python", {"code": code}).json()

@@ -107,8 +107,8 @@ def test_ranks_size_their_pools_together(
         group, "_command", lambda config, *place: command(replace(config, max_kv_memory=1 << 16), *place)
     )
     monkeypatch.setattr(group, "Members", partial(group.Members, on_loss=lost.put))
-    caplog.set_level(logging.INFO, logger="bridle")
-    monkeypatch.setattr("bridle.logs.shown", {})  # other tests set levels that children take over
+    caplog.set_level(logging.DEBUG, logger="bridle")
+    monkeypatch.setattr("bridle.logs.shown", {"BRIDLE_LOG_LEVEL": "debug"})  # for child processes
     try:
         executor = group.load_group(alone, 2)
         info, found = executor.info, run(executor)
