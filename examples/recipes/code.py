@@ -29,7 +29,8 @@ async def main() -> None:
     for attempt in range(MAX_TRIES):
         await aici.FixedTokens(kept, following=begin)
         heat = 0.6 if attempt else 0.0
-        line = await aici.gen(regex=r"\n*    [^\n]+\n", max_tokens=60, temperature=heat)  # a small model may write nothing
+        # A small model may end the code block at once: the first line is required.
+        line = await aici.gen(regex=r"\n*    [^\n]+\n", max_tokens=60, temperature=heat)
         rest = line.text + await aici.gen_text(stop_at="```", max_tokens=300, temperature=heat)
         first = first or rest
         code = PROGRAM + (kept + rest).partition("```")[0]
