@@ -431,7 +431,7 @@ def test_the_pages_figures() -> None:
     assert limits.max_shown_pixels == 2_000_000 and "more than 2 million pixels" in PAGE
     assert KEPT_BYTES == 256 << 20 and MAX_MEDIA_BYTES == 48 << 20 and "48 MiB of arrays" in PAGE
     assert limits.max_array_bytes == 512 << 20 and "request's images | 512 MiB |" in PAGE
-    assert MAX_HELD_BYTES == 1 << 30 and "unfinished requests | 1 GiB; then status 429 |" in PAGE
+    assert MAX_HELD_BYTES == 1 << 30 and "unfinished requests | 1 GiB; beyond that, a request gets status 429 |" in PAGE
     assert (
         MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30}
         and SEEING_BODY_BYTES == 32 << 20
