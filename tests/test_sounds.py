@@ -196,5 +196,5 @@ def test_the_pages_figures() -> None:
     assert "| 1,000 to 384,000, at most 16 |" in PAGE
     assert MOST_FRAME_PIXELS == 10_000_000 and "| 10 million |" in PAGE
     assert (limits.max_frames, limits.max_video_pixels) == (240, 16_000_000) and "| 240, 16 million |" in PAGE
-    assert limits.decode_seconds == 20 and "| 20 seconds each |" in PAGE
+    assert limits.decode_seconds == 20 and "| 20 seconds for each sound or video |" in PAGE
     assert CHOSEN_RATE == 2 == Frames().rate and Frames().fewest == 4 and "at least 4" in PAGE
