@@ -288,7 +288,8 @@ def check_role(role: Any, template: str | None, where: str) -> None:
 def _prepare(message: Message, where: str, look: Look | None, template: str | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
-    check_role(message.get("role"), template, where)
+    if message.get("role") not in ROLES:
+        check_role(message.get("role"), template, where)
     prepared = dict(message)
     content = message.get("content")
     if look is not None:

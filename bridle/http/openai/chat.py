@@ -243,7 +243,8 @@ class _Answer:
     def _usage(self) -> dict[str, Any]:
         outputs = [output for part in self.generation.parts for output in part.outputs]
         return common.usage_shape(
-            self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs)
+            self.generation.usage,
+            sum(self.turn.num_thinking(output.token_ids) for output in outputs if self.turn.tags is not None),
         )
 
     def _logprobs(
