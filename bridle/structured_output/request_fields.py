@@ -70,9 +70,8 @@ def field_with_constraint(body: Any) -> str:
     """Return the field of a request's body that holds its constraint; `constraint` if no known field does."""
     if not isinstance(body, Mapping):
         return "constraint"
-    if "text" in body:  # of the Responses API
-        return "text.format"
-    return next((name for name in NAMES if body.get(name) is not None), "constraint")
+    found = next((name for name in NAMES if body.get(name) is not None), None)
+    return found or ("text.format" if body.get("text") is not None else "constraint")  # `text` of the Responses API
 
 
 def native_form(kind: str, value: Any) -> Constraint:

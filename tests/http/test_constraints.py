@@ -169,6 +169,12 @@ def test_an_unusable_constraint_of_a_response_is_refused_under_the_name_of_its_f
     assert refusal.value.param == "text.format"
 
 
+def test_a_response_of_plain_text_names_the_field_of_its_constraint(steered: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="is not usable") as refusal:
+        steered.responses.create(model=NAME, input="Hi", text={"format": {"type": "text"}}, extra_body={"regex": "[a-"})
+    assert refusal.value.param == "regex"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_compiled_is_refused(steered: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:
