@@ -61,7 +61,7 @@ class AttentionScene:
 
     @property
     def pages(self) -> int:
-        """Of each sequence."""
+        """Number of pages of each sequence."""
         return -(-self.context // _PAGE)
 
 
