@@ -1,4 +1,4 @@
-"""Computes directions from the hidden states of pairs of prompts, for the output of each layer."""
+"""Computes the directions of a control vector, one for each layer, from the hidden states of pairs of prompts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class LastRows:
 
 
 def make_directions(positive: Tensor, negative: Tensor, method: Method = "mean") -> dict[int, Tensor]:
-    """Return directions from `negative` to `positive` for all layers but the first. These are states [pairs, layers,
-    hidden] of the prompts of each pair. `mean` is the mean difference. `pca` is the first principal component of the
-    differences, with the length that they have along it on average. Raises `InvalidRequest`."""
+    """Return the directions from `negative` to `positive` for all layers but the first. Both arguments are hidden
+    states [pairs, layers, hidden], with one prompt of each pair. `mean` is the mean difference. `pca` is the first
+    principal component of the differences, scaled to their mean length along this component. Raises
+    `InvalidRequest`."""
     if method not in METHODS:
         raise InvalidRequest(f"method: got {method!r}; must be one of {', '.join(METHODS)}", "method")
     if positive.shape != negative.shape or positive.shape[0] < 1:
@@ -46,8 +47,8 @@ def _mean(differences: Tensor) -> Tensor:
 
 
 def _first_component(differences: Tensor) -> Tensor:
-    """Return the first component, [pairs, hidden] -> [hidden]. The differences are not centred, because their common
-    part is the direction."""
+    """Return the scaled first principal component of the differences: [pairs, hidden] -> [hidden]. The differences are
+    not centred, because their common part is the direction."""
     _, _, components = torch.linalg.svd(differences, full_matrices=False)
     first: Tensor = components[0]
     return first * (differences @ first).mean()

@@ -73,7 +73,7 @@ def _layer_of(name: str, path: Path) -> int:
 
 
 def _check(found: Directions, path: Path) -> None:
-    """Raise `InvalidRequest` unless all directions are finite rows of one length."""
+    """Raise `InvalidRequest` unless all directions are one-dimensional, of the same length, and finite."""
     sizes = {tuple(values.shape) for values in found.values()}
     if len(sizes) != 1 or len(next(iter(sizes))) != 1:
         raise InvalidRequest(
@@ -86,8 +86,8 @@ def _check(found: Directions, path: Path) -> None:
 
 
 def write_vector(path: Path, directions: Directions, model: str) -> None:
-    """Write a GGUF file that llama.cpp also reads. `model` is the architecture of the model for the directions. Raises
-    `UnsupportedModel` if the package for writing is missing."""
+    """Write a GGUF file that llama.cpp also reads. `model` is the architecture of the model that the directions are
+    for. Raises `UnsupportedModel` if the package for writing is missing."""
     try:
         from gguf import GGUFWriter
     except ImportError:

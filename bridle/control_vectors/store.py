@@ -1,8 +1,6 @@
-"""The control vectors of one loaded model, by name.
-
-A name may get other directions at any time. Requests that have begun keep the earlier directions until the last of
-these requests has ended; each set of directions has a key of its own. All methods are safe from any thread; only `add`
-may take long.
+"""The control vectors of one loaded model, by name. The directions under a name may be replaced at any time. Requests
+that have begun keep the earlier directions until they end. So each set of directions has its own key. All methods are
+safe from any thread; only `add` may take long.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ class _Entry:
 
 
 class ControlVectors:
-    """Vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type `dtype`
-    on `device`. Without a device the model is in another process, which gets the directions by key; torch is then
-    loaded only if a file is read."""
+    """Control vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type
+    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. torch
+    is then imported only to read a file."""
 
     def __init__(
         self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
@@ -89,7 +87,7 @@ class ControlVectors:
         return self.put(name, read_vector(Path(source).expanduser()), str(source))
 
     def put(self, name: str, directions: Directions, source: str = "") -> ControlVectorInfo:
-        """Add directions that are in memory, as `add` does with those of a file."""
+        """Add directions that are already in memory; `add` reads directions from a file."""
         directions = {layer: values for layer, values in directions.items() if layer < self.num_layers}
         self._check_fits(directions, source)
         digest = hashlib.blake2b(digest_size=16)
@@ -125,7 +123,7 @@ class ControlVectors:
             self.put(name, other.directions(name), source)
 
     def remove(self, name: str) -> None:
-        """Remove a name. Requests that use the vector keep it to their end. Raises `UnknownControlVector`."""
+        """Remove a name. Requests that use the vector keep it until they end. Raises `UnknownControlVector`."""
         with self._lock:
             key = self._key_of(name)
             del self._names[name]
@@ -166,8 +164,8 @@ class ControlVectors:
             )
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the keys of the control vectors of a new request, by name. The vectors stay until `leave`. If a name
-        is unknown, no vector is held and `UnknownControlVector` is raised."""
+        """Return the keys of a new request's control vectors, by name. The store keeps these vectors until `leave`.
+        Raises `UnknownControlVector` if a name is unknown; no vector is kept then."""
         with self._lock:
             keys = {name: self._key_of(name) for name in names}
             for key in keys.values():
@@ -184,7 +182,7 @@ class ControlVectors:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the store has the vector of a key."""
+        """Return whether the store has a vector with this key."""
         return key in self._entries
 
     def held(self, key: str) -> Directions:
@@ -212,8 +210,8 @@ class ControlVectors:
                 known.clear()
 
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
-        """Return, by layer, the scaled sum of vectors, given by key. Each sum, [hidden], is added to its layer's
-        output."""
+        """Return for each layer the sum, [hidden], that is added to its output. `mix` holds pairs of a vector's key and
+        its scale."""
         with self._lock:
             found = self._mixes.get(mix)
             if found is None:
@@ -225,8 +223,8 @@ class ControlVectors:
             return found
 
     def unit(self, key: str, layer: int | None) -> tuple[int, Tensor]:
-        """Return the number of a layer (the last one for None), and the vector's direction for it, scaled to length 1,
-        float32 [hidden]."""
+        """Return a layer's number and the vector's direction for this layer, float32 [hidden], scaled to length 1.
+        `layer` None means the last layer."""
         at = self.num_layers - 1 if layer is None else layer
         values = self._entries[key].directions[at]
         return at, (values / values.norm().clamp_min(_TINY)).to(device=self._device)
