@@ -1,5 +1,5 @@
 """Quantized arithmetic for CPUs: features of the processor, number formats, and kernels in C and in plain torch.
 
-This package works on tensors and bytes, and does not know models, sequences or steps. If no shipped object fits the
-processor, plain torch computes everything in this package.
+This package works on tensors and bytes; it has no notion of models, sequences or steps. If no shipped object fits the
+processor, all functions of this package run in plain torch.
 """

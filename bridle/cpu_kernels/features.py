@@ -1,7 +1,6 @@
-"""The features of this processor, by name. The features decide which kernels are used, and reports of measurements must
-include them.
-
-Names are those of Linux (`avx512_vnni`, `asimddp`). Standard library only.
+"""The instruction-set features of this processor, by name. The features decide which kernels are used, and benchmark
+reports must include them. The names are those of Linux (`avx512_vnni`, `asimddp`). This module needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _APPLE = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_FP16": "asimdhp"
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the features among `TOLD` that this processor and its operating system have; empty if they are unknown."""
+    """Return the features in `TOLD` that this processor and its operating system support; empty if they are unknown."""
     if _CPUINFO.exists():
         return features_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
     if platform.system() == "Darwin" and platform.machine() == "arm64":
@@ -47,7 +46,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def features_in(cpuinfo: str) -> frozenset[str]:
-    """Return the features that all processors of a `/proc/cpuinfo` have."""
+    """Return the features that all processors in the text of `/proc/cpuinfo` have."""
     lists = [
         line.partition(":")[2].split()
         for line in cpuinfo.splitlines()
@@ -57,7 +56,7 @@ def features_in(cpuinfo: str) -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's own name, or its architecture."""
+    """Return the processor's model name, or its architecture if the name is unknown."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

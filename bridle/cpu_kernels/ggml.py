@@ -1,8 +1,8 @@
 """Quantized blocks of GGUF files: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 
-A row of inputs consists of blocks, each with its own scales. `split_blocks` separates blocks into integers and scales,
-without loss. These are then converted to floating point (`dequantize`) or to the order of the kernels
-(`bridle.cpu_kernels.packing`). `quantize` makes the two simple types. This module reads no files.
+Each row of a weight consists of blocks, and each block has its own scales. `split_blocks` separates blocks into
+integers and scales, without loss. These are then converted to floating point (`dequantize`) or to the order of the
+kernels (`bridle.cpu_kernels.packing`). `quantize` writes only Q8_0 and Q4_0. This module reads no files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """Block layout of a quantized type: `inputs` values in `num_bytes` bytes, integers of `bits` bits minus `zero`, one
-    scale per `group` inputs. K-quants have 256 `inputs`, and integer scales for each group."""
+    """Block layout of a quantized type. A block stores `inputs` values in `num_bytes` bytes, as integers of `bits` bits
+    minus `zero`. Each group of `group` inputs has one scale. K-quants have 256 `inputs`, and integer scales for each
+    group."""
 
     name: str
     inputs: int
@@ -34,7 +35,7 @@ class BlockType:
 
     @property
     def has_offset(self) -> bool:
-        """True if groups have their own multiples of the minimum."""
+        """Return whether each group has its own integer factor for the block's minimum."""
         return self.has_minimum and self.inputs > self.group
 
     def row_bytes(self, num_inputs: int) -> int:
@@ -63,8 +64,8 @@ TYPES = {
 class SplitBlocks:
     """Separated blocks: `weight = scale * factor * (integers - zero) - minimum * offset`.
 
-    `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group.
-    For types without `factor` or `offset`, it is None, which means 1.
+    `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group. If
+    a type has no `factor` or `offset`, the field is None, which means 1.
     """
 
     integers: Tensor  # [out, in] uint8
@@ -157,17 +158,17 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _half(parts: Tensor, begin: int) -> Tensor:
-    """Return the half-precision number at a byte offset of each block: [out, blocks]."""
+    """Return the half-precision number at byte `begin` of each block: [out, blocks]."""
     return parts[..., begin : begin + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _nibbles(parts: Tensor) -> Tensor:
-    """Unpack bytes [..., n] to [..., 2 n]: all low halves, then all high halves."""
+    """Unpack bytes [..., n] to [..., 2 n]: the low four bits of all bytes, then the high four bits."""
     return torch.cat([parts & 15, parts >> 4], -1)
 
 
 def _cut(parts: Tensor, *sizes: int) -> Tensor:
-    """Reshape [..., n] to [..., *sizes]."""
+    """Split the last dimension: [..., n] -> [..., *sizes]."""
     return parts.reshape(*parts.shape[:-1], *sizes)
 
 
@@ -192,7 +193,7 @@ def _split_q5_1(parts: Tensor) -> SplitBlocks:
 
 
 def _five_bits(mask: Tensor, low: Tensor) -> Tensor:
-    """Join fifth bits [out, blocks, 4] and low halves [out, blocks, 16] to integers [out, in]."""
+    """Join the fifth bits [out, blocks, 4] and the low four bits [out, blocks, 16] of integers: -> [out, in]."""
     fifth = (mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)  # [out, blocks, 32]
     return (_nibbles(low) | fifth << 4).flatten(1)
 

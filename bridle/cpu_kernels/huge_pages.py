@@ -1,8 +1,7 @@
-"""Memory for weights and the KV cache, which each step reads: in huge pages of 2 MiB if Linux supports them.
-
-With usual pages of 4 KiB a processor looks up a page for every 64 cache lines. With huge pages, one thread of a Zen 5
-read weights 10 % faster, and two threads 20 %. Small tensors share a region, so that they use huge pages, too. A region
-is freed when its last tensor is freed.
+"""Memory for weights and the KV cache, in huge pages of 2 MiB if Linux supports them. Each step reads all of this
+memory. With usual pages of 4 KiB, a processor looks up a page for every 64 cache lines. With huge pages, one thread of
+a Zen 5 read weights 10 % faster, and two threads 20 %. Small tensors share a region, so that they use huge pages, too.
+A region is freed when its last tensor is freed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Region(mmap.mmap):
 
 
 def alloc_huge_pages(num_bytes: int) -> Tensor:
-    """Return uint8 [num_bytes], uninitialized, at the start of a cache line."""
+    """Return an uninitialized uint8 tensor [num_bytes] that starts at a cache line."""
     if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     if num_bytes >= _REGION // 4:
@@ -46,7 +45,7 @@ def alloc_huge_pages(num_bytes: int) -> Tensor:
 
 
 def _region(num_bytes: int) -> Region:
-    """Return a region for `num_bytes` bytes that begins at the border of a huge page."""
+    """Return a region of at least `num_bytes` bytes that begins at the start of a huge page."""
     region = Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages refuses this call
         region.madvise(mmap.MADV_HUGEPAGE)

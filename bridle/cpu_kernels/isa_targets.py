@@ -1,4 +1,4 @@
-"""The instruction sets that kernels are built for, best first, and the processor features that each needs."""
+"""The instruction sets that kernels are built for, best first, with the processor features that each set needs."""
 
 from __future__ import annotations
 

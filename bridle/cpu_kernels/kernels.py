@@ -1,5 +1,5 @@
-"""The kernels of one shared object, called with checked arguments. A tensor's pointer is passed to C only if its type,
-device and size are those that the C code expects."""
+"""The kernels of one shared object, called with checked arguments. A pointer to a tensor is passed to C only if the
+tensor has the type, device and size that the C code expects."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ class Kernels:
         self.threads = 1
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """Return the C function called `name`, which returns nothing. The caller of the function checks the
-        arguments."""
+        """Return the C function called `name`, which has no result. Its caller must check the arguments."""
         function = getattr(self._library, name)
         function.argtypes, function.restype = arguments, None
         return function
@@ -98,7 +97,8 @@ class Kernels:
         self.threads = self._library.bridle_threads(threads)
 
     def pack(self, kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
-        """Convert rows of blocks [out, bytes] to the order of the products, in memory of whole panels."""
+        """Convert rows of blocks [out, bytes] to the kernels' order, and write them to `weights` and `scales`. Both
+        have space for whole panels of outputs."""
         outputs, inputs = blocks.shape[0], blocks.shape[1] // kind.num_bytes * kind.inputs
         sizes = packed_sizes(kind.name, -(-outputs // self.lanes) * self.lanes, inputs)
         check_tensor(blocks, torch.uint8, outputs * kind.row_bytes(inputs), "blocks")
@@ -124,8 +124,8 @@ class Kernels:
 
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
-    """Return the bytes of scratch memory for rows in the form of a product: integers, a scale and two sums of 4 bytes
-    per block; or floats."""
+    """Return the bytes of scratch memory that a product needs for its input rows. Quantized rows are stored as
+    integers, with a scale and two sums of 4 bytes per block. Other rows are stored as floats."""
     if matrix.kind == "float32":
         return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)

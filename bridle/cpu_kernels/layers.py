@@ -1,7 +1,5 @@
-"""All layers of a model in one call of the kernels, and attention alone. This module checks the arguments of the C
-functions.
-
-The order of the fields is that of sources/layer.h and sources/attention.h.
+"""Calls the C kernels for all layers of a model at once, or for attention alone. This module checks the arguments of
+the C functions. The fields of its structs have the order of sources/layer.h and sources/attention.h.
 """
 
 from __future__ import annotations
@@ -68,21 +66,21 @@ class CAttention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The number of query heads, of the key heads that they share, and their width."""
+    """The number of query heads, the number of key heads that they share, and the width of a head."""
 
     heads: int
     kv_heads: int
     dim: int
 
     def fit(self, lanes: int) -> bool:
-        """Return whether kernels with this many lanes support these heads."""
+        """Return whether kernels whose vectors have `lanes` lanes support these heads."""
         is_even = self.kv_heads > 0 and self.heads % self.kv_heads == 0
         is_small = self.dim <= MAX_DIM and self.heads <= MAX_GROUP * max(self.kv_heads, 1)
         return is_even and is_small and self.dim % lanes == 0
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of a layer: float32, bfloat16, or int8 with scales."""
+    """The cached keys and values of a layer: float32, bfloat16, or int8 with scales."""
 
     keys: Tensor  # [slots, kv heads, dim]
     values: Tensor
@@ -113,10 +111,11 @@ class LayerKV(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its rotation table, from
-    1 on; 0 means no rotation. The result of each half is multiplied by `share` before it is added to the rows. A
-    recurrent layer has a `mixer` instead of attention; the mixer's input is the product of `qkv`. A layer without a
-    first half has no `qkv` and `out`, and a layer without a second half no `gate_up` and `down`. If two parallel layers
-    read the same rows, the first one keeps the rows and the second one reads them."""
+    1 on; 0 means no rotation. A layer has two halves: attention (or a mixer) and the MLP. The result of each half is
+    multiplied by `share` before it is added to the hidden states. A recurrent layer has a `mixer` instead of attention;
+    the mixer's input is the product of `qkv`. `qkv` and `out` are empty if there is no first half, `gate_up` and `down`
+    if there is no second half. If two parallel layers read the same hidden states, the first layer keeps a copy and the
+    second one reads it."""
 
     norm: Tensor | None  # [hidden], like all norms except that of heads
     last_norm: Tensor | None
@@ -150,7 +149,7 @@ class Layer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Return the number of outputs of the first product of each half."""
+        """Return the number of outputs of `qkv`, and of `gate_up`."""
         return sum(part.outputs for part in self.qkv), sum(part.outputs for part in self.gate_up)
 
 
@@ -160,9 +159,11 @@ def num_tables(layers: Sequence[Layer]) -> int:
 
 
 class AttentionRows:
-    """The rows of a step for attention: for each sequence its packed tokens, its context, and the slots of its KV.
+    """The batch rows of a step for attention: each sequence has packed tokens, a context length, and the slots of its
+    KV.
 
-    `sequences` are (offset, length, context, spans), spans (slot, count) from position 0 on.
+    Each of `sequences` is (offset, length, context, spans). Its spans (slot, count) are runs of KV slots from position
+    0 on.
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class AttentionRows:
         self._fields = torch.tensor(fields, dtype=torch.int64).view(-1, 5)
 
     def table(self, kv_heads: int) -> Tensor:
-        """Return [rows, 5] with the first chunk of each row, counted over all key heads."""
+        """Return int64 [rows, 5]: offset, length, context, first span and first chunk of each row. Chunks are counted
+        over all key heads."""
         table = self._fields.clone()
         table[:, 4] *= kv_heads
         return table
@@ -203,8 +205,8 @@ After = Callable[[int, Tensor], None]
 
 
 class Layers:
-    """Layers of one model over one cache, ready to be called. A layer's pool holds its keys and values, or its states.
-    The pool is None for a layer without keys and states."""
+    """The layers of one model with their caches, ready to be called. A layer's pool holds its keys and values, or its
+    recurrent states. The pool is None for a layer that has neither."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class Layers:
         )
 
     def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
-        """Return the addresses of keys and values, and the code of their type."""
+        """Return the addresses of keys, values and their scales, and the number that stands for their type."""
         if not isinstance(pool, LayerKV):
             require(not layer.qkv or layer.mixer is not None, "attention without a cache")
             return (None,) * 4, 0
@@ -307,8 +309,8 @@ class Layers:
         states: StateRows | None = None,
     ) -> Tensor:
         """Compute all layers on `hidden` [T, hidden], in place, and return it; `cos` and `sin` are [tables, T, ...,
-        dim], `slots` [T]. With `between` layers are computed part by part, and with `after` one by one. Mixers need
-        `states`."""
+        dim], `slots` [T]. If `between` is given, layers are computed part by part; if `after` is given, layer by layer.
+        Models with mixers need `states`."""
         heads, tokens = self._heads, hidden.shape[0]
         require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")

@@ -1,7 +1,8 @@
-"""Chooses the kernels for this processor by its features, checks them by hash, and tries them once against plain torch.
+"""Chooses the kernels for this processor by its features, checks their hash, and compares their results once with plain
+torch.
 
 A shared object that does not fit, was changed or gives wrong results is not used; plain torch then computes. `choice()`
-returns the object in use and the reason.
+returns the kernels in use and the reason for the choice.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ _TRIAL_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernels in use, or None with the reason."""
+    """The kernels in use, or None if plain torch computes; and the reason for this choice."""
 
     kernels: Kernels | None
     reason: str
 
 
 def kernels() -> Kernels | None:
-    """Return the kernels in use; None if plain torch computes. The kernels use as many threads as torch is set to."""
+    """Return the kernels in use; None if plain torch computes. The kernels use the number of threads that is set for
+    torch."""
     with _lock:
         chosen = choice().kernels
         if chosen is not None and chosen.threads < (wanted := num_threads()):
@@ -75,14 +77,14 @@ def choice() -> KernelChoice:
 
 
 def fitting(system: str, machine: str, features: Set[str]) -> Iterator[IsaTarget]:
-    """Yield the targets that such a machine can run, best first."""
+    """Yield the targets that a machine with these features can run, best first."""
     if system == "Linux":
         machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
         yield from (target for target in TARGETS if target.machine == machine and target.features <= features)
 
 
 def load(target: IsaTarget) -> Kernels:
-    """Open the shipped object. Raises `InternalError` if it differs from the manifest."""
+    """Open the shipped object of a target. Raises `InternalError` if its hash differs from the manifest."""
     wanted = msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, str]).get(target.name)
     found = hashlib.sha256(target.path.read_bytes()).hexdigest()
     if found != wanted:
@@ -91,7 +93,8 @@ def load(target: IsaTarget) -> Kernels:
 
 
 def try_out(found: Kernels) -> None:
-    """Try a small product of each form. Raises `InternalError` if a result differs from torch's."""
+    """Try a small product for each weight format, and the other kernels. Raises `InternalError` if a result differs
+    from that of torch."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(3, 256, generator=generator)
     weight = torch.randn(33, 256, generator=generator)
@@ -137,7 +140,7 @@ def _try_attention(found: Kernels, generator: torch.Generator) -> None:
 
 
 def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
-    """Try a sample from each of two rows, and the positions of their five best values."""
+    """Try to sample from each of two rows, and to find their five largest values."""
     work = torch.randn(2, 3 * COLUMNS, generator=generator)
     _try_masks(found, work)
     best, places = work.topk(5)
@@ -155,7 +158,7 @@ def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
 
 
 def _try_masks(found: SamplingKernels, work: Tensor) -> None:
-    """Try the first row without a mask, and the second with a mask of every other token."""
+    """Try sampling from the first row without a mask, and from the second row with a mask of every other token."""
     odd = b"\xaa" * (work.shape[1] // 8)
     want, have = work.clone(), work.clone()
     want[1, ::2] = -torch.inf
@@ -166,7 +169,7 @@ def _try_masks(found: SamplingKernels, work: Tensor) -> None:
 
 
 def _try_recurrences(found: RecurrenceKernels, generator: torch.Generator) -> None:
-    """Try two tokens of a sequence with a state, and one token of another sequence."""
+    """Try the recurrences on two tokens of a sequence with a state, and on one token of another sequence."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)

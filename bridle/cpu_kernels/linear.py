@@ -1,9 +1,10 @@
 """Linear layers over quantized weights, whose groups of inputs have their own scales as in GGUF files, and over float32
 weights.
 
-`QuantizedLinear` is made of stored blocks or of floating-point weights, and replaces an `nn.Linear`. Once `prepare` has
-put the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied as integers. A
-row's result does not depend on other rows. Plain torch dequantizes the weight in each call.
+`QuantizedLinear` is made from stored blocks or from floating-point weights, and replaces an `nn.Linear`. `prepare`
+converts the weight to the order of the kernels. Input rows are then rounded to 8 bits, with a scale per 32 inputs, and
+multiplied as integers. A row's result does not depend on other rows. Without kernels, plain torch dequantizes the
+weight in each call.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _in_floats: ContextVar[bool] = ContextVar("in_floats", default=False)
 
 @contextmanager
 def in_floats() -> Iterator[None]:
-    """Inside the block quantized layers are computed in floating point, their weights unpacked in each call. Two
-    implementations then differ only by float rounding. Kernels round rows to 8 bits, which can amplify the smallest
-    difference."""
+    """Inside the block, quantized layers unpack their weights in each call and compute in floating point. Two
+    implementations of a model then differ only by float rounding. The kernels' rounding of rows to 8 bits could amplify
+    the smallest difference."""
     token = _in_floats.set(True)
     try:
         yield
@@ -48,7 +49,7 @@ def are_in_floats() -> bool:
 
 
 class NativeWeight:
-    """A weight in the order of the kernels, and products by it."""
+    """A weight in the order of the kernels. `multiply` computes products with it."""
 
     def __init__(self, found: Kernels, packed: packing.PackedMatrix, bias: Tensor | None) -> None:
         self.kernels, self.packed = found, packed
@@ -74,8 +75,8 @@ def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> Native
 
 
 class FloatLinear(nn.Module):
-    """An `nn.Linear` in float32 whose rows give the same bits in any batch. Reading `weight` converts the weight back
-    to its usual order."""
+    """An `nn.Linear` in float32 that gives the same bits for a row in any batch. Reading `weight` converts the weight
+    back to its usual order."""
 
     def __init__(self, linear: nn.Linear, found: Kernels) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class FloatLinear(nn.Module):
 
     @classmethod
     def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> FloatLinear:
-        """Return a layer of a weight that is already in the order of the kernels."""
+        """Make a layer from a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.in_features, made.out_features = native.packed.given, native.packed.outputs
@@ -115,7 +116,7 @@ class FloatLinear(nn.Module):
 class QuantizedLinear(nn.Module):
     """A linear layer whose weight is kept in blocks of one of the types of `bridle.cpu_kernels.ggml`.
 
-    `blocks` exist until `prepare` is called.
+    `blocks` holds the stored blocks; `prepare` replaces them with the weight in the order of the kernels.
     """
 
     blocks: Tensor
@@ -141,12 +142,12 @@ class QuantizedLinear(nn.Module):
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedLinear:
-        """Return a layer of stored blocks, for a matrix of `shape` (out, in)."""
+        """Make a layer from stored blocks that encode a matrix of `shape` (out, in)."""
         return cls(block_type(type_name), torch.from_numpy(np.ascontiguousarray(blocks)), shape, bias, dtype)
 
     @classmethod
     def from_float(cls, weight: Tensor, form: str, bias: Tensor | None = None) -> QuantizedLinear:
-        """Return a layer of a floating-point weight [out, in], rounded to the nearest blocks of `form`."""
+        """Make a layer from a floating-point weight [out, in], rounded to the nearest blocks of type `form`."""
         kind = block_type(form)
         return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
 
@@ -154,7 +155,7 @@ class QuantizedLinear(nn.Module):
     def from_packed(
         cls, kind: BlockType, packed: packing.PackedMatrix, bias: Tensor | None, dtype: torch.dtype, found: Kernels
     ) -> QuantizedLinear:
-        """Return a layer of a weight that is already in the order of the kernels."""
+        """Make a layer from a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.kind, made.dtype = kind, dtype
@@ -164,8 +165,8 @@ class QuantizedLinear(nn.Module):
         return made
 
     def prepare(self) -> bool:
-        """Replace the blocks by the weight in the order of the kernels, if there are kernels. Return whether there are.
-        Idempotent."""
+        """Convert the blocks to the order of the kernels, if there are kernels for this layer. Return whether there
+        are. Idempotent."""
         return prepare_side_by_side([self])
 
     def _take(self, packed: packing.PackedMatrix, found: Kernels) -> None:
@@ -199,8 +200,9 @@ class QuantizedLinear(nn.Module):
 
 
 def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
-    """Convert the weights of layers with the same inputs and the same type to the order of the kernels. The weights are
-    contiguous in memory, so that `join` copies nothing. Returns whether there are kernels for them."""
+    """Convert the weights of several layers to the order of the kernels. The layers must have the same inputs and block
+    type. The converted weights are contiguous in memory, so that `join` copies nothing. Returns whether there are
+    kernels for the layers."""
     found, first = kernels(), layers[0]
     if first.native is not None or found is None or first.in_features > MAX_INPUTS:
         return first.native is not None
@@ -211,7 +213,7 @@ def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
 
 
 def join(layers: Sequence[QuantizedLinear], bias: Tensor | None) -> QuantizedLinear | None:
-    """Join layers with the same inputs to one; None if their types differ, or their weights are not contiguous in
+    """Join layers with the same inputs into one; None if their types differ, or their weights are not contiguous in
     memory."""
     first = layers[0]
     if len({(layer.kind, layer.native is None) for layer in layers}) > 1:

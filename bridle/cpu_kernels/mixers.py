@@ -1,7 +1,7 @@
 """Mixers of recurrent layers, which replace attention: short convolutions, gated delta nets, Mamba-2 and Mamba. The
 kernels compute a whole mixer in one call, over the states of all sequences of a step. This module checks the arguments.
 
-The order of the fields is that of sources/mixer.h.
+The fields of its structs have the order of sources/mixer.h.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CStateRows(ctypes.Structure):
 
 
 class MixerStates(NamedTuple):
-    """The states of a layer in all slots."""
+    """The recurrent states of a layer in all slots."""
 
     inputs: Tensor  # [slots, width, channels]: the last inputs of the convolution
     states: Tensor | None  # [slots, heads, ...]
@@ -52,9 +52,9 @@ class MixerStates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """The weights of a mixer, in float32. A state has a matrix of `size` by `columns` values for each of `heads`. Keys
-    and queries belong to `groups` of heads. A short convolution has no heads. Mamba has a head with one column for each
-    channel."""
+    """The weights of a mixer, in float32. A state has a matrix of `size` by `columns` values for each of `heads`. Each
+    of `groups` groups of heads shares its keys and queries. A short convolution has no heads. In Mamba, each channel is
+    a head with one column."""
 
     kind: str
     taps: Tensor  # [channels, taps]
@@ -83,7 +83,7 @@ class Mixer:
 
     @property
     def num_inputs(self) -> int:
-        """Return the number of outputs of the first product for a token."""
+        """Return the mixer's number of inputs per token: the outputs of the layer's first product."""
         if self.kind == "short_convolution":
             return 3 * self.channels
         if self.kind == "mamba":
@@ -92,12 +92,12 @@ class Mixer:
 
     @property
     def num_mixed(self) -> int:
-        """Return the number of values of scratch memory for a token, in addition to its inputs and outputs."""
+        """Return how many values of scratch memory a token needs in addition to its inputs and outputs."""
         return self.channels if self.runs is None else self.num_inputs
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of values of a token from which steps and other parameters are made."""
+        """Return the number of values per token from which time steps and other parameters are computed."""
         return self.inner[0].outputs if self.inner else self.heads
 
     def c(self, pool: MixerStates) -> CMixer:
@@ -164,8 +164,8 @@ StateSpan = tuple[int, bool, int, Sequence[int]]
 
 
 class StateRows:
-    """The spans of a step in the order of their tokens, in the form of the kernels: in groups with at most one span per
-    sequence. States are copied after each group."""
+    """The spans of a step in the order of their tokens, as input of the kernels. The spans form groups with at most one
+    span per sequence. States are copied after each group."""
 
     def __init__(self, spans: Iterable[StateSpan], num_slots: int) -> None:
         self._stretches, self._copies, self._groups = array("q"), array("q"), array("q")

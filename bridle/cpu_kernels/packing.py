@@ -1,11 +1,9 @@
-"""The order of weights that the kernels need: panels of as many outputs as a vector has lanes, with four adjacent
-inputs.
-
-A panel holds its blocks of 32 inputs one after the other. Within a block come vectors `[lanes, 4]` of bytes, vector g
-with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two input groups: g in the low halves of bytes and g + 4 in the
-high halves. Fifth bits follow in one vector (bit g for input group g), fifth and sixth bits in two. Scales are stored
-separately, also by panels. Outputs are padded to whole panels, inputs to whole blocks. Panels of float32 are vectors of
-lanes, one for each input.
+"""The order in which the kernels read weights: panels of outputs, one output per lane of a vector. A panel holds its
+blocks of 32 inputs one after the other. A block consists of vectors `[lanes, 4]` of bytes; vector g has inputs 4 g to 4
+g + 3. With fewer than 8 bits, a vector holds two input groups. The low four bits of each byte belong to group g, the
+high four bits to group g + 4. Fifth bits follow in one vector (bit g for input group g); fifth and sixth bits together
+take two vectors. Scales are stored separately, also by panels. Outputs are padded to whole panels, and inputs to whole
+blocks. In float32, a panel has one vector of lanes for each input.
 """
 
 from __future__ import annotations
@@ -28,7 +26,8 @@ KINDS = {name: number for number, name in enumerate(_NAMES)}
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix in the order of the kernels. `given` is the number of real inputs, `inputs` the number with padding."""
+    """A matrix in the order of the kernels. `given` is the number of inputs without padding, `inputs` the number with
+    padding."""
 
     kind: str
     weights: Tensor  # uint8, flat
@@ -39,8 +38,8 @@ class PackedMatrix:
 
 
 def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> PackedMatrix:
-    """Pack integers [out, in] with a float scale per output. `zero` is the number that the kernels need added to the
-    integers."""
+    """Pack integers [out, in] with a float scale per output. `zero` is the number that is added to each integer,
+    because the kernels expect it."""
     num_outputs, given = quantized.shape
     inputs, panels = -(-given // BLOCK) * BLOCK, -(-num_outputs // lanes)
     full = quantized
@@ -97,8 +96,8 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def plain_fill(lanes: int, zero: int) -> Fill:
-    """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are those of the kernels. The
-    kernels are compared with this function before they are used; the function takes ten times as long."""
+    """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are the values of the kernels. The
+    kernels' own function is compared with this one before it is used, and is ten times as fast."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
@@ -109,8 +108,8 @@ def plain_fill(lanes: int, zero: int) -> Fill:
 
 
 def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
-    """Join matrices of one kind, if their bytes are contiguous and the panels of all but the last are full; otherwise
-    return None."""
+    """Join matrices of one kind into one. Return None if their bytes are not contiguous, or if a matrix before the last
+    one has a partly filled panel."""
     first = parts[0]
     if any(part.outputs % lanes for part in parts[:-1]) or len({(part.kind, part.inputs) for part in parts}) > 1:
         return None
@@ -122,7 +121,7 @@ def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
 
 
 def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
-    """Join views of one memory if each begins where the previous one ends; otherwise return None."""
+    """Join views of the same memory, each of which begins where the previous view ends; return None for other views."""
     at = parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != at or part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr():
@@ -132,7 +131,7 @@ def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
-    """Return the bytes of the weights and of the scales of whole panels."""
+    """Return the number of bytes that weights and scales take in whole panels."""
     if kind == "int8":
         return outputs * inputs, 4 * outputs
     if kind == "float32":
@@ -167,7 +166,7 @@ def unpack_blocks(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int) 
 
 
 def unpack_rows(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int, rows: Tensor) -> SplitBlocks:
-    """Return the blocks of only the rows [n], separated into integers and scales."""
+    """Return the blocks of the rows with indices `rows` [n], separated into integers and scales."""
     panel, lane = rows // lanes, rows % lanes
     vectors = packed.weights.view(-1, packed.inputs // BLOCK, kind.bits, lanes, 4)[panel, :, :, lane]
     integers = _integers(vectors.unsqueeze(1), kind.bits).reshape(-1, packed.inputs)
@@ -202,7 +201,7 @@ def _scale_bytes(kind: BlockType, packed: PackedMatrix, lanes: int) -> Tensor:
 
 
 def _fields(kind: BlockType, scales: Tensor, lanes: int) -> dict[str, Tensor]:
-    """Return the fields of a `SplitBlocks` that the kind has, except integers, each as [panels, blocks, count,
+    """Return the fields of `SplitBlocks` that this block type has, except the integers, each as [panels, blocks, count,
     lanes]."""
     per_block = kind.inputs // kind.group
     found: dict[str, Tensor] = {}
@@ -229,7 +228,7 @@ def _weights(kind: BlockType, split: SplitBlocks, lanes: int, zero: int, missing
 
 
 def _vectors(groups: Tensor, bits: int) -> list[Tensor]:
-    """Pack integers [panels, lanes, blocks, 8, 4] to parts [panels, lanes, blocks, vectors, 4] of bytes."""
+    """Pack integers [panels, lanes, blocks, 8, 4] into bytes: a list of parts [panels, lanes, blocks, vectors, 4]."""
     if bits == 8:
         return [groups]
     low = groups & 15
@@ -244,8 +243,8 @@ def _vectors(groups: Tensor, bits: int) -> list[Tensor]:
 
 
 def _scales(split: SplitBlocks, lanes: int, missing: int) -> Tensor:
-    """Return [panels, blocks, bytes]: scale, minimum, factors and offsets of each block, as far as the kind has
-    them."""
+    """Return the bytes [panels, blocks, bytes] of each block's scale, minimum, factors and offsets, as far as the type
+    has them."""
     num_blocks = split.scale.shape[1]
     parts = []
     for tensor in (split.scale, split.minimum, split.factor, split.offset):

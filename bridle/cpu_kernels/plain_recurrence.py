@@ -1,5 +1,5 @@
 """Plain torch for the sequential operations of recurrent layers: short convolutions, gated delta rules, and the scans
-of Mamba and Mamba-2. The module has the functions of `RecurrenceKernels`, for any device.
+of Mamba and Mamba-2. The module has the same functions as `RecurrenceKernels`, for any device.
 
 Tokens are computed one after the other over the state of their sequence, in place. Each value comes from the same
 operations in the same order, whatever other sequences are in the step.
@@ -104,7 +104,7 @@ class PlainRecurrences:
 
 
 def _covered(stretches: Sequence[Stretch]) -> slice:
-    """Return the slice of the tokens of consecutive stretches."""
+    """Return the slice that covers the tokens of adjacent stretches."""
     return slice(stretches[0].offset, stretches[-1].offset + stretches[-1].length)
 
 
@@ -117,7 +117,7 @@ def _kept(each: Stretch) -> Tensor:
 
 
 def _tokens(stretches: Sequence[Stretch], *inputs: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Yield the state and the inputs of each token."""
+    """Yield, for each token of the stretches, its sequence's state and its inputs."""
     for each in stretches:
         if each.is_fresh:
             each.state.zero_()

@@ -1,6 +1,6 @@
 """Kernels for the sequential operations of recurrent layers, with checked arguments.
 
-Rows are float32 and each contiguous, with any stride between rows. The order of the fields is that of
+Rows are float32. Each row is contiguous, with any stride between rows. The fields of the structs have the order of
 sources/recurrent.h.
 """
 
@@ -23,8 +23,8 @@ _MAX_TOKENS = 1 << 20
 
 
 class Stretch(NamedTuple):
-    """Consecutive tokens of one sequence, from row `offset` on, and its state, which is written in place. With
-    `is_fresh`, the contents of the state are ignored."""
+    """Consecutive tokens of one sequence, from row `offset` on, with the sequence's state, which is written in place.
+    If `is_fresh`, the sequence starts here, and the state's old contents are ignored."""
 
     offset: int
     length: int
@@ -84,7 +84,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [W, C], W >= K - 1
         out: Tensor,  # [T, C]
     ) -> None:
-        """Write the sums of each row and the rows before it, times `taps`, to `out`. A state keeps the last rows."""
+        """Convolve the rows: write the sum of each row and the rows before it, each multiplied by its tap, to `out`. A
+        sequence's state keeps its last rows."""
         (channels, num_taps), width = taps.shape, stretches[0].state.shape[0]
         require(
             0 < num_taps <= min(MAX_TAPS, width + 1) and rows.shape[1] == channels, f"{num_taps} taps, {width} kept"
@@ -107,8 +108,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [H, K, V]
         out: Tensor,  # [T, H, V]
     ) -> None:
-        """Update states by the delta rule: each moves closer to the value of its key. Then write the states' results
-        for the queries to `out`."""
+        """Update the states by the delta rule, which moves a state's result for each key closer to the key's value.
+        Then write the states' results for the queries to `out`."""
         (tokens, groups, size), (_, heads, columns) = key.shape, value.shape
         decays = decay.numel() // max(tokens * heads, 1)
         require(0 < size <= MAX_SIZE and heads % groups == 0 and decays in (1, size), f"keys of {size}, {heads} heads")
@@ -134,7 +135,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [H, P, N]
         out: Tensor,  # [T, H, P]
     ) -> None:
-        """Update decaying states with the inputs. Then write the states' results for `read` to `out`."""
+        """Let the states decay, and add the inputs times `write`. Then write the product of states and `read` to
+        `out`."""
         (tokens, heads, rows), (_, groups, size) = inputs.shape, write.shape
         require(heads % groups == 0 and write.shape == read.shape and write.shape[0] == tokens, f"{heads} heads")
         table = _table(stretches, tokens, heads * rows * size)
@@ -158,8 +160,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [C, N]
         out: Tensor,  # [T, C]
     ) -> None:
-        """Compute `state_space` with a rate for each value of a state. The results are multiplied by the SiLU of
-        `gate`."""
+        """Compute the same as `state_space`, but with a separate decay rate for each value of a state. The results are
+        multiplied by the SiLU of `gate`."""
         (tokens, channels), size = inputs.shape, rate.shape[1]
         require(step.shape == inputs.shape and write.shape == read.shape == (tokens, size), f"{channels} channels")
         require(gate is None or gate.shape == inputs.shape, "a gate of another shape")
@@ -175,8 +177,8 @@ class RecurrenceKernels:
 
 
 def _table(stretches: Sequence[Stretch], tokens: int, size: int) -> array[int]:
-    """Return the stretches in the form of the kernels, after a check that they are within `tokens` rows and have states
-    of `size`."""
+    """Return the stretches as the kernels' argument. Raises `InternalError` if they exceed `tokens` rows, or if a state
+    does not have `size` values."""
     require(0 < tokens < _MAX_TOKENS, f"{tokens} tokens")
     fields = array("q")
     for offset, length, state, is_fresh in stretches:

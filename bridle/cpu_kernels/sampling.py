@@ -1,7 +1,7 @@
 """Sampling kernels for rows of logits: masks, argmax, samples, and ranks of given tokens.
 
-Unless stated otherwise, rows are float32, and their width is a multiple of `COLUMNS`. The order of the fields is that
-of sources/sampling.h.
+Unless stated otherwise, rows are float32, and their width is a multiple of `COLUMNS`. The fields of the structs have
+the order of sources/sampling.h.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class CSurvey(ctypes.Structure):
 
 
 class Cuts(NamedTuple):
-    """Filters of each row, after its largest logit was subtracted and temperature applied. The filters keep the best
-    `top_k` tokens (0: all). Of these, a token is kept while the better ones hold less than `top_p` of the total weight.
-    Tokens below a floor are removed."""
+    """Filters of each row, applied after the temperature, to logits minus the largest logit. The filters keep the best
+    `top_k` tokens (0: all). Of these, a token is kept while more probable tokens have less than `top_p` of the total
+    weight. Tokens with a logit below the row's value in `floors` are removed."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
     floors: Tensor  # float32 [n]
 
     def check(self, count: int) -> None:
-        """Raise `InternalError` if the filters are not for `count` rows."""
+        """Raise `InternalError` if the filters do not have exactly `count` rows."""
         check_tensor(self.floors, torch.float32, count, "floors")
         if len(self.top_k) != count or len(self.top_p) != count or not all(0 <= k <= MAX_BEST for k in self.top_k):
             raise InternalError(f"cuts of {len(self.top_k)} rows, {count} are drawn from; top_k {list(self.top_k)}")
@@ -78,8 +78,8 @@ class SamplingKernels:
         self._search = found.function("bridle_search", POINTER(CSearch), c_int, c_int)
 
     def allow(self, work: Tensor, where: Sequence[int], masks: Sequence[bytes]) -> None:
-        """Set logits to -inf where the masks of rows `where` of `work` [R, W] forbid a token. Bit i of a mask's bytes,
-        the lowest first, allows token i. Tokens beyond the mask's end are forbidden."""
+        """Set logits to -inf where the masks of rows `where` of `work` [R, W] forbid a token. Bit i of a mask, counted
+        from the lowest bit of its first byte, allows token i. Tokens beyond the mask's end are forbidden."""
         _, columns = _shape(work)
         index, bits, sizes = _masked(where, masks, work)
         pointers = (work.data_ptr(), index.data_ptr(), addressof(bits), sizes.data_ptr())
@@ -87,8 +87,8 @@ class SamplingKernels:
 
     def largest(self, logits: Tensor, where: Sequence[int], masks: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Return the largest allowed logit, float32 [n], and its position, int64 [n], of each of the rows `where` of
-        `logits` [R, V]. The rows may have any width. Of equal logits the first one counts. NaN counts as the largest.
-        -inf means that the mask allows nothing."""
+        `logits` [R, V]. The rows may have any width. Of equal logits the first one counts. NaN counts as the largest. A
+        result of -inf means that the mask allows no token."""
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
             raise InternalError(f"not for a kernel: {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
         num_rows, columns = logits.shape
@@ -115,9 +115,9 @@ class SamplingKernels:
         uniform: Tensor,
         cuts: Cuts | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return tokens [n] sampled from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the
-        weights that they were sampled from. Each row has its largest logit and its temperature, float32 [n], and a
-        number in [0, 1), float64 [n]."""
+        """Sample a token from each of the rows `where` of logits `work` [R, W]. Return the tokens [n], and the total of
+        each row's weights, float64 [n, 1]. `best` are the rows' largest logits and `temperature` their temperatures,
+        float32 [n]. `uniform` are random numbers in [0, 1), float64 [n]."""
         num_rows, columns = _shape(work)
         count = len(where)
         if not all(0 <= row < num_rows for row in where):
@@ -141,17 +141,17 @@ class SamplingKernels:
 
     def totals(self, work: Tensor, largest: Tensor) -> Tensor:
         """Return the totals [R, 1] of the weights for sampling at temperature 1 from `work` [R, W]; `largest` [R] are
-        its largest values."""
+        the largest logits of its rows."""
         num_rows, _ = _shape(work)
         ones, zeros = torch.ones(num_rows, dtype=torch.float32), torch.zeros(num_rows, dtype=torch.float64)
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
 
     def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
-        """Return one row of statistics for `tokens`, one per row of `work` [R, W], as float64 [R, 4 + 2 num_best].
-        Columns: the token's logit and rank; the largest logits, best first; their positions; the maximum; the total
-        weight. Ties are in order of position. The maximum is NaN if any logit is NaN. The weight comes from `totals`
-        [R, 1], and is computed where that is negative. The position of a logit of -inf is undefined. NaN is never among
-        the best."""
+        """Return statistics of `tokens`, one token per row of `work` [R, W], as float64 [R, 4 + 2 num_best]. Columns:
+        the token's logit and rank; the largest logits, best first; their positions; the maximum; the total weight. Ties
+        are in order of position. The maximum is NaN if any logit is NaN. The total weight is taken from `totals` [R,
+        1], or computed if the value there is negative. The position of a logit of -inf is undefined. NaN is never among
+        the largest logits."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")
@@ -167,7 +167,7 @@ class SamplingKernels:
 
 
 def _masked(where: Sequence[int], masks: Sequence[bytes | None], work: Tensor) -> tuple[Tensor, Any, Tensor]:
-    """Return indices, pointers to masks and their sizes, for rows `where` of `work`."""
+    """Return the row indices, pointers to the masks, and the masks' sizes in bytes, for rows `where` of `work`."""
     if len(where) != len(masks) or not all(0 <= row < work.shape[0] for row in where):
         raise InternalError(f"{len(masks)} masks of rows {list(where)} of {work.shape[0]}")
     pointers = (c_char_p * len(masks))(*masks)  # keeps the masks alive

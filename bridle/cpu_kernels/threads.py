@@ -1,10 +1,9 @@
-"""Number of compute threads, and torch limited to one of them while kernels do the work.
-
-torch's OpenMP workers busy-wait for work for some milliseconds after each parallel operation. The kernels' own pool
-computes at that time. With as many threads as processors, two threads then share a processor: a token of a 0.5B model
-took 18 ms instead of 12. So torch is limited to one thread around the kernels. torch's own setting applies to all
-threads of a process that have not computed yet. OpenMP's setting applies only to the calling thread, which is needed
-here.
+"""The number of compute threads, and a way to limit torch to one thread while the kernels compute. torch's OpenMP
+workers busy-wait for work for some milliseconds after each parallel operation. The kernels' own pool computes at that
+time. If there are as many threads as processors, two threads then share a processor. A token of a 0.5B model then took
+18 ms instead of 12. So torch is limited to one thread while the kernels compute. torch's own setting applies to all
+threads of a process that have not computed yet. So this module uses OpenMP's setting, which applies only to the calling
+thread.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _held = local()
 
 
 def num_threads() -> int:
-    """Return the number of compute threads of the calling thread, also while torch is limited to one."""
+    """Return the number of compute threads that the calling thread uses, even while torch is limited to one thread."""
     found: int = getattr(_held, "threads", 0)
     return found or torch.get_num_threads()
 
 
 def is_parallel() -> int:
-    """Return 1 if kernels share their work among threads, else 0."""
+    """Return 1 if the kernels may use several threads, else 0."""
     return int(num_threads() > 1)
 
 
