@@ -1,8 +1,6 @@
-"""GGUF files: reads them as untrusted input, writes them, and separates them into a configuration, a tokenizer and
-weights.
-
-This package does not know model classes or executors; `bridle.model` puts the tensors into a model. A file is read,
-never executed. The claims of its header are checked against the file's contents before any value is read.
+"""Reads GGUF files as untrusted input, writes them, and splits them into a configuration, a tokenizer and weights. This
+package uses no model classes or executors; `bridle.model` puts the tensors into a model. A file is read, never
+executed. All sizes and offsets in its header are checked against the file before any value is read.
 """
 
 from bridle.gguf.reader import GgufFile, TensorEntry, open_gguf

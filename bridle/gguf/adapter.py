@@ -1,8 +1,8 @@
 """Converts a LoRA adapter in a GGUF file to a folder in PEFT's format, so that code that reads PEFT folders can read
 it.
 
-The file uses llama.cpp's names of tensors, and its order of the rows of queries and keys. The file does not have the
-number of heads, so the model's configuration is needed to restore the order.
+The file uses llama.cpp's tensor names and llama.cpp's order of query and key rows. The file does not have the number of
+heads, so the model's configuration is needed to restore the order.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
 
 
 def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the folder's two files."""
+    """Return the contents of the folder's two files, by file name."""
     alpha = model.real("adapter.lora.alpha", 0.0)
     weights: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -93,7 +93,7 @@ def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> d
 
 
 def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each layer with its A [rank, in] and B [out, rank], rows in the order of transformers."""
+    """Yield the name of each layer with its A [rank, in] and B [out, rank]. Rows are in the order of transformers."""
     places = dict(places_of(family, config))
     for name in model.tensors:
         stem = name.removesuffix(_A).removesuffix(_B)
@@ -119,7 +119,7 @@ def _ordered(matrix: Tensor, order: Order, dim: int, config: Mapping[str, Any]) 
 
 
 def places_of(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
-    """Yield the file's names of layers with their names in transformers and their rules."""
+    """Yield for each layer its name in the file, its name in transformers, and the rule that converts its tensor."""
     num_layers = int(config.get("num_hidden_layers") or len(config.get("layers_block_type") or ()))
     for rule in family.rules:
         if "{}" in rule.model and len(rule.file) == 1 and "norm" not in rule.model:

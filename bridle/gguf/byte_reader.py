@@ -1,4 +1,4 @@
-"""Bytes of a GGUF file: at any offset, or in order. Every read is checked against the size of the file."""
+"""Reads bytes of a GGUF file, at any offset or in order. Every read is checked against the size of the file."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class PlainFile:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting, in case a pipe has replaced the file."""
+    """Open a file without waiting, because a pipe may have replaced the file."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class ByteReader:
-    """A position in the file. Each step first states the number of bytes that it needs, and raises an error if the file
-    has fewer."""
+    """A read position in the file. Each method checks that the file has the requested number of bytes, and raises an
+    error if it does not."""
 
     def __init__(self, file: PlainFile) -> None:
         self.path, self.size = file.path, file.size
@@ -64,7 +64,7 @@ class ByteReader:
         return bytes(memoryview(self._bytes)[start:end])
 
     def _fetch(self, end: int) -> None:
-        """Read the file into memory up to `end`, and some bytes in advance."""
+        """Read the file into memory up to `end`, and some bytes beyond it in advance."""
         have = len(self._bytes)
         if end <= have:
             return
@@ -85,7 +85,7 @@ class ByteReader:
         return start
 
     def stretch(self, start: int, least: int, what: str) -> bytes:
-        """Return at least `least` bytes from `start` on."""
+        """Return `least` or more bytes from `start` on, without moving the read position."""
         if start + least > self.size:
             raise self.fail(f"{what} reaches beyond the end of the file")
         return self.read(start, min(start + max(least, READ_AHEAD_BYTES), self.size))

@@ -1,9 +1,9 @@
-"""Decodes quantized blocks to floats: common types by `bridle.cpu_kernels`, older types in this module, rare types by
-the `gguf` package.
+"""Decodes quantized blocks to floats. `bridle.cpu_kernels` decodes the common types, this module the older types, and
+the `gguf` package the rare types.
 
 Every type in this module stores some bits per value and one or two scales per block; the layouts are those of ggml. The
-input is bytes [rows, bytes per row], and the output float32 [rows, values per row]. llama.cpp computes with the same
-values.
+input is bytes [rows, bytes per row], and the output float32 [rows, values per row]. llama.cpp decodes blocks to the
+same values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _half(pair: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Unpack bytes [B, ..., n] to [B, ..., 2 n]: all low halves, then all high halves."""
+    """Unpack bytes [B, ..., n] to [B, ..., 2 n]: the low four bits of all bytes, then the high four bits."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
@@ -99,8 +99,8 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
     """Return uint8 [R, bytes] of type `kind` as blocks of Q8_0 with exactly the same values; None if Q8_0 cannot
-    represent them. The values of IQ4_NL and MXFP4 are integers with a scale. Half precision cannot represent all scales
-    of MXFP4."""
+    represent them. The values of IQ4_NL and MXFP4 are integers with a scale. MXFP4 is the case that may fail, because
+    half precision cannot represent all of its scales."""
     if kind == "IQ4_NL":
         blocks = rows.reshape(-1, 18)
         return _as_q8_0(blocks[:, :2], _integers_iq4_nl(blocks), rows)
@@ -115,7 +115,8 @@ def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
 
 
 def _as_q8_0(scales: Tensor, integers: Tensor, rows: Tensor) -> Tensor:
-    """Return the bytes of half-precision scales [B, 2] and int8 [B, 32], in the number of rows that `rows` has."""
+    """Join half-precision scales [B, 2] and int8 values [B, 32] to blocks of Q8_0, with the same number of rows as
+    `rows`."""
     return torch.cat((scales, integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
 
 

@@ -1,4 +1,4 @@
-"""Families with experts of 2025 and later, whose files have most of their properties as plain fields."""
+"""Model families with experts from 2025 and later. Their files store most properties as plain metadata fields."""
 
 from bridle.gguf import rules as r
 from bridle.gguf.family import GgufFamily

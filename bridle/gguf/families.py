@@ -1,5 +1,5 @@
-"""The architectures of GGUF files and their families in transformers: names of tensors and fields of configurations.
-The same table is used for reading and writing.
+"""A table of GGUF architectures and their model families in transformers, with tensor names and configuration fields.
+Reading and writing use the same table.
 """
 
 from __future__ import annotations

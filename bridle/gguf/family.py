@@ -1,4 +1,4 @@
-"""An architecture of GGUF files and its model family in transformers."""
+"""The description of one architecture of GGUF files and its model family in transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kinds = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """An architecture: its name in transformers, its tensors, and its further properties."""
+    """A GGUF architecture: its model type in transformers, the rules for its tensors, and its further properties."""
 
     arch: str
     model_type: str

@@ -1,4 +1,4 @@
-"""Helper functions for reading and writing configurations."""
+"""Helper functions that convert fields between GGUF metadata and transformers configurations."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def head_dim(config: Any) -> int:
 
 
 def read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    """Read no field: the reader of a property that files do not have."""
+    """Read nothing. This is the reader of a property that files do not store."""
 
 
 def write_nothing(config: Any, put: Put) -> None:
-    """Write no key: the writer of a property that follows from fields which other writers write."""
+    """Write nothing. This is the writer of a property that follows from keys which other writers write."""
 
 
 def key_heads(config: Any) -> int:
-    """Return the number of key heads. Older families have another field for it, or as many key heads as query heads."""
+    """Return the number of key heads. Older families have another field for it, or have the same number of key and
+    query heads."""
     if getattr(config, "new_decoder_architecture", False):
         return int(config.num_kv_heads)
     if getattr(config, "multi_query", False):
@@ -50,8 +51,8 @@ def has(model: GgufModel, name: str) -> bool:
 
 
 class Field(NamedTuple):
-    """A field of the transformers configuration that a file has under its own key. `kind` is int, float or bool.
-    Without a `default` the file must have the key."""
+    """A field of the transformers configuration, and the key under which a file stores it. `kind` is int, float or
+    bool. If there is no `default`, the file must have the key."""
 
     key: str
     name: str
@@ -69,7 +70,7 @@ class Field(NamedTuple):
 
 
 def by_layer(model: GgufModel, key: str, count: int, default: int | None = None) -> list[int]:
-    """Return a number for each layer. A file has one number for all layers, or a list."""
+    """Return one number per layer. A file stores one number for all layers, or a list."""
     value = model.metadata.get(key)
     if not isinstance(value, np.ndarray):
         return [model.integer(key, default, 0, MAX_SIDE)] * count
@@ -80,8 +81,8 @@ def by_layer(model: GgufModel, key: str, count: int, default: int | None = None)
 
 
 def one_of(model: GgufModel, key: str, numbers: list[int]) -> int:
-    """Return the number that all layers with a number other than 0 have. Raises `UnsupportedModel` if these layers
-    differ."""
+    """Return the one nonzero value in `numbers`, which has one value per layer. Raises `UnsupportedModel` if there are
+    different nonzero values."""
     found = {number for number in numbers if number}
     if len(found) != 1:
         raise UnsupportedModel(f"{model.path}: {key} differs from layer to layer, or is 0 in all of them")

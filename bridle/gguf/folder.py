@@ -1,5 +1,5 @@
-"""A GGUF file as a model folder: configuration, tokenizer and chat template are written as the usual files, and the
-weights stay in the GGUF file. A vision tower in a file next to the GGUF file (`mmproj`) belongs to the model.
+"""Converts a GGUF file to a model folder. Configuration, tokenizer and chat template are written as the usual files;
+the weights stay in the GGUF file. A vision tower in a file next to the GGUF file (`mmproj`) belongs to the model.
 
 A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders are in the
 user's cache, and can be deleted and made again.
@@ -38,7 +38,7 @@ _MAX_LINKS = 4096
 
 
 def is_unpacked(path: Path) -> bool:
-    """Return whether a file was already unpacked, so that `unpack` does no work."""
+    """Return whether the file was already unpacked. If so, `unpack` only returns its folder."""
     return _known_folder(_named(path), tower_beside(_named(path))) is not None
 
 
@@ -63,7 +63,8 @@ def unpack(path: Path, tower: Path | None = None) -> Path:
 
 
 def _known_folder(path: Path, tower: Path | None) -> Path | None:
-    """Return the folder of a file that has not changed since it was unpacked. The file's header is not read again."""
+    """Return the folder of a file that has not changed since it was unpacked. This does not read the file's header
+    again. Returns None if the file changed or is new."""
     state = _state(path, tower)
     name = None if state is None else _names().read_text(_place_of(path, state))
     folder = None if name is None else cache_folder() / Path(name.decode()).name
@@ -79,7 +80,7 @@ def _place_of(path: Path, state: list[list[Any]]) -> Path:
 
 
 def _state(path: Path, tower: Path | None) -> list[list[Any]] | None:
-    """Return the files of a model with sizes and times of change; None if they do not exist."""
+    """Return each file of a model with its size and modification time; None if a file does not exist."""
     try:
         states = [(piece, piece.stat()) for piece in (*pieces_of(path), *([] if tower is None else [tower]))]
     except OSError:
@@ -109,8 +110,8 @@ def _unpack(path: Path, tower: Path | None, is_given: bool) -> Path:
 
 
 def _config(model: GgufModel) -> dict[str, Any]:
-    """Return the configuration. For an architecture that only llama.cpp computes, it has the reason why other backends
-    refuse the model."""
+    """Return the model's configuration. If only llama.cpp supports the architecture, the configuration has the reason
+    why other backends refuse the model."""
     try:
         family = find_family(model)
     except UnsupportedModel as error:
@@ -125,13 +126,13 @@ def cache_folder() -> Path:
 
 
 def weights_of(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder in the cache; None for any other folder, whatever files it contains."""
+    """Return the GGUF file that a folder in the cache was unpacked from; None for a folder outside the cache."""
     found = _pointer(folder)
     return None if found is None else Path(found["path"])
 
 
 def tower_of(folder: Path) -> Path | None:
-    """Return the GGUF file with the vision tower of a folder in the cache; None if there is none."""
+    """Return the GGUF file with the vision tower for a folder in the cache; None if the model has no tower."""
     found = _pointer(folder)
     return None if found is None or "tower" not in found else Path(found["tower"])
 
@@ -157,8 +158,8 @@ def is_adapter_file(source: str) -> bool:
 
 
 def _name_of(model: GgufModel, files: Sequence[GgufFile]) -> str:
-    """Return the folder's name, a digest of the headers' bytes and the files' paths. Paths are included because a copy
-    in another folder may be changed independently."""
+    """Return the name of a model's folder: a digest of the headers' bytes and the files' paths. Paths are included
+    because a copy of the file in another place may be changed independently."""
     digest = hashlib.blake2b(_EDITION, digest_size=12)
     for file in files:
         digest.update(str(file.path).encode())
@@ -184,8 +185,8 @@ def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary, more:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:
-    """Make `folder` with all of `files` or none. The file `mark` shows that the folder is complete, because another
-    process may be making the same folder."""
+    """Create `folder` with all of `files`, or not at all. Another process may be creating the same folder, so the file
+    `mark` shows that a folder is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as made:

@@ -1,7 +1,5 @@
-"""The constants of the GGUF format: its magic, the types of its values, the types of its tensors and their block sizes.
-
-A tensor type packs `values` values into `size` bytes, always along a row. The names are those of llama.cpp, which are
-also usual in file names.
+"""Constants of the GGUF format: magic number, metadata value types, tensor types and their block sizes. A tensor type
+packs `values` values of a row into `size` bytes. The types have llama.cpp's names, which are also common in file names.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Converts tensors whose form in a file differs from that in transformers, in both directions. A file may add 1 to a
-tensor, transpose it, split it or reshape it. The file may also hold values that a model computes from the tensor.
+"""Converts tensors that a file stores in another form than transformers, in both directions. A file may have added 1 to
+a tensor, transposed it, split it or reshaped it. The file may also store values that the model computes from the
+tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OF_WEIGHTS = ("offset", "conv", "column", "groups")
 
 
 def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
-    """Return the tensor of transformers made of `parts` in the file, with rows in the file's order. Raises
+    """Return the tensor for transformers, made from the file's tensors `parts`. Its rows keep the file's order. Raises
     `RuntimeError`, `IndexError` or `ValueError` if the shapes of parts do not fit together."""
     tensor = _joined(rule, parts)
     if rule.change == "slice":
@@ -59,7 +60,7 @@ def _logarithm(decay: Tensor) -> Tensor:
 
 
 def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Sequence[Tensor]:
-    """Return the tensors of the file for a tensor of transformers, in float32 if their values change."""
+    """Return the file's tensors for a tensor of transformers. They are float32 if the conversion changes values."""
     for dim, order in ((0, rule.order), (-1, rule.columns)):
         rows = file_order(order, tensor.shape[dim], config)
         tensor = tensor if rows is None else tensor.index_select(dim, rows.to(tensor.device))

@@ -1,4 +1,5 @@
-"""Properties of families whose queries, keys and values are one matrix: their heads, widths and biases of positions."""
+"""Properties of model families that store queries, keys and values in one matrix: heads, MLP widths and position
+biases."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from bridle.gguf.shards import GgufModel
 
 
 def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> None:
-    """Drop fields that such a configuration lacks. Raises `UnsupportedModel` if the heads differ from those that the
-    configuration implies."""
+    """Drop `num_key_value_heads` and `head_dim`, which the configuration of such a family lacks. Raises
+    `UnsupportedModel` if they differ from the values that the family implies."""
     found = (config.pop("num_key_value_heads"), config.pop("head_dim"))
     if found != (wanted, config["hidden_size"] // config["num_attention_heads"]):
         raise UnsupportedModel(f"{model.path}: {found[0]} heads of keys of {found[1]} numbers are not read for {arch}")
@@ -32,7 +33,8 @@ def _write_one_key_head(config: Any, put: Put) -> None:
 
 
 def _read_groups(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Falcon's groups of heads: one key head is a group as well."""
+    """Read Falcon's number of key heads, each of which serves a group of query heads. One key head for all query heads
+    is also a group."""
     config |= {
         "new_decoder_architecture": True,
         "num_kv_heads": config["num_key_value_heads"],
@@ -60,7 +62,7 @@ def _write_four_times(config: Any, put: Put) -> None:
 
 
 def _read_biased_positions(model: GgufModel, arch: str, config: Config) -> None:
-    """Read MPT's positions, whose biases grow with the distance of two tokens."""
+    """Read MPT's position biases (ALiBi), which grow with the distance between two tokens."""
     most = model.real(f"{arch}.attention.max_alibi_bias", 0.0)
     if most <= 0 or most != int(most):
         raise UnsupportedModel(f"{model.path}: {arch}.attention.max_alibi_bias is {most}; must be a whole number")

@@ -1,4 +1,4 @@
-"""Families whose keys and values are made of one short vector per token: DeepSeek and related families."""
+"""Model families that compute keys and values from one short latent vector per token: DeepSeek and related families."""
 
 from bridle.gguf.expert_families import COUNTS, DENSE_OR_SPARSE, GROUPS
 from bridle.gguf.family import GgufFamily

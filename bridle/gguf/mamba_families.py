@@ -1,4 +1,4 @@
-"""Families with layers of Mamba, alone or next to attention."""
+"""Model families with Mamba layers, alone or combined with attention layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FULL = "full_attention"
 
 
 def _mamba(prefix: str, *, has_norm: bool = True) -> tuple[TensorRule, ...]:
-    """Return the rules of a Mamba-2 layer."""
+    """Return the tensor rules of a Mamba-2 layer."""
     norm = (layer(f"{prefix}.norm", "ssm_norm", "groups"),) if has_norm else ()
     return (
         layer(f"{prefix}.A_log", "ssm_a!", "decays"),
@@ -25,7 +25,7 @@ def _mamba(prefix: str, *, has_norm: bool = True) -> tuple[TensorRule, ...]:
 
 
 def _first_mamba(prefix: str) -> tuple[TensorRule, ...]:
-    """Return the rules of a layer of the first Mamba."""
+    """Return the tensor rules of a Mamba-1 layer."""
     return (
         layer(f"{prefix}.A_log", "ssm_a!", "decay"),
         layer(f"{prefix}.D", "ssm_d!"),

@@ -1,5 +1,5 @@
-"""Gemma 4, whose layers with a sliding window and layers without one differ. The two kinds of layers have different
-head sizes, rotary angles and widths of networks. The last layers use keys and values of earlier layers."""
+"""Reads the configuration of Gemma 4, whose layers with and without a sliding window differ. The two kinds of layers
+have different head sizes, rotary angles and MLP widths. The last layers use keys and values of earlier layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _SHARED = "attention.shared_kv_layers"
 
 
 def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
-    """Read heads, networks, windows and shared layers."""
+    """Read the sizes of heads and MLPs, the windows, and the number of layers that use another layer's keys and
+    values."""
     count = config["num_hidden_layers"]
     read_window_in_some(model, arch, config)
     full = [layer for layer in range(count) if config["layer_types"][layer] == _FULL]
@@ -46,8 +47,8 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_rotations(model: GgufModel, arch: str) -> Config:
-    """Read the rotary positions. Layers without a window rotate only the first values of a head: the divisors of the
-    other frequencies are huge."""
+    """Read the rotary positions. Layers without a window rotate only the first values of a head. For the other values,
+    the file has huge frequency divisors."""
     divisors = read_line(model, "rope_freqs.weight") if "rope_freqs.weight" in model.tensors else [1.0]
     width = model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count_swa", width, 1, width)
@@ -111,8 +112,7 @@ def write_mixed(config: Any, put: Put) -> None:
 
 
 def divisors(config: Any) -> list[float]:
-    """Return the divisors of the frequencies of layers without a window. The divisors encode which values of a head
-    rotate."""
+    """Return the divisors of the frequencies of layers without a window. They encode which values of a head rotate."""
     size = config.per_layer_config[list(config.layer_types).index(_FULL)].head_dim
     rotated = int(size * config.rope_parameters[_FULL]["partial_rotary_factor"] / 2)
     return [1.0] * rotated + [1e30] * (size // 2 - rotated)

@@ -1,8 +1,7 @@
 """Multi-head latent attention (MLA), as in DeepSeek's models: keys and values are made from one short vector per token.
-This module converts the sizes of MLA, and the matrix that makes keys and values.
-
-A file describes MLA as llama.cpp computes it: as one key head that all queries share. So the matrix is split into two
-halves, and the half that makes keys is transposed for each head.
+This module converts MLA's sizes, and the matrix that computes keys and values. A file describes MLA as llama.cpp
+computes it, with one key head that all query heads share. So the file has this matrix in two halves, and the half for
+keys is transposed for each head.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def read_latent(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the sizes of attention heads. Old files, whose key-value matrix is not split, have them under other keys."""
+    """Read the sizes of attention heads. Old files, whose key-value matrix is not split, have these sizes under other
+    metadata keys."""
     key = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
     key = model.integer(f"{arch}.attention.key_length_mla", key, 1, MAX_SIDE)
     value = config["hidden_size"] // config["num_attention_heads"]  # of MiniCPM 3, whose files lack it
@@ -52,7 +52,7 @@ def write_latent(config: Any, put: Put) -> None:
 
 
 def write_whole_latent(config: Any, put: Put) -> None:
-    """Write the sizes of heads of a family whose files have the matrix in the form of transformers."""
+    """Write the head sizes for a family whose files have the key-value matrix whole, as transformers does."""
     put("attention.head_count_kv", int(config.num_key_value_heads))
     put("attention.key_length", int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim))
     put("attention.value_length", int(config.v_head_dim))

@@ -1,5 +1,5 @@
-"""Properties of mixture-of-experts families beyond the fields that `bridle.gguf.traits` reads: clamped gates, dense
-layers before those with experts, shared experts, and routing methods."""
+"""Properties of mixture-of-experts families that `bridle.gguf.traits` does not read. Examples are clamped gates, dense
+first layers, shared experts, and routing methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.gguf.shards import GgufModel
 
 
 def _read_like_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the width of experts, which must equal the width of layers without experts."""
+    """Read the MLP width of experts, which must equal the MLP width of layers without experts."""
     width = model.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)
     if width != config["intermediate_size"]:
         raise UnsupportedModel(
@@ -32,13 +32,14 @@ def _write_clamped_gates(config: Any, put: Put) -> None:
 
 
 def read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Exclude the layers after those of the model, which propose draft tokens. bridle does not compute them."""
+    """Reduce the number of layers by the file's last layers, which only propose draft tokens. bridle does not compute
+    those layers."""
     config["num_hidden_layers"] -= model.integer(f"{arch}.nextn_predict_layers", 0, 0, config["num_hidden_layers"] - 1)
     config["num_nextn_predict_layers"] = 0
 
 
 def draft_tensors(model: GgufModel, num_layers: int) -> set[str]:
-    """Return the names of the tensors of draft layers, in a model with `num_layers` layers without them."""
+    """Return the names of the tensors of draft layers. `num_layers` is the number of the model's other layers."""
     arch = model.text("general.architecture")
     if not model.integer(f"{arch}.nextn_predict_layers", 0):
         return set()
@@ -126,7 +127,7 @@ def _method(num_groups: int) -> str:
 
 
 def _read_shared_like_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Hunyuan's experts: one expert that all tokens share, as wide as the others."""
+    """Read Hunyuan's experts. One additional expert processes all tokens, and has the width of the other experts."""
     config["num_experts"] = model.integer(f"{arch}.expert_count", low=1, high=1 << 16)
     config["moe_topk"] = model.integer(f"{arch}.expert_used_count", low=1, high=config["num_experts"])
     width = model.integer(f"{arch}.expert_shared_feed_forward_length", config["intermediate_size"], 0, MAX_SIDE)
@@ -144,7 +145,7 @@ def _write_shared_like_layers(config: Any, put: Put) -> None:
 
 
 def _write_dense_first(config: Any, put: Put) -> None:
-    """Write the number of layers without experts; in files these are the first layers."""
+    """Write the number of layers without experts, which must be the first layers in a file."""
     dense = list(config.mlp_layer_types).count("dense")
     if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
         raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
@@ -159,7 +160,8 @@ def _write_shared_width(config: Any, put: Put) -> None:
 
 
 def _read_shared_by_width(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the number of experts that all tokens share. A file has their total width."""
+    """Compute the number of experts that process all tokens from the total width of these experts, which the file
+    has."""
     width = model.integer(f"{arch}.{_SHARED_WIDTH}", 0, 0, MAX_SIDE)
     if width % config["moe_intermediate_size"]:
         raise UnsupportedModel(f"{model.path}: shared experts have {width} numbers, which are no whole experts")
@@ -185,7 +187,7 @@ _CHOICES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 def _read_average(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Command A+'s experts: the results of chosen and shared experts are averaged. Layers without experts are
+    """Read Command A+'s experts. The results of routed and shared experts are averaged. Layers without experts are
     wider."""
     kind = model.integer(f"{arch}.expert_gating_func", SIGMOID, SOFTMAX, SIGMOID)
     config["expert_selection_fn"] = _CHOICES[kind]

@@ -1,4 +1,4 @@
-"""Families of 2019 to 2023, whose queries, keys and values are one matrix."""
+"""Model families from 2019 to 2023, which store queries, keys and values in one matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNROTATED = _NO_WIDTH | {"rope"}
 
 
 def _layers(prefix: str, *rules: TensorRule) -> tuple[TensorRule, ...]:
-    """Return rules of layers that are under `prefix` in transformers."""
+    """Return the tensor rules for layers whose names in transformers begin with `prefix`."""
     return moved(rules, "model.layers", prefix)
 
 
@@ -23,7 +23,7 @@ def _top(prefix: str, embedding: str, norm: str) -> tuple[TensorRule, ...]:
 
 
 def _joined(names: str, order: Order = "", change: Change = "") -> tuple[TensorRule, ...]:
-    """Return the rules of a layer's four matrices, by their names in transformers."""
+    """Return the tensor rules of a layer's four matrices, whose names in transformers are `names`."""
     files = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     return tuple(
         layer(name, file, change, order if file == "attn_qkv" else "")

@@ -1,6 +1,6 @@
-"""Pre-tokenization of texts before byte-level BPE, by the names in GGUF files (`tokenizer.ggml.pre`). Each entry
-follows the models' own `tokenizer.json`, step by step: a pattern whose matches stand alone, runs of digits, or
-GPT-2's own rule, which is part of the byte-level step."""
+"""Pre-tokenization of texts before byte-level BPE, by the names in GGUF files (`tokenizer.ggml.pre`). Each entry has
+the same steps as the `tokenizer.json` of the model. A step is a pattern whose matches become separate words, a split of
+digit runs, or GPT-2's rule. GPT-2's rule is part of the byte-level step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _KIMI = (
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """`steps` in order; a tuple is a pattern whose matches become separate words. With `is_whole`, a word that is a
-    token is not split by merges. `adds_bos` is the default for files that do not set it."""
+    token is not split by merges. `adds_bos` tells whether BOS is added to a text if the file does not state it."""
 
     steps: tuple[str | tuple[str], ...]
     is_whole: bool = False
@@ -189,7 +189,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> str | None:
-    """Return the name of this pre-tokenizer in files; None if there is none."""
+    """Return the name that GGUF files have for this pre-tokenizer; None if they have no name for it."""
     wanted = _canonical(spec)
     for name, rule in PRE_TOKENIZERS.items():
         if (rule.is_whole, rule.is_composed) == (is_whole, is_composed) and _canonical(
@@ -200,7 +200,8 @@ def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> s
 
 
 def _canonical(spec: dict[str, Any] | None) -> list[tuple[Any, ...]]:
-    """Return only the steps. A byte-level step with its own rule is returned as two steps."""
+    """Return the steps of a pre-tokenizer in a comparable form. A byte-level step that includes GPT-2's rule is
+    returned as two steps."""
     steps = (spec or {}).get("pretokenizers", [spec] if spec else [])
     found: list[tuple[Any, ...]] = []
     for step in steps:

@@ -1,6 +1,6 @@
-"""Quantize values into packed blocks. The plain types equal ggml's to the bit (by the `gguf` package). The scales of
-the K types are chosen by a search. This module has its own search, and its blocks are as accurate:
-`tests/gguf/test_dequantize.py` compares their error with the formats' resolution.
+"""Quantizes values into packed blocks. The `gguf` package encodes the plain types, with the same bits as ggml. For the
+K types, this module searches for the best scales by its own method. `tests/gguf/test_dequantize.py` compares the error
+of these blocks with the resolution of their format.
 
 The input is float32 [rows, values per row], and the output uint8 [rows, bytes per row].
 """
@@ -61,9 +61,9 @@ def _safe(divisor: Tensor) -> Tensor:
 
 
 def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and the minimum (0 or less, negated) with the least error, for runs [N, 32] in levels 0 to
-    `top`. For each of several spacings the levels are rounded. Then the best line through them is found by least
-    squares."""
+    """Return the scale and the minimum with the least error, for runs [N, 32] of values in levels 0 to `top`. The
+    minimum is at most 0, and is returned negated. The function tries several spacings: it rounds values to levels, then
+    fits a line to them by least squares."""
     weights = runs.abs() + runs.square().mean(-1, keepdim=True).sqrt()
     low = runs.amin(-1, keepdim=True).clamp_max(0)
     span = _safe(runs.amax(-1, keepdim=True) - low)
@@ -91,7 +91,7 @@ def _line_through(levels: Tensor, runs: Tensor, weights: Tensor) -> tuple[Tensor
 
 
 def _k_levels(blocks: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode blocks [B, 256] as heads [B, 16] and levels [B, 8, 32]."""
+    """Encode blocks of values [B, 256] as block headers [B, 16], which hold the scales, and levels [B, 8, 32]."""
     runs = blocks.reshape(-1, 8, 32)
     scale, low = (part.reshape(-1, 8).clamp_min(0) for part in _fit_runs(runs.reshape(-1, 32), top, steps))
     wide_scale, wide_low = (part.amax(-1, keepdim=True) / 63 for part in (scale, low))  # [B, 1]
@@ -113,7 +113,8 @@ def _k_levels(blocks: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair_nibbles(levels: Tensor) -> Tensor:
-    """Pack levels [B, 8, 32] below 16 to [B, 128]: even runs in the low halves, odd runs in the high halves."""
+    """Pack levels [B, 8, 32] below 16 to [B, 128]: even runs in the low four bits of bytes, odd runs in the high four
+    bits."""
     pairs = levels.reshape(-1, 4, 2, 32)
     return (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(-1, 128)
 

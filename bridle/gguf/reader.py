@@ -1,8 +1,7 @@
-"""One GGUF file, with a header that was checked against the file before anything else is read.
-
-Every length, count, offset and type is checked against the size of the file, and against a bound. So a damaged or
-malicious file gives a clear error, and never a read outside the file. Files are read and not mapped: a file truncated
-during use causes an error in its reader instead of ending the process. This module does not know models.
+"""Reads one GGUF file. Its header is checked before anything else is read. Every length, count and offset must be
+within a limit and within the file, and every type must be known. So a damaged or malicious file gives a clear error,
+and never a read outside the file. Files are not mapped into memory, so a file truncated during use causes an error
+instead of ending the process. This module is independent of model families.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ _ARRAY_TYPES = {number: np.dtype(f"<{code}") for number, code in SCALARS.items()
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place of a tensor. `shape` has rows first, as usual in Python; the file has the opposite order."""
+    """The type, shape and offset of a tensor in the file. `shape` has rows first, as usual in Python; the file has the
+    opposite order."""
 
     name: str
     kind: TensorType
@@ -60,7 +60,8 @@ class TensorEntry:
 
 
 class GgufFile:
-    """An open file: `metadata` by key, `tensors` by name. Numeric lists are numpy arrays, other lists Python lists."""
+    """An open file: `metadata` by key, `tensors` by name. Lists of numbers in the metadata are numpy arrays; other
+    lists are Python lists."""
 
     def __init__(
         self, file: PlainFile, metadata: dict[str, Any], tensors: dict[str, TensorEntry], header: bytes
@@ -73,7 +74,7 @@ class GgufFile:
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return a copy of a tensor's bytes, [rows, bytes per row]. Raises `UnsupportedModel` if the file was truncated
-        meanwhile."""
+        after it was opened."""
         entry = self.tensors[name]
         rows = np.empty(entry.num_bytes, np.uint8)
         if self._file.read_into(rows.data, entry.start) < entry.num_bytes:
@@ -147,8 +148,8 @@ def _read_list(scan: ByteReader, key: str) -> Any:
 
 
 def _read_texts(scan: ByteReader, count: int, what: str) -> list[str]:
-    """Read a list of strings. Vocabularies have hundreds of thousands of strings, so this is one tight loop over bytes
-    in memory."""
+    """Read a list of strings. Vocabularies have hundreds of thousands of strings, so the function is one tight loop
+    over bytes in memory."""
     if count * 8 > scan.size - scan.at:
         raise scan.fail(f"{what} has {count} items, and the file ends after {scan.size - scan.at} bytes")
     size, base, at = scan.size, scan.at, 0
@@ -220,7 +221,7 @@ def _read_entry(scan: ByteReader, name: str) -> tuple[TensorType, tuple[int, ...
 
 
 def _check_apart(scan: ByteReader, entries: Mapping[str, TensorEntry]) -> None:
-    """Raise an error for tensors that overlap."""
+    """Raise an error if two tensors overlap in the file."""
     end, before = 0, ""
     for entry in sorted(entries.values(), key=lambda entry: entry.start):
         if entry.start < end:

@@ -1,4 +1,5 @@
-"""Sizes of recurrent layers. Files describe all kinds of them by the same few keys."""
+"""Reads and writes the sizes of recurrent layers. Files describe all kinds of recurrent layers with the same few
+metadata keys."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def _write_delta(config: Any, put: Put) -> None:
 
 
 def _read_channel_delta(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Kimi's heads, which have the same size for keys and values."""
+    """Read Kimi's recurrent heads, whose keys and values have the same size."""
     config |= {
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": model.integer(f"{arch}.kda.head_dim", low=1, high=MAX_SIDE),
@@ -60,7 +61,8 @@ def _write_channel_delta(config: Any, put: Put) -> None:
 
 
 def _write_unrotated_part(config: Any, put: Put) -> None:
-    """Write the size of the part of a head that other families rotate."""
+    """Write the size of the part of each head that other families rotate. Kimi does not rotate it, but files need the
+    key."""
     put("rope.dimension_count", int(config.qk_rope_head_dim))
 
 
@@ -68,7 +70,7 @@ def _write_unrotated_part(config: Any, put: Put) -> None:
 
 
 class _Names(NamedTuple):
-    """Names of a Mamba layer's sizes in the configuration of a family; "" for a size that the family lacks."""
+    """The configuration fields of a family that hold a Mamba layer's sizes; "" for a size that the family lacks."""
 
     state: str
     kernel: str
@@ -98,7 +100,7 @@ _MAMBA = _Names("state_size", "conv_kernel", "expand", "time_step_rank", "use_co
 
 
 def _mamba(names: _Names) -> tuple[Reader, Writer]:
-    """Return the reader and writer of a family whose configuration has these names of sizes."""
+    """Return the reader and the writer of Mamba sizes for a family whose configuration has these field names."""
 
     def read(model: GgufModel, arch: str, config: Config) -> None:
         inner, rank = _size(model, arch, "inner_size"), _size(model, arch, "time_step_rank")
@@ -133,7 +135,8 @@ def _mamba(names: _Names) -> tuple[Reader, Writer]:
 
 
 def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
-    """Return the period and the first number of the layers that are of a kind."""
+    """Return the period of the layers of one kind, and the number of the first of them. `layers` has one truth value
+    per layer."""
     places = [number for number, is_one in enumerate(layers) if is_one]
     period = places[1] - places[0] if len(places) > 1 else len(layers)
     if not places or [number % period == places[0] % period for number in range(len(layers))] != layers:
@@ -142,7 +145,8 @@ def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
 
 
 def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Jamba's kinds of layers, each of which repeats after a fixed number of layers."""
+    """Read the periods of Jamba's attention layers and expert layers. Each kind repeats after a fixed number of
+    layers."""
     layers = range(config["num_hidden_layers"])
     for what, tensor in (("attn", "attn_q"), ("expert", "ffn_gate_inp")):
         found = [f"blk.{layer}.{tensor}.weight" in model.tensors for layer in layers]
@@ -150,7 +154,7 @@ def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Bamba's attention layers, which always rotate one half of each head."""
+    """Read the numbers of Bamba's attention layers. These layers always rotate one half of each head."""
     if config["rope_parameters"].get("partial_rotary_factor") != 0.5:
         raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count is not one half of a head, as Bamba's is")
     layers = range(config["num_hidden_layers"])
@@ -158,7 +162,7 @@ def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Nemotron's width of networks. Files have the width 0 for layers without a network."""
+    """Read Nemotron's MLP width. Files have the width 0 for layers without an MLP."""
     widths = {
         entry.shape[0] for name, entry in model.tensors.items() if name.endswith(".ffn_up.weight") and entry.shape
     }
@@ -168,7 +172,7 @@ def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_between(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the width of experts that compute on a shorter vector than the layers around them."""
+    """Read the width of the shorter vector that Nemotron's experts compute on."""
     config["moe_latent_size"] = model.integer(f"{arch}.moe_latent_size", 0, 0, MAX_SIDE) or None
 
 
@@ -184,7 +188,7 @@ def _write_widths(config: Any, put: Put) -> None:
 
 
 def _write_adjusted_width(config: Any, put: Put) -> None:
-    """Write LFM2's width of networks. The configuration may have a width from which the model computes the real one."""
+    """Write LFM2's MLP width. The configuration may have another width, from which the model computes its MLP width."""
     width = int(config.intermediate_size)
     if config.block_auto_adjust_ff_dim:
         width = int(float(config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
@@ -199,7 +203,7 @@ def _read_adjusted_width(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_granite_experts(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Granite 4's experts: a network that all tokens share, and optional experts."""
+    """Read Granite 4's experts: an MLP that processes all tokens, and optional routed experts."""
     config["num_local_experts"] = model.integer(f"{arch}.expert_count", 0, 0, 1 << 16)
     used = model.integer(f"{arch}.expert_used_count", 0, 0, 1 << 16)
     config["num_experts_per_tok"] = min(used, config["num_local_experts"])

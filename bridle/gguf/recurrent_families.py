@@ -1,4 +1,4 @@
-"""Families with recurrent layers: short convolutions and delta rules next to attention, and Mamba."""
+"""Model families with recurrent layers: short convolutions or delta rules combined with attention, and Mamba."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _FULL = "full_attention"
 
 
 def _delta(values: r.Order = "", late_values: r.Order = "") -> tuple[r.TensorRule, ...]:
-    """Return the rules of a layer of the gated delta rule; rows of values are in the given orders."""
+    """Return the tensor rules of a gated delta net layer. `values` and `late_values` are the orders of its value rows
+    in the file."""
     prefix = "linear_attn"
     return (
         r.layer(f"{prefix}.A_log", "ssm_a!", "decay", values),

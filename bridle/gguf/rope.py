@@ -1,4 +1,4 @@
-"""Rotary positions: converts the scalings of a GGUF file to fields of the transformers configuration, and back."""
+"""Converts the settings of rotary positions (RoPE) between GGUF metadata and the transformers configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _log_scale(arch: str) -> float:
 
 
 def read_temperature(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Ministral 3's temperature: queries grow with their positions, in steps of the training context."""
+    """Read Ministral 3's attention temperature: a factor of queries that grows in steps of the training context
+    length."""
     if config["rope_parameters"]["rope_type"] != "yarn":
         raise UnsupportedModel(f"{model.path}: positions of {arch} are read if they are scaled by yarn")
     config["rope_parameters"]["llama_4_scaling_beta"] = model.real(f"{arch}.attention.temperature_scale", 0.0)
@@ -72,7 +73,7 @@ def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
 
 
 def read_line(model: GgufModel, name: str) -> list[float]:
-    """Return a tensor of one row as floats."""
+    """Return the values of a one-dimensional tensor as floats."""
     entry = model.tensors[name]
     if len(entry.shape) != 1 or entry.num_values > MAX_SIDE:
         raise UnsupportedModel(f"{model.path}: tensor {name} has shape {entry.shape}; it must be one row")
@@ -84,8 +85,8 @@ def read_line(model: GgufModel, name: str) -> list[float]:
 
 
 def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
-    """Write the rotary positions of layers without a window. `width` values of a head rotate; by default, the number in
-    the configuration."""
+    """Write the rotary settings of layers without a window. `width` is the number of values of a head that rotate
+    (default: from the configuration)."""
     rope = dict(config.rope_parameters)
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", "default")
@@ -115,8 +116,8 @@ def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
 
 
 def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
-    """Read gpt-oss's YaRN: the ramp between scaled and unscaled frequencies may begin and end between two
-    frequencies."""
+    """Read gpt-oss's YaRN settings. The bounds of its ramp from scaled to unscaled frequencies are not rounded to whole
+    frequency numbers."""
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
 
@@ -127,7 +128,7 @@ def write_whole_ramp(config: Any, put: Put) -> None:
 
 
 def read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Phi-3's scaling for long contexts: a factor for each frequency, in one list for short texts and one for long
+    """Read Phi-3's scaling for long contexts: one list of factors per frequency for short texts, and one for long
     texts."""
     trained = model.integer(
         f"{arch}.rope.scaling.original_context_length", config["max_position_embeddings"], 1, MAX_SIDE

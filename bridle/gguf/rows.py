@@ -1,8 +1,7 @@
-"""Rows of tensors in another order than in transformers.
-
-For some architectures, llama.cpp rotates neighboring values of a head, while transformers rotates halves. So
-llama.cpp's converter reorders the rows of queries and keys. In some files, value heads that share a key head are not
-adjacent. Each row consists of whole blocks, so rows of quantized tensors are reordered as well.
+"""Reorders rows of tensors between the file's order and the order of transformers. For some architectures, llama.cpp
+rotates neighboring values of a head, while transformers rotates halves. So llama.cpp's converter reorders the rows of
+queries and keys. In some files, value heads that share a key head are not adjacent. Each row consists of whole blocks,
+so rows of quantized tensors can be reordered without decoding.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from bridle.gguf.rules import Order
 
 
 def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
-    """Return the row in the file for each row of the transformers tensor; None if both have the same order. Raises
-    `ValueError` if this number of rows is impossible for the configuration."""
+    """Return for each row of the transformers tensor the row number in the file; None if both have the same order.
+    Raises `ValueError` if `num_rows` is impossible for the configuration."""
     if not order:
         return None
     if order in ("query", "key"):
@@ -37,7 +36,7 @@ def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
 
 
 def _runs(num_rows: int, *sides: int) -> Tensor:
-    """Return the row numbers as runs of the same length, [*sides, length]."""
+    """Return the row numbers, reshaped to [*sides, length]."""
     if num_rows <= 0 or num_rows % max(sides[0] * sides[1], 1):
         raise ValueError(f"{num_rows} rows cannot be divided into {sides[0]} x {sides[1]}")
     if not sides[0]:
@@ -46,8 +45,8 @@ def _runs(num_rows: int, *sides: int) -> Tensor:
 
 
 def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
-    """Return the order with all queries, then all keys, then all values. In transformers, these are grouped by key
-    head."""
+    """Return the row order for a file with all queries, then all keys, then all values. transformers groups these rows
+    by key head."""
     size = num_rows // (heads + 2 * keys)
     if heads % keys or num_rows != size * (heads + 2 * keys):
         raise ValueError(f"{num_rows} rows cannot be divided into {heads} queries and {keys} keys")
@@ -57,14 +56,15 @@ def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
 
 
 def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:
-    """Return the order with queries, keys, values and gates, each of all heads. In transformers, these are grouped by
-    key head."""
+    """Return the row order for a file that has all queries first, then keys, values and gates. transformers groups
+    these rows by key head."""
     queries = torch.arange(first).view(2, keys, -1)
     values = _runs(num_rows - first, 2, keys) + first
     return torch.cat((queries[0], queries[1], values[0], values[1]), 1).reshape(-1)
 
 
 def file_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
-    """Return the row in the transformers tensor for each row of the file; None and errors as in `library_order`."""
+    """Return for each row of the file the row number in the transformers tensor. None and errors mean the same as in
+    `library_order`."""
     rows = library_order(order, num_rows, config)
     return None if rows is None else rows.argsort()

@@ -1,8 +1,9 @@
 """Rules that make a tensor of a transformers model from tensors of a GGUF file, and groups of rules that families
 share.
 
-Some files differ from transformers' form. Queries and keys of families that llama.cpp rotates in pairs have their rows
-in another order. The weights of Gemma's norms include the 1 that transformers adds.
+Some tensors have another form in files than in transformers. For example, llama.cpp rotates heads in pairs for some
+families, so their query and key rows have another order. In files, the weights of Gemma's norms include the 1 that
+transformers adds.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Order = Literal["", "query", "key", "values", "late values", "by key head", "by 
 
 
 class TensorRule(NamedTuple):
-    """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`; a
-    name that ends in `!` is complete. Of several rules for a tensor, the first whose tensors are in the file is
-    used."""
+    """A rule that makes one tensor for transformers. `file` names one tensor of the file, or several whose rows are
+    joined. `{}` stands for the layer number. `.weight` is appended to a name unless it ends in `!`. If a tensor has
+    several rules, the first rule whose tensors are in the file is used."""
 
     model: str
     file: tuple[str, ...]
@@ -47,12 +48,12 @@ class TensorRule(NamedTuple):
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of the file's name for the transformers tensor `name`."""
+    """Return the suffix, such as `.weight`, that the file's name has for the transformers tensor `name`."""
     return ".bias" if name.endswith("bias") else ".weight"
 
 
 def file_name(file: str, layer: int, suffix: str) -> str:
-    """Return the complete name of a tensor in files."""
+    """Return the complete name of a tensor in the file, with layer number and suffix."""
     name = file.format(layer)
     return name.removesuffix("!") if name.endswith("!") else name + suffix
 
@@ -67,12 +68,12 @@ def layer(model: str, file: str, change: Change = "", order: Order = "", columns
 
 
 def listed(model: str, key: str) -> TensorRule:
-    """Return the rule for one number of each layer, which a file has in a list of its metadata called `key`."""
+    """Return the rule for a tensor with one value per layer. The file has these values in the metadata list `key`."""
     return TensorRule(_LAYER + model, (key,), "listed")
 
 
 def moved(rules: Iterable[TensorRule], old: str, new: str) -> tuple[TensorRule, ...]:
-    """Return the same rules for a transformers model that has `new` instead of `old` in its names."""
+    """Return the same rules for a model whose tensor names in transformers have `new` instead of `old`."""
     return tuple(rule._replace(model=rule.model.replace(old, new, 1)) for rule in rules)
 
 

@@ -1,7 +1,7 @@
 """Converts the configuration of a GGUF file to a `config.json`, and back.
 
-Each key of the metadata is a field of the transformers configuration under another name. `bridle.gguf.traits` has the
-fields of a family beyond the common ones.
+Each metadata key corresponds to a field of the transformers configuration. This module converts the fields that
+families share; `bridle.gguf.traits` converts the others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 def _is_sigmoid(model: GgufModel, arch: str) -> bool:
-    """Return whether experts are chosen by a sigmoid. Files without this key are of DeepSeek V2, or of GLM-4.7-Flash,
-    which has a bias."""
+    """Return whether a sigmoid chooses experts. Files without this metadata key are of DeepSeek V2, or of
+    GLM-4.7-Flash, whose router has a bias."""
     kind = model.integer(f"{arch}.expert_gating_func", 0)
     return kind == SIGMOID or (kind == 0 and has(model, "exp_probs_b.bias"))
 
@@ -86,8 +86,8 @@ def check_causal(model: GgufModel) -> None:
 
 
 def read_config(model: GgufModel, family: GgufFamily) -> Config:
-    """The fields of `config.json`. Raises `UnsupportedModel` for a key that is missing, or that has no counterpart in
-    transformers."""
+    """Return the fields of `config.json`. Raises `UnsupportedModel` if a metadata key is missing, or has no counterpart
+    in transformers."""
     arch = family.arch
     config: Config = {"model_type": family.model_type}
     for key, field in _counts(family).items():
@@ -119,7 +119,8 @@ def _counts(family: GgufFamily) -> dict[str, str]:
 
 
 def _read_eps(model: GgufModel, arch: str, is_layer_norm: bool) -> float:
-    """Return the epsilon of norms. Some files of models with RMS norms have it under the key of layer norms."""
+    """Return the epsilon of the norms. Some files of models with RMS norms store it under the metadata key for layer
+    norms."""
     other = model.metadata.get(f"{arch}.{_NORM_KEYS[1]}") if not is_layer_norm else None
     return model.real(f"{arch}.{_NORM_KEYS[is_layer_norm]}", other)
 
@@ -187,8 +188,8 @@ def _special_ids(model: GgufModel) -> Config:
 
 
 def write_config(config: Any, family: GgufFamily, put: Put) -> None:
-    """Write the transformers configuration as metadata; `put` gets keys without the architecture. Raises
-    `UnsupportedModel` for settings that a GGUF file cannot express."""
+    """Write the transformers configuration as metadata by calls of `put`, whose keys lack the architecture prefix.
+    Raises `UnsupportedModel` for settings that a GGUF file cannot express."""
     for name, value in family.constants:
         if getattr(config, name, value) != value:
             raise UnsupportedModel(f"{name} {getattr(config, name)!r} of this family cannot be stored in a GGUF file")
@@ -207,7 +208,8 @@ def write_config(config: Any, family: GgufFamily, put: Put) -> None:
 
 
 def _listing(config: Any, family: GgufFamily, put: Put) -> Put:
-    """Return a `put` that writes the number of key heads of each layer, for families whose files have a list."""
+    """Return `put`, changed for families whose files list the number of key heads of each layer: the changed function
+    writes this list."""
     if not family.lists_heads:
         return put
     attends = [kind == "full_attention" for kind in config.layer_types]

@@ -1,4 +1,5 @@
-"""A model in one GGUF file or in several. Several files are found by their names, and checked to belong together."""
+"""Reads a model from one GGUF file or several. The files of a split model are found by their names, and checked to
+belong together."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MAX_PIECES = 1_000
 
 
 class GgufModel:
-    """All files of a model as if they were one. `metadata` is that of the first file."""
+    """All files of a model, read like one file. `metadata` comes from the first file."""
 
     def __init__(self, files: Sequence[GgufFile]) -> None:
         self.files = tuple(files)
@@ -52,8 +53,8 @@ class GgufModel:
         return value
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
-        """Return a whole number of the metadata, in bounds. Raises `UnsupportedModel` if the key is absent and there is
-        no `default`."""
+        """Return an integer of the metadata between `low` and `high`. Raises `UnsupportedModel` if the key is absent
+        and there is no `default`."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise UnsupportedModel(
@@ -62,7 +63,7 @@ class GgufModel:
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """Return a number of the metadata."""
+        """Return a real number of the metadata."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
             raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a number")
@@ -129,7 +130,7 @@ def _count(file: GgufFile, key: str) -> int:
 
 
 def pieces_of(path: Path) -> list[Path]:
-    """Return the files of the model whose first or only file is `path`, whether they exist or not."""
+    """Return the paths of all files of the model whose first or only file is `path`. The files need not exist."""
     named = _PIECE.fullmatch(path.name)
     if named is None:
         return [path]

@@ -1,4 +1,4 @@
-"""Sliding windows, the layers that have them, and the soft-caps that some families with windows have."""
+"""Reads and writes sliding windows, the layers that have them, and the soft-caps of some families with windows."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ def write_final_cap(config: Any, put: Put) -> None:
 
 
 def _layer_types(count: int, period: int) -> list[str]:
-    """Return the types of layers: sliding windows in all layers except the last of each `period`."""
+    """Return the type of each layer: a sliding window, except in every `period`-th layer."""
     return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(count)]
 
 
 def _narrow_scale(config: Config, layers_of_27b: int) -> int:
-    """Return the value whose root divides queries: the head size, except in the largest model of each generation."""
+    """Return the value whose square root divides attention scores. It is the head size, except in Gemma's 27B
+    models."""
     if config["num_hidden_layers"] == layers_of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
@@ -94,8 +95,8 @@ def write_alternating(config: Any, put: Put) -> None:
 
 
 def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
-    """Read a window that some layers have: those that the file lists, else all but one of four; no layer if there is no
-    window."""
+    """Read the sliding window and the layers that have it. If the file does not list these layers, three of four layers
+    have the window."""
     read_window(model, arch, config)
     count = config["num_hidden_layers"]
     if config["sliding_window"] is None:

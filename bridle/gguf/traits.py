@@ -1,4 +1,4 @@
-"""Properties of a family beyond the common fields, each with its reader and its writer. `GgufFamily.reads` names the
+"""Properties of model families beyond the common fields, each with a reader and a writer. `GgufFamily.reads` names the
 properties of a family, and `TRAITS` has all properties by name."""
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _read_head_norms_or_none(model: GgufModel, arch: str, config: Config) -> Non
 
 
 def _read_half_rotated(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the rotated share of a head. The share is always set, because the default of transformers is one half."""
+    """Read the share of a head that rotates. The field is always set, because its default in transformers is one
+    half."""
     width = model.integer(f"{arch}.rope.dimension_count", config["head_dim"], 1, config["head_dim"])
     config["rope_parameters"]["partial_rotary_factor"] = width / config["head_dim"]
 
@@ -123,8 +124,8 @@ def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_three_positions(config: Any, put: Put) -> None:
-    """Write the number of pairs of a head that rotate with each component of a position. For texts any division gives
-    the same result."""
+    """Write how many value pairs of a head rotate with each of a position's components (time, height, width). For text
+    any division gives the same result."""
     share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
     half = round(head_dim(config) * share) // 2
     put("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0])
@@ -181,7 +182,7 @@ def _write_multipliers(config: Any, put: Put) -> None:
 
 
 def _read_fewer_multipliers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read MiniCPM's multipliers; its attention is scaled by the size of heads, as usual."""
+    """Read MiniCPM's multipliers. Its attention has the usual scale, one over the square root of the head size."""
     config |= {field: model.real(f"{arch}.{key}") for key, field in _MULTIPLIERS.items() if key != "attention.scale"}
     config["attention_multiplier"] = config["head_dim"] ** -0.5
 
@@ -217,7 +218,7 @@ def _write_shared_expert(config: Any, put: Put) -> None:
 
 
 def _read_routed_experts(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Qwen 3.5's experts, whose weights always sum to 1."""
+    """Read the expert sizes of Qwen 3.5, whose routing weights always sum to 1."""
     _read_expert_sizes(model, arch, config)
     for name in ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"):
         del config[name]
@@ -230,7 +231,8 @@ def _write_routed_experts(config: Any, put: Put) -> None:
 
 
 def _read_altered_inputs(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Gemma 3n's inputs of layers. A quantile gives the share of a network's values that become 0."""
+    """Read Gemma 3n's layer inputs and its activation sparsity. The file has quantiles of the share of MLP values that
+    become 0."""
     count = config["num_hidden_layers"]
     config["intermediate_size"] = by_layer(model, f"{arch}.feed_forward_length", count)
     quantiles = model.numbers(f"{arch}.activation_sparsity_scale")[:count].tolist() or [-inf] * count
@@ -250,7 +252,8 @@ def _write_altered_inputs(config: Any, put: Put) -> None:
 
 
 def _read_rotated_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the rotated layers of Granite with windows, which a file may list."""
+    """Read which layers of a Granite model with windows have rotary positions. If the file has no list, all layers have
+    them."""
     count = config["num_hidden_layers"]
     rotates = model.metadata.get(f"{arch}.attention.rope_pattern", [True] * count)
     if not isinstance(rotates, (list, np.ndarray)) or len(rotates) < count:

@@ -1,4 +1,5 @@
-"""Families whose layers with a window and those without differ in their heads or rotations: Laguna and MiMo-V2."""
+"""Model families whose layers with and without a sliding window differ in heads or rotary positions: Laguna and
+MiMo-V2."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def share(width: int, whole: int) -> float:
-    """Return the share of a head that rotates, such that its product with the head's size, rounded down, is `width`."""
+    """Return the rotated share of a head of `whole` values, such that share times `whole`, rounded down, is `width`."""
     part = width / whole
     return part if int(part * whole) == width else (width + 0.5) / whole
 
 
 def _rotations(model: GgufModel, arch: str, config: Config, width: int) -> Config:
-    """Return the rotary positions of both kinds of layers; those of layers with a window are not scaled."""
+    """Return the rotary settings of both kinds of layers. Layers with a window have unscaled positions."""
     size = config["head_dim"]
     full = read_rotation(model, arch, config)
     full["partial_rotary_factor"] = share(model.integer(f"{arch}.rope.dimension_count", size, 1, size), size)
@@ -56,8 +57,8 @@ def write_two_rotations(config: Any, put: Put) -> None:
 
 
 def read_varied(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Laguna's layers: the heads of each layer, gates of heads or of their values, and full attention in one layer
-    of four."""
+    """Read the properties of Laguna's layers: the number of heads in each layer, the type of gate, and full attention
+    in one layer of four."""
     count = config["num_hidden_layers"]
     heads = by_layer(model, f"{arch}.attention.head_count", count)
     size = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
@@ -107,7 +108,8 @@ def write_varied(config: Any, put: Put) -> None:
 
 
 def read_paired_kinds(model: GgufModel, arch: str, config: Config) -> None:
-    """Read MiMo-V2's layers: those with a window have twice as many key heads, and values are shorter than keys."""
+    """Read the properties of MiMo-V2's layers. Layers with a window have twice as many key heads; values are shorter
+    than keys."""
     count = config["num_hidden_layers"]
     read_window_in_some(model, arch, config)
     size = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)

@@ -1,5 +1,6 @@
-"""Vision towers in GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. This module reads
-the configuration of model and tower, the settings of the image processor, and the names of the tower's weights."""
+"""Reads vision towers from GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. This module
+reads the configuration of model and tower and the settings of the image processor. It also maps the names of the
+tower's weights."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Rename = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TowerFamily:
-    """A kind of tower. `models` has the model types of the whole model and of its text part, by the architecture of the
-    text's file. `marks` has the texts of tokens by fields of the configuration."""
+    """A family of vision towers. `models` maps the text file's architecture to the model types of the whole model and
+    of its text part. `marks` maps configuration fields to the texts of marker tokens."""
 
     models: Mapping[str, tuple[str, str]]
     marks: Mapping[str, str]
@@ -80,7 +81,8 @@ def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config
 
 
 def file_names(family: TowerFamily, name: str, tower: GgufModel) -> tuple[str, ...]:
-    """Return the file's tensors for a weight of transformers. Raises `UnsupportedModel` if there are none."""
+    """Return the names of the file's tensors for the weight that transformers calls `name`. Raises `UnsupportedModel`
+    if there are none."""
     for pattern, files in family.names:
         if (found := re.fullmatch(pattern, name)) is None:
             continue
@@ -91,7 +93,7 @@ def file_names(family: TowerFamily, name: str, tower: GgufModel) -> tuple[str, .
 
 
 def deepstack_layers(tower: GgufModel) -> list[int]:
-    """Return the layers whose outputs are added in the first layers of the text part."""
+    """Return the tower's layers whose outputs are added to the first layers of the text part (DeepStack)."""
     flags = tower.metadata.get("clip.vision.is_deepstack_layers", [])
     return [int(number) for number in np.flatnonzero(np.asarray(flags, dtype=bool))]
 
@@ -198,7 +200,8 @@ def _qwen3(tower: GgufModel) -> Config:
 
 
 def _qwen_processor(least: int, most: int) -> Callable[[GgufModel], Config]:
-    """Return the reader of the processor for images of `least` to `most` rows, which files do not state."""
+    """Return a function that reads the image processor's settings. Files do not state the bounds: an image has `least`
+    to `most` rows."""
 
     def read(tower: GgufModel) -> Config:
         patch, merged = _size(tower, "patch_size"), _size(tower, "spatial_merge_size", 2)

@@ -1,7 +1,6 @@
-"""Converts the tokenizer of a GGUF file to a `tokenizer.json`, so that the usual libraries can read it.
-
-These kinds are supported: byte-level BPE (`gpt2`), SentencePiece's BPE, which a file holds as scores (`llama`) or as
-merges (`gemma4`), its unigram model (`t5`), and WordPiece (`bert`). Other kinds are refused by name.
+"""Converts the tokenizer of a GGUF file to a `tokenizer.json`, so that the usual libraries can read it. These kinds are
+supported: byte-level BPE (`gpt2`), SentencePiece BPE as scores (`llama`) or as merges (`gemma4`), SentencePiece unigram
+(`t5`), and WordPiece (`bert`). For other kinds, the error names the kind.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _KEPT_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The contents of `tokenizer.json`, names of special tokens by role, tokens that end an output, and chat
+    """The contents of `tokenizer.json`, the special tokens by role, the tokens that end an output, and the chat
     templates."""
 
     spec: dict[str, Any]
@@ -61,7 +60,7 @@ def read_vocabulary(model: GgufModel) -> GgufVocabulary:
 
 
 class _Pieces:
-    """The tokens of a file, their kinds, and the tokens that have a role."""
+    """The tokens of a file with their kinds, and the special tokens by role."""
 
     def __init__(self, model: GgufModel) -> None:
         self.path = model.path
@@ -99,7 +98,7 @@ class _Pieces:
                     yield role, self.ids[text]
 
     def added(self) -> list[dict[str, Any]]:
-        """Return the tokens that are matched in a text before it is split into words."""
+        """Return `added_tokens`: the tokens that are matched in a text before it is split into words."""
         wanted = (CONTROL, USER_DEFINED, UNKNOWN)
         return [
             {
@@ -116,7 +115,7 @@ class _Pieces:
         ]
 
     def ends(self) -> tuple[int, ...]:
-        """Return the end token that the file names, then the tokens that are known to end turns."""
+        """Return the end tokens that the file names, then the tokens whose texts are known to end a turn."""
         named = [self.by_role[role] for role in ("eos", "eot", "eom") if role in self.by_role]
         known = [self.ids[name] for name in sorted(END_NAMES & self.ids.keys())]
         return tuple(dict.fromkeys([*named, *(token for token in known if self.kinds[token] == CONTROL)]))
@@ -144,7 +143,7 @@ def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _spaced_words(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
-    """Return BPE over the characters of words; the separators between words are lost."""
+    """Return a BPE tokenizer over the characters of words. Decoding cannot restore the whitespace between words."""
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
     is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", False)
     return {
@@ -156,7 +155,7 @@ def _spaced_words(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
-    """Return the merges of a file whose tokens all exist."""
+    """Return those merges of a file whose parts and result are tokens."""
     merges, ids = [_pair(text) for text in model.texts("tokenizer.ggml.merges")], pieces.ids
     known = [pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
     if len(known) < len(merges) // 2:
@@ -184,7 +183,7 @@ def _merged_pieces(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: bool) -> dict[str, Any]:
-    """Return BPE over texts that are not split into words, with a fallback to bytes."""
+    """Return a BPE tokenizer over texts that are not split into words. Unknown characters become byte tokens."""
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     lead = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
@@ -203,8 +202,8 @@ def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: boo
 
 
 def _merges_of(pieces: _Pieces, scores: list[float]) -> list[tuple[str, str]]:
-    """Merges in the order in which SentencePiece makes them: the piece with the best score first. Several pairs can
-    form the same piece; all of these pairs are merges."""
+    """Return the merges in SentencePiece's order: the merge whose result has the best score comes first. Several pairs
+    can form the same token; all of these pairs are merges."""
     ids, kinds = pieces.ids, pieces.kinds
     ranked = sorted(
         (token for token in ids.values() if kinds[token] in (NORMAL, UNUSED)), key=lambda token: -scores[token]
@@ -246,7 +245,8 @@ def _unigram(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _word_piece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
-    """Return WordPiece. Files mark the pieces that begin a word; `tokenizer.json` marks all other pieces."""
+    """Return a WordPiece tokenizer. Files mark the tokens that begin a word; `tokenizer.json` marks all other
+    tokens."""
     vocabulary = {_continued(text): number for text, number in pieces.ids.items()}
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else "[UNK]"
     is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", True)
@@ -295,7 +295,7 @@ _KNOWN = ", ".join(_BUILDERS)
 
 
 def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
-    """Return whether BOS and EOS are added to a text, by default as llama.cpp does."""
+    """Return whether BOS, and whether EOS, is added to a text. The defaults are those of llama.cpp."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
     begins = kind in ("llama", "bert") or (kind == "gpt2" and rule is not None and rule.adds_bos)
     if kind == "gemma4":  # in all its files
@@ -329,7 +329,7 @@ def _around(pieces: _Pieces, adds_bos: bool, adds_eos: bool) -> dict[str, Any] |
 
 
 def _templates(model: GgufModel) -> str | list[dict[str, str]] | None:
-    """Return the chat template, or several with their names."""
+    """Return the chat template, or a list of templates with their names; None if the file has no template."""
     default = model.text("tokenizer.chat_template")
     prefix = "tokenizer.chat_template."
     others = [

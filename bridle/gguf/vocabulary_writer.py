@@ -1,4 +1,4 @@
-"""Converts a `tokenizer.json` to the fields of a GGUF file: the inverse of `vocabulary`."""
+"""Converts a `tokenizer.json` to metadata of a GGUF file; `bridle.gguf.vocabulary` does the reverse."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _by_id(vocabulary: Mapping[str, int]) -> list[str]:
 
 
 def _add_marks(fields: VocabularyFields, spec: Mapping[str, Any], roles: Mapping[str, str]) -> None:
-    """Add the tokens of `added_tokens` with their kinds, and the tokens that have a role."""
+    """Add the tokens of `added_tokens` with their kinds, and the special tokens by role."""
     for added in spec.get("added_tokens", []):
         token, text = added["id"], added["content"]
         while len(fields.tokens) <= token:
@@ -184,7 +184,7 @@ def _pad(fields: VocabularyFields, num_rows: int) -> None:
 
 
 def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
-    """Find out from the tokenizer's results whether it adds begin and end tokens around a text."""
+    """Find out by tokenizing whether the tokenizer adds BOS and EOS tokens around a text, and write the result."""
     around = tokenizers.Tokenizer.from_str(json.dumps(spec)).encode("", add_special_tokens=True).ids
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins

@@ -1,6 +1,6 @@
 """Writes a model of transformers as a GGUF file, in the layout of llama.cpp's converter.
 
-This module knows names, orders and types. The caller has loaded the model and passes its tensors.
+This module decides the names, order and types of the file's tensors. The caller loads the model and passes its tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Progress = Callable[[float], None]
 
 
 def check_type(name: str) -> None:
-    """Raise `InvalidRequest` for a type in which files cannot be written."""
+    """Raise `InvalidRequest` unless files can be written with the quantization type `name`."""
     if name not in FILE_TYPES:
         raise InvalidRequest(f"type is {name!r}; must be one of {', '.join(FILE_TYPES)}", "type")
 
@@ -74,8 +74,8 @@ def write_gguf(
     name: str,
     progress: Progress = lambda share: None,
 ) -> None:
-    """Write the model of `tensors`, by their names in transformers, to `path`. The file appears under its name once it
-    is complete."""
+    """Write a model to the file `path`. `tensors` are its weights, by their names in transformers. The file gets the
+    name `path` when it is complete."""
     check_type(file_type)
     try:
         from gguf import GGMLQuantizationType, GGUFWriter
@@ -111,7 +111,7 @@ def write_gguf(
 
 
 def _lists(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Return the numbers of layers that the metadata has as lists."""
+    """Return the model's per-layer values that the metadata stores as lists."""
     layers = range(config.num_hidden_layers)
     rules = [rule for rule in family.rules if rule.change == "listed"]
     return {rule.file[0]: [float(tensors[rule.model.format(layer)]) for layer in layers] for rule in rules}
@@ -128,7 +128,7 @@ def _put(writer: Any, key: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A tensor of the file, computed from a tensor of the model when it is written."""
+    """A tensor of the file. It is computed from a tensor of the model when the file is written."""
 
     tensor: Tensor
     rule: TensorRule
@@ -153,7 +153,8 @@ class _Source:
 
 
 def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """Yield the file's tensors in order. Raises `UnsupportedModel` if the file has no tensor for one of the model's."""
+    """Yield the file's tensors in order. Raises `UnsupportedModel` for a tensor of the model that a file cannot
+    store."""
     left = dict.fromkeys(tensors)
     if config.tie_word_embeddings:
         left.pop("lm_head.weight", None)
@@ -179,7 +180,7 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
 
 
 def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """Yield matrices that a file stores as one tensor, at the first of them."""
+    """Yield the matrices that a file stores stacked in one tensor, when the first of them is reached."""
     stem, _, number = rule.model.rpartition(".")
     if number == "0":
         found = [tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")]
@@ -187,8 +188,8 @@ def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 
 
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors for scaled rotary positions: Llama 3's scaling as a divisor of each frequency, and Phi-3's
-    factors, which are such divisors."""
+    """Yield the tensors for scaled rotary positions. Llama 3's scaling is stored as a divisor for each frequency, and
+    so are Phi-3's factors."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     if rope.get("full_attention", {}).get("rope_type") == "proportional":
@@ -209,8 +210,8 @@ def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
-    """Return the type of one tensor. Norms, biases, convolutions and the tensors that choose experts are not quantized,
-    because llama.cpp computes them only in floats."""
+    """Return the type of one tensor of the file. Norms, biases, convolutions and routers are not quantized, because
+    llama.cpp computes them only in floats."""
     _, usual, careful, head = FILE_TYPES[file_type]
     is_float = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "hc_")) or not name.endswith(".weight")
     if len(source.shape) < 2 or is_float:
@@ -226,8 +227,8 @@ def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
 
 
 def _is_sensitive(name: str, num_layers: int) -> bool:
-    """Return whether a layer gets more bits: the first and the last eighth of the layers, and every third layer between
-    them."""
+    """Return whether a tensor's layer gets more bits. These are the first and last eighth of the layers, and every
+    third layer between."""
     layer = int(name.split(".")[1])
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
