@@ -1,7 +1,6 @@
-"""llama.cpp as a backend: the same `Executor` over its low-level functions, chosen with `--backend llamacpp`.
-
-The backend reads GGUF files and keeps KV by sequence. Tokens are sampled by bridle's own sampler over the rows of
-logits, so equal logits give the same tokens as on torch. Needs the extra `llamacpp`.
+"""The llama.cpp backend, chosen with `--backend llamacpp`: an `Executor` over llama.cpp's low-level functions. The
+backend reads GGUF files, and llama.cpp stores the KV of each sequence. The sampler of bridle chooses tokens from the
+logits, so equal logits give the same tokens as with the torch backend. Needs the extra `llamacpp`.
 """
 
 from bridle.llamacpp.loading import check_settings, load_executor

@@ -1,7 +1,5 @@
-"""LoRA adapters for llama.cpp: PEFT's weights are written to a file in llama.cpp's format.
-
-In this format, llama.cpp has its own names of tensors and its own order of query and key rows. The scale of each layer
-is multiplied into B.
+"""LoRA adapters for llama.cpp: the weights of PEFT adapters are written to a file in llama.cpp's format. This format
+has its own tensor names and its own order of query and key rows. The scale of each layer is multiplied into B.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from bridle.threads import run_in_thread
 
 
 class LlamaAdapters:
-    """Implements `bridle.lora.AdapterDevice`. The host keeps the files' contents, the device llama.cpp's handles. The
-    adapters on the device do not change while a caller holds `lock`."""
+    """Implements `bridle.lora.AdapterDevice`. An adapter on the host is the contents of its file; an adapter on the
+    device is llama.cpp's handle. The adapters on the device do not change while a caller holds `lock`."""
 
     #: Adapters that were read are never lost, so the epoch never changes.
     epoch = 0
@@ -118,7 +116,7 @@ _Place = tuple[str, LayerShape, TensorRule]  # the file's tensor and the layer's
 
 
 def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Iterator[tuple[str, _Place]]:
-    """Yield the layers that adapters may name: matrices of single layers, except the head and experts."""
+    """Yield the weights that adapters may change: the matrices of each layer, without experts and the output head."""
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:
             continue

@@ -1,8 +1,7 @@
-"""The executor over llama.cpp: it gets step plans and returns tokens.
-
-A plan's tokens are put into as few batches as possible. llama.cpp applies an adapter to the whole batch, so each
-adapter of a step has its own batches. One thread computes; adapters may be loaded and freed meanwhile. An error in one
-step forgets all sequences, as in every backend.
+"""The executor of the llama.cpp backend: it gets step plans and returns tokens. A plan's tokens are computed in as few
+batches as possible. llama.cpp applies an adapter to the whole batch, so each adapter of a step has its own batches. One
+thread computes; other threads may load and free adapters meanwhile. After an error in a step, the executor forgets all
+sequences, like every backend.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class LlamaExecutor:
         return 0 if self._model is None else self._model.num_bytes + self._kv_bytes
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. Raises `InternalError` for a stale plan or a failed step. After a failed
-        step, all sequences are forgotten."""
+        """Apply the plan and compute its rows. Raises `InternalError` for a stale plan or a failed step. A failed step
+        also makes the executor forget all sequences."""
         model = self._require_model()
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
@@ -81,8 +80,8 @@ class LlamaExecutor:
             return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the hidden states of these rows before the head, each normalized to length 1. llama.cpp does not keep
-        hidden states, so the tokens from these rows on are computed again."""
+        """Return the hidden states of these rows before the output head, each scaled to length 1. llama.cpp does not
+        keep hidden states, so the tokens of these rows and all later ones are computed again."""
         model = self._require_model()
         if step != self._step:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -109,7 +108,7 @@ class LlamaExecutor:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[SlotSequence]) -> Tensor:
-        """Compute all rows, adapter by adapter; return logits [R, V] in the order of the rows."""
+        """Compute all rows, one batch per adapter; return logits [R, V] in the order of the rows."""
         starts: dict[str | None, list[int]] = {}
         for at, row in enumerate(rows):
             starts.setdefault(row.adapter, []).append(at)

@@ -1,5 +1,5 @@
-"""The parts of llama.cpp that the executor uses, as calls that check their results. This module does not know plans or
-the engine's sequences: slots are llama.cpp's own sequence numbers.
+"""Wraps the functions of llama.cpp that the executor uses, and checks their results. This module does not handle plans
+or the engine's sequences: a slot is llama.cpp's own sequence number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHOLE, _PARTIAL = 0, 1  # parts of a slot's state: all of it, and only the recu
 
 
 class Cell(NamedTuple):
-    """A token to compute: its slot and position, and whether its logits are needed."""
+    """A token to compute, with its slot, its position, and a flag for whether its logits are needed."""
 
     token: int
     position: int
@@ -58,8 +58,8 @@ def library() -> Any:
 
 @cache
 def _log_callback() -> Any:
-    """Return a callback that forwards llama.cpp's log to bridle's log. llama.cpp's errors become warnings, because
-    bridle raises errors for their consequences."""
+    """Return a callback that forwards llama.cpp's log to bridle's log. llama.cpp's errors are logged as warnings,
+    because bridle itself raises an error if a call fails."""
     import llama_cpp
 
     def take(level: int, text: bytes, data: object) -> None:
@@ -69,7 +69,7 @@ def _log_callback() -> Any:
 
 
 class Model:
-    """A loaded model with one context of `num_cells` cells, which all sequences share."""
+    """A loaded model with one llama.cpp context, whose `num_cells` KV cells all sequences share."""
 
     def __init__(
         self, path: Path, *, num_cells: int, max_batch: int, kv_type: str, num_threads: int, on_gpu: bool
@@ -171,12 +171,12 @@ class Model:
     # -- what it remembers ----------------------------------------------------------------------------------------
 
     def cut(self, slot: int, length: int) -> None:
-        """Forget the positions of a slot from `length` on."""
+        """Remove the KV of a slot's positions from `length` on."""
         if not self._lib.llama_memory_seq_rm(self._memory, slot, length, -1):
             raise InternalError(f"llama.cpp cannot cut slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of slot `source` into the empty slot `target`."""
+        """Copy the KV of the first `length` positions of slot `source` into the empty slot `target`."""
         if length:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
@@ -190,11 +190,11 @@ class Model:
             raise InternalError(f"llama.cpp does not take a state of {len(state)} bytes for slot {slot}")
 
     def size_of(self, slot: int, part: int = _WHOLE) -> int:
-        """Return the bytes of a slot's data, or of a part of it."""
+        """Return the size in bytes of a slot's data, or of the part `part` of it."""
         return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, part))
 
     def read(self, slot: int, part: int = _WHOLE) -> bytearray:
-        """Return a slot's data, or a part of it."""
+        """Return a slot's data (KV and recurrent state), or the part `part` of it."""
         state = bytearray(self.size_of(slot, part))
         held = (ctypes.c_uint8 * len(state)).from_buffer(state)
         if self._lib.llama_state_seq_get_data_ext(self._context, held, len(state), slot, part) != len(state):

@@ -1,5 +1,5 @@
-"""Loads a `ModelConfig` into an executor over llama.cpp. Features that this backend does not support are refused by
-name."""
+"""Loads a `ModelConfig` into an executor over llama.cpp. If the configuration uses a feature that this backend does not
+support, the error names the feature."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of the KV cache, which llama.cpp allocates at once, and of a step. A cell holds one token."""
+    """Sizes of the KV cache, which llama.cpp allocates as a whole, and of a step. A cell of the cache holds one
+    token."""
 
     kv_type: str
     cell_bytes: int
@@ -118,8 +119,8 @@ def _info_of(config: ModelConfig, model: Model, sizes: _Sizes, eos_token_ids: tu
 
 
 def check_settings(config: ModelConfig) -> None:
-    """Raise `InvalidRequest` for a setting that this backend does not support, and `UnsupportedModel` without the
-    extra."""
+    """Raise `InvalidRequest` for a setting that this backend does not support, and `UnsupportedModel` if the extra
+    `llamacpp` is not installed."""
     require_library()
     if config.quantization != "none":
         raise InvalidRequest(
@@ -167,7 +168,8 @@ def _cell_bytes(source: GgufModel, item_size: int) -> int:
 
 
 def _is_plain(source: GgufModel, arch: str | None, key: str) -> bool:
-    """Return whether a count is one number for all layers; some architectures have a list."""
+    """Return whether a metadata key has one number for all layers. Some architectures have a list with one number per
+    layer."""
     return isinstance(source.metadata.get(f"{arch}.attention.{key}", 0), int)
 
 
@@ -205,8 +207,8 @@ def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_
 
 
 def _known(source: GgufModel) -> tuple[GgufFamily | None, Config]:
-    """Return the family and its configuration, for adapters; (None, {}) for an architecture that only llama.cpp
-    supports."""
+    """Return the model family and its transformers configuration, which adapters need. The result is (None, {}) for an
+    architecture that only llama.cpp supports."""
     try:
         family = find_family(source)
         return family, read_config(source, family)

@@ -1,4 +1,4 @@
-"""The KV of llama.cpp's slots as bytes, for a KV store."""
+"""Reads and writes the KV of llama.cpp's slots as bytes, for a KV store."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SlotStates:
 
 
 def kv_identity(folder: Path, kv_type: str, on_gpu: bool) -> str:
-    """Return a text that identifies everything that the KV of given tokens depends on, and its format. Reads all
-    weights if their digest is not known yet."""
+    """Return a text that identifies the format of the KV, and everything other than the tokens that its values depend
+    on. Reads all weights if their digest is not known yet."""
     found = library()
     build = Path(getattr(found.llama_cpp._lib, "_name", ""))
     digest = blake2b(build.read_bytes()).hexdigest() if build.is_file() else ""

@@ -1,11 +1,11 @@
-"""Mapping of the engine's sequences to llama.cpp's slots, and its changes by plans.
+"""Maps the engine's sequences to llama.cpp's slots, and updates this mapping from step plans.
 
 The engine's sequence numbers are unlimited, while llama.cpp has a fixed number of slots. Two sequences share their KV
 in llama.cpp after a fork, until one of them continues.
 
 A recurrent state cannot be truncated. So copies of the state are kept: before tokens that may be rolled back, and at
-least every `_COPY_EVERY` tokens. A sequence that is rolled back continues from the last copy before that position, or
-from its first token. The sequence computes the tokens after the copy again.
+least every `_COPY_EVERY` tokens. A rolled-back sequence continues from the last copy before its new end, or from its
+first token. The tokens after the copy are computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_COPIES = 1 << 30
 
 
 class SlotObserver(Protocol):
-    """Observer of changes to slots."""
+    """Interface of the memory of slots: cuts, copies, saves and restores them."""
 
     is_recurrent: bool
     num_slots: int
@@ -37,7 +37,8 @@ class SlotObserver(Protocol):
 
 @dataclass(slots=True)
 class KeptState:
-    """The recurrent state after `position` tokens; empty after it was dropped. `number` counts all copies."""
+    """A copy of the recurrent state after `position` tokens; `state` is empty once the copy is dropped. Copies are
+    numbered in the order in which they were made."""
 
     number: int
     position: int
@@ -45,8 +46,8 @@ class KeptState:
 
 
 class SlotSequence:
-    """A sequence: its tokens, the number of prompt tokens, its slot, and the number of computed tokens. The slot holds
-    `stored` tokens, and the next row computes from `first` on."""
+    """A sequence and its slot. `length` is the number of computed tokens, and `stored` the number of tokens in the
+    slot. The sequence's next row computes tokens from `first` on."""
 
     __slots__ = ("first", "kept", "length", "num_prompt", "slot", "stored", "tokens")
 
@@ -59,7 +60,7 @@ class SlotSequence:
 
 
 class Slots:
-    """The sequences of one context."""
+    """The sequences of one llama.cpp context, by sequence id."""
 
     def __init__(self, memory: SlotObserver, num_ids: int, max_model_len: int) -> None:
         self._memory = memory
@@ -83,8 +84,8 @@ class Slots:
         self._free = list(range(self._memory.num_slots - 1, -1, -1))
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
-        """Update the sequences to a plan, with their slots cut to the valid tokens; return the slot of each row, in
-        order."""
+        """Update the sequences according to a plan, and cut their slots to the valid tokens. Return the sequence of
+        each row, in order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
         self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may be used by the forks
@@ -94,8 +95,8 @@ class Slots:
         return [self._update(row) for row in plan.rows]
 
     def adopt(self, seq_id: int, tokens: Sequence[int], restore: Callable[[int], bool]) -> bool:
-        """Begin a sequence with tokens whose KV `restore` writes into a slot. Return whether `restore` succeeded.
-        Changes nothing if the sequence is known or no slot is free."""
+        """Begin a sequence with `tokens`, whose KV the function `restore` writes into a slot. Return whether this
+        succeeded. Changes nothing if the sequence exists already or no slot is free."""
         if seq_id in self.held or not self._free:
             return False
         held = self._take(seq_id)
