@@ -1,7 +1,6 @@
-"""LoRA adapters: checks their untrusted files, decides which are in memory, and multiplies many in one batch.
-
-The package does not know requests, plans or models. Importing it loads no torch; only its modules that compute import
-torch.
+"""LoRA adapters: checks their untrusted files, decides which are in memory, and applies many of them in one batch. The
+package is independent of requests, plans and models. Importing the package does not import torch; only its computing
+modules do.
 """
 
 from bridle.lora.cache_policy import AdapterState as AdapterState

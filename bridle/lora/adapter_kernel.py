@@ -1,7 +1,6 @@
-"""Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it.
-
-Fused products are compared with plain torch on random numbers, once for each shape of a site. The trials have few rows,
-many rows, and both at once, with rows without an adapter between them. A trial needs memory for the weights of one
+"""Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it. Its products
+are compared with plain torch on random numbers, once for each shape of an adapted layer (site). The trials have few
+rows, many rows, and both at once, with rows without an adapter in between. A trial needs memory for the weights of one
 site.
 """
 
@@ -52,7 +51,7 @@ def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -
 
 
 def missing_for_triton(device: torch.device) -> str | None:
-    """Return the reason why this device cannot run Triton kernels, or None."""
+    """Return the reason why this device cannot run Triton kernels; None if it can."""
     if find_spec("triton") is None:
         return "Triton, which torch for CUDA brings along"
     if is_interpreted():
@@ -65,10 +64,9 @@ def missing_for_triton(device: torch.device) -> str | None:
 
 
 class TriedKernel:
-    """The fused kernel, each kind of whose products is first compared with plain torch.
-
-    After the first wrong result, `fallback` multiplies all adapters. Without a fallback, adapters with that kind of
-    product are refused.
+    """The fused kernel with a self-test: each kind of product is compared with plain torch before it is used. After the
+    first wrong result, `fallback` multiplies all adapters. If there is no fallback, adapters with that kind of product
+    are refused.
     """
 
     def __init__(
@@ -81,8 +79,8 @@ class TriedKernel:
         self._tried: set[AdapterBlock] = set()
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Test the kinds of products that are new in this adapter's layout. The test compiles kernels, which takes
-        seconds the first time."""
+        """Test the kinds of products in this adapter's layout that were not tested before. The test compiles kernels,
+        which takes seconds the first time."""
         if self._kernel is not self._fused:
             return
         problem = self._problem(adapter)
@@ -146,6 +144,6 @@ class TriedKernel:
 
 
 def _alone(block: AdapterBlock) -> AdapterBlock:
-    """Return a layout of only one block of the same shape, whose layers have no names."""
+    """Return a layout with a single block of the same shape as `block`, whose layers have no names."""
     parts = tuple(LayerPart("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
     return AdapterBlock(0, block.rank, block.num_inputs, parts)

@@ -1,10 +1,8 @@
-"""Decides which adapters are in memory, and which adapter is evicted for another. This module only keeps records, and
-has no threads.
-
-There are two tiers, each within a number of bytes: the host holds adapters that were read, and the device holds
-adapters that steps can use. In both tiers, the least recently used adapter is evicted first. If more adapters are
-needed at once than fit on the device, they take turns. An adapter that requests need stays for at least `TURN_STEPS`
-steps in which it could be used, so that no adapter starves.
+"""Decides which adapters are in memory, and which adapter is evicted for another. This module only keeps records; it
+moves no data and has no threads. There are two tiers, each with a limit in bytes. The host holds adapters that were
+read from disk; the device holds adapters that steps can use. In both tiers, the least recently used adapter is evicted
+first. If more adapters are needed at once than fit on the device, they take turns. An adapter that requests need stays
+for at least `TURN_STEPS` steps in which it can be used, so that no adapter starves.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ AdapterState = Literal["known", "loading", "host", "device", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """The changing part of an adapter's description. `num_users` counts the requests that use the adapter now, or wait
-    for it."""
+    """The state of an adapter: whether it is in memory, and how many requests need it. `num_users` counts the requests
+    that use the adapter now, or wait for it."""
 
     state: AdapterState = "known"
     error: str | None = None
@@ -77,10 +75,9 @@ class Residency:
     # -- what steps ask ------------------------------------------------------------------------------------------
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys` that the next step can compute with.
-
-        These adapters stay on the device until the step after that. The other adapters of `keys` are wanted from now
-        on. An adapter that is not in `keys` is no longer wanted.
+        """Return the adapters among `keys` that the next step can compute with. These adapters stay on the device until
+        the next call. The other adapters in `keys` are wanted, which means that they will be loaded. Adapters outside
+        `keys` are not wanted.
         """
         self._busy = frozenset(keys)
         for key in self.wanted.keys() - self._busy:
@@ -97,7 +94,7 @@ class Residency:
         return available
 
     def _promise_places(self) -> None:
-        """Mark adapters that had their turn as leaving, if another adapter waits and no other memory is free."""
+        """If an adapter waits and no memory is free, mark adapters whose turn has ended as leaving."""
         for held in self.on_device.values():
             held.is_leaving = False
         first = self.next_to_place()
@@ -154,8 +151,8 @@ class Residency:
         return _enough(can_leave, num_bytes - free, lambda held: held.host_bytes)
 
     def leavers_of_device(self, num_bytes: int) -> list[CachedAdapter] | None:
-        """Return the adapters to evict from the device so that `num_bytes` fit; None if that is impossible now. The
-        current step uses none of them."""
+        """Return the adapters to evict from the device so that `num_bytes` fit; None if that is impossible now.
+        Adapters that the current step uses are not evicted."""
         can_leave = [
             held for held in self.on_device.values() if not held.is_moving and (held.is_leaving or self._is_idle(held))
         ]
@@ -178,13 +175,13 @@ class Residency:
         self.wanted.pop(held.key, None)
 
     def note_failed(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """Record that the adapter cannot be read, so that no step waits for the adapter."""
+        """Record that the adapter could not be read, so that no step waits for it."""
         held.failure = failure
         self.wanted.pop(held.key, None)
         self.fetched.pop(held.key, None)
 
     def lose_everything(self) -> None:
-        """Clear both tiers after the device was replaced by a new one, which holds no adapters."""
+        """Clear both tiers, because the device was replaced by a new one without adapters."""
         self.on_device.clear()
         self.on_host.clear()
 
@@ -194,7 +191,7 @@ class Residency:
             group.pop(held.key, None)
 
     def counts(self) -> dict[str, int]:
-        """Return the sizes of the groups, and how many adapters were loaded and evicted."""
+        """Return the number of adapters in each group, and how many adapters were loaded and evicted."""
         return {
             "num_adapters": len(self.known) - len(self.removed),
             "num_adapters_on_host": len(self.on_host),

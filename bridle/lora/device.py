@@ -1,6 +1,5 @@
-"""Limits on adapters of a model, as plain data, and the interface of the device that computes with them.
-
-The device may be in this process or in another one.
+"""Limits on a model's adapters, as plain data, and the interface of the device that holds the adapters. The device may
+be in this process or in another one.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Limits on the adapters of a model. The limits are the model's layers by name, the bytes of one value, and the
-    memory of all adapters together on the host and on the device."""
+    """Limits on the adapters of a model. `layers` are the layers that adapters may change, by name, and `item_size` is
+    the bytes of one value. The adapters on the host, and those on the device, have a limit in bytes."""
 
     layers: Mapping[str, LayerShape]
     item_size: int
@@ -52,8 +51,8 @@ class AdapterLimits:
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
-    """Raise `AdapterRefused`, naming the layer, if the model lacks a layer of the adapter or has the layer in another
-    size."""
+    """Raise `AdapterRefused` if the model lacks a layer that the adapter changes, or if its sizes differ. The error
+    names the layer."""
     for name, shape in files.shapes.items():
         layer = layers.get(name)
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
@@ -77,9 +76,8 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
 
 
 class AdapterDevice(Protocol):
-    """Interface of an executor's `adapters`. The methods may be called from any thread, but calls about the same
-    adapter never overlap. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be
-    reached."""
+    """Interface of an executor's `adapters`. Any thread may call the methods, but calls for the same adapter never
+    overlap. All methods but `read` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
@@ -87,7 +85,7 @@ class AdapterDevice(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Return a number that changes whenever the device loses all adapters that were read or placed."""
+        """Return a number that changes whenever the device has lost all adapters, on the host and on the device."""
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""

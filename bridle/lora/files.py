@@ -1,7 +1,6 @@
-"""Inspects an adapter's two files before they are used: adapter_config.json and adapter_model.safetensors.
-
-Both files are read within limits, and no other file of the folder is ever opened. A digest of both files identifies the
-weights from then on. So bridle notices files that change after the adapter was added.
+"""Inspects an adapter's two files before they are used: adapter_config.json and adapter_model.safetensors. Both files
+must be within size limits, and no other file of the folder is opened. A digest of both files then identifies the
+weights, so that bridle detects files that change after the adapter was added.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter that passed inspection. `shapes` has the shape of its addition to each linear layer, by the layer's
+    """An adapter that passed inspection. `shapes` has the shape of its matrices for each linear layer, by the layer's
     name in the model. `digest` covers all bytes of both files."""
 
     folder: Path
@@ -53,7 +52,7 @@ class AdapterFiles:
 
 
 def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
-    """Return the adapter in folder or hub repository `source`, which is downloaded if necessary. Raises
+    """Return the adapter in `source`, a folder or a hub repository, which is downloaded if necessary. Raises
     `AdapterRefused` with the reason."""
     folder = Path(source).expanduser()
     if source and folder.is_dir():
@@ -69,8 +68,9 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
 
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
-    """Inspect the adapter in `folder`. The adapter's files must lie under `root` with all links resolved (None: under
-    the folder itself). The header is checked before the rest is read, and the whole file is never in memory."""
+    """Inspect the adapter in `folder`. With all links resolved, the files must be under `root` (None: under the folder
+    itself). The weights' header is checked before the rest is read. The weights are read in pieces, so they need little
+    memory."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)
@@ -87,7 +87,7 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
 
 
 def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
-    """Inspect an adapter as `open_adapter` does, and return the weights' file as well: exactly the inspected bytes."""
+    """Inspect an adapter as `open_adapter` does. Also return the inspected bytes of its weights' file."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
@@ -121,8 +121,8 @@ def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
 
 @contextmanager
 def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a plain file that is under `root`; yield the file and its size. Follows no link out of `root`, and never
-    waits on a pipe."""
+    """Open a plain file of at most `limit` bytes under `root`; yield the file and its size. Links that leave `root`,
+    and pipes, are refused."""
     try:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError):

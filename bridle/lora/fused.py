@@ -1,16 +1,16 @@
-"""Computes many adapters with two Triton kernels per site. This kernel is used on CUDA.
+"""Applies many adapters with two Triton kernels for each adapted layer (site). Used on CUDA.
 
-The first kernel multiplies rows by A, which gives values for the ranks of their adapter. The second one multiplies the
-result by B and adds it to the output columns. Rows are cut into *tiles*, each of one adapter, and a program of a kernel
-computes a part of one tile. A tile has the address of its adapter's flat tensor, and the address of a *table* with the
-offsets of each site's matrices in this tensor. So adapters of any ranks and layers share one launch without being
-copied together. Rows without an adapter belong to no tile.
+The first kernel multiplies rows by the A of their adapter, which gives one value per rank. The second kernel multiplies
+this result by B and adds the product to the layer's output. Rows are cut into *tiles*, each of one adapter, and a
+program of a kernel computes a part of one tile. A tile has the addresses of its adapter's flat tensor and of a *table*.
+The table has the offsets of each site's matrices in the flat tensor. So one launch computes adapters of any ranks and
+layers, without copying their weights together. Rows without an adapter belong to no tile.
 
-Both kernels add in float32, and their intermediate result is float32 in memory. The second kernel rounds this result to
-the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the same bits
-each time.
+Both kernels accumulate in float32, and the first kernel's result is float32 in memory. The second kernel rounds this
+result to the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the
+same bits each time.
 
-Block sizes follow from a step's longest segment, from ranks, and from the type. Block sizes are not tuned at run time,
+Block sizes depend on a step's longest segment, the ranks, and the type of the weights. They are not tuned at run time,
 because each size is a kernel that has to be compiled. With few sizes, all kernels for an adapter can be compiled before
 it is used. If a step has few tiles, the first kernel divides the inputs into parts, to have enough parallel work. The
 first kernel keeps the sums of the parts separate, and the second kernel adds them.
@@ -60,8 +60,8 @@ def is_interpreted() -> bool:
 
 
 class Tile(NamedTuple):
-    """Rows `start` to before `stop`; addresses of their adapter's weights and of its layout's table. The kernels read
-    the fields in this order."""
+    """Rows `start` to `stop` (exclusive) of one adapter, with the addresses of its weights and of its layout's table.
+    The kernels read the fields in this order."""
 
     start: int
     stop: int
@@ -70,7 +70,7 @@ class Tile(NamedTuple):
 
 
 def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> Iterator[Tile]:
-    """Cut segments, whose tables are at these addresses, into tiles of at most `size` rows."""
+    """Cut segments into tiles of at most `size` rows. `tables` are the addresses of the segments' tables."""
     for segment, table in zip(segments, tables, strict=True):
         weights = segment.adapter.flat.data_ptr()
         for start in range(segment.start, segment.stop, size):
@@ -78,8 +78,8 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
 
 
 class Machine:
-    """A device that runs kernels, with its compute `capability` if it is a GPU. `enough` programs keep the device
-    busy."""
+    """A device that runs kernels, with its compute `capability` if it is a GPU. `enough` is the number of programs that
+    keeps the device busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -105,7 +105,7 @@ class Machine:
 
 
 class FusedKernel:
-    """Computes all segments of a step as one product."""
+    """Implements `AdapterKernel`: computes all segments of a step as one product."""
 
     def __init__(self, device: torch.device) -> None:
         self.machine = Machine(device)
@@ -138,7 +138,8 @@ class FusedKernel:
 
 
 class TiledProduct:
-    """Product of `tiles` [N, 4] of at most `tile_size` rows; no adapter is larger at a site than its extent."""
+    """Product of `tiles` [N, 4] of at most `tile_size` rows. `extents` has the maximum sizes of the adapters at each
+    site."""
 
     def __init__(
         self, tiles: Tensor, tile_size: int, extents: Mapping[int, Extent], dtype: torch.dtype, machine: Machine
@@ -160,8 +161,8 @@ class TiledProduct:
             self._expand(site, extent, hidden, out)
 
     def shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
-        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. Only the rows of tiles, and the ranks of their
-        adapters, are computed."""
+        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. Values outside the rows of tiles and the ranks of
+        their adapters are undefined."""
         num_inputs = rows.shape[1]
         block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
         block_ranks = _block(extent.rank)
@@ -187,7 +188,7 @@ class TiledProduct:
         return hidden
 
     def _share(self, num_inputs: int, num_programs: int, block_inputs: int) -> int:
-        """Return the number of inputs that one program multiplies."""
+        """Return the number of inputs that one program of the first kernel multiplies."""
         num_shares = min(_divide(self._machine.enough, num_programs), num_inputs // MIN_SHARE, MAX_SHARES)
         return _divide(_divide(num_inputs, max(num_shares, 1)), block_inputs) * block_inputs
 
@@ -227,7 +228,7 @@ class FusedProduct(TiledProduct):
 
 
 def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
-    """Return the extents of all tables' sites."""
+    """Return the extent of each site over all tables."""
     distinct = list({id(table): table for table in tables}.values())
     if len(distinct) == 1:
         return distinct[0].extents
@@ -240,7 +241,8 @@ def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
 
 
 def _block(rank: int) -> int:
-    """Return a power of two that holds a rank, or a part of it."""
+    """Return the number of ranks that a program computes: `rank` rounded up to a power of two, within `MIN_RANKS` and
+    `MAX_RANKS`."""
     return min(max(MIN_RANKS, 1 << (rank - 1).bit_length()), MAX_RANKS)
 
 

@@ -1,4 +1,5 @@
-"""The two kernels of `fused`, which describes how they divide the work. Importing this module needs Triton.
+"""The two Triton kernels of `bridle.lora.fused`, which describes how they divide the work. Importing this module needs
+Triton.
 
 Pointers: `rows` [T, in], `hidden` [shares, T, ranks] float32, `out` [T, columns], `tiles` [tiles, 4]. An adapter's A is
 stored as [rank, in] and each part's B as [columns, ranks]. Ranks and the offsets of A and B are multiples of 8. The

@@ -1,5 +1,5 @@
-"""Downloads an adapter's two files from the hub. The download checks their sizes first, and fetches only these files,
-at one revision."""
+"""Downloads an adapter's two files from the hub. The file sizes are checked before the download. Only these two files
+are fetched, both from the same commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) -> Path:
-    """Return the folder in the hub's cache with the files named in `limits`, each of at most its limit in bytes.
+    """Download the files named in `limits`, each of at most its limit in bytes. Return their folder in the hub's cache.
     Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
     from huggingface_hub import constants, snapshot_download
 

@@ -1,10 +1,9 @@
-"""Memory layout of an adapter: one flat tensor, with a block for each site in the model that it changes.
-
-A *site* is a linear layer that the model computes. A layer that an adapter names is usually a separate site. If the
-model computes several layers as one product (queries, keys and values, for example), each layer is a part of one site.
-The A matrices of all parts are then concatenated, so that one product computes them, and each B adds to the columns of
-its part. Ranks are padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can
-be multiplied together.
+"""Memory layout of an adapter: one flat tensor, with a block for each site that the adapter changes. A *site* is a
+matrix product that the model computes. Most sites are one linear layer. If the model computes several layers as one
+product (queries, keys and values, for example), each of these layers is a part of one site. The A matrices of all parts
+are then concatenated, so that one product computes them. Each part's B adds to the columns of that part. Ranks are
+padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be multiplied
+together.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def padded(rank: int) -> int:
 
 
 class IndexRange(NamedTuple):
-    """The range from `begin` to before `end`."""
+    """The range from `begin` to `end` (exclusive)."""
 
     begin: int
     end: int
@@ -37,8 +36,8 @@ class IndexRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlacement:
-    """Position of an adapted layer: its outputs are the `columns` of a site. A process that has only a part of the
-    layer reads the range `inputs` of the layer's inputs and computes the range `outputs` of its outputs."""
+    """Position of an adapted layer in a site: the layer's outputs are the site's `columns`. With tensor parallelism,
+    this process has only the range `inputs` of the layer's inputs and the range `outputs` of its outputs."""
 
     site: int
     columns: IndexRange
@@ -48,8 +47,8 @@ class AdapterPlacement:
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One layer's share of a site: B is [columns, ranks] at offset `begin`, multiplied by the hidden values of
-    `ranks`."""
+    """One layer's part of a site. Its B [columns, ranks] is at offset `begin`, and multiplies the `ranks` of the
+    product with A."""
 
     layer: str
     columns: IndexRange
@@ -75,14 +74,14 @@ class AdapterBlock:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """All blocks of an adapter, by site, in one flat tensor of `num_values`."""
+    """The blocks of an adapter, by site, in one flat tensor of `num_values` values."""
 
     blocks: Mapping[int, AdapterBlock]
     num_values: int
 
 
 def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, AdapterPlacement]) -> AdapterLayout:
-    """Lay out an adapter of these `shapes`; each of its layers has an entry in `places`."""
+    """Lay out an adapter whose layers have these `shapes`. `places` has the position of each layer in a site."""
     by_site: dict[int, list[str]] = {}
     for name in sorted(shapes, key=lambda name: (places[name].site, places[name].columns)):
         by_site.setdefault(places[name].site, []).append(name)

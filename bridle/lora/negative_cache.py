@@ -2,7 +2,7 @@
 its files only once.
 
 A failure is remembered until the adapter's files change (their times or sizes) or some seconds have passed. So a
-repaired adapter works at once, and after other failures the adapter is tried again soon.
+repaired adapter works at once, and an adapter with an unchanged file is tried again after some seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CachedFailure:
-    """The reason why files with this `stamp` could not be used. The reason is remembered until the time `until` on the
+    """The error that adapter files with this `stamp` caused. The error is remembered until the time `until` on the
     owner's clock."""
 
     error: BridleError
@@ -40,7 +40,8 @@ class CachedFailure:
         object.__setattr__(self, "error", copy.copy(self.error))
 
     def holds(self, now: float) -> bool:
-        """Return whether another attempt would only fail again."""
+        """Return whether another attempt at time `now` would fail again: the files are unchanged, and `until` is not
+        reached."""
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:
@@ -49,8 +50,8 @@ class CachedFailure:
 
 
 def stamp_of(folder: Path | None) -> Stamp:
-    """Return the current state of the files in `folder`. The state is taken before the files are read, so that a later
-    change is noticed."""
+    """Return the times and sizes of the files in `folder`. Callers take this stamp before they read the files, so that
+    a later change is noticed."""
     return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
 
 
@@ -63,7 +64,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Failures:
-    """The failures of adapters that are not registered, by any key. Only the newest ones are kept, up to a limit."""
+    """The recent failures of adapters that are not registered, by a key that the caller chooses. Beyond a limit, the
+    oldest failures are dropped."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[Hashable, CachedFailure] = OrderedDict()

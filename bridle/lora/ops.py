@@ -1,6 +1,6 @@
-"""Addition of adapters to the outputs of linear layers in a step: `rows @ A @ B`, each row with its own A and B.
-Rows of one adapter are adjacent and form a *segment*. The product of segments depends on the device:
-`torch_product` is the plain implementation, `fused` that for CUDA."""
+"""Adds the results of adapters to the outputs of a step's linear layers: `rows @ A @ B`. Each row has its own A and B.
+Rows of one adapter are adjacent and form a *segment*. There are two implementations of the product: `torch_ops` in
+plain torch, and `fused` for CUDA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridle.lora.weights import PlacedAdapter
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `start` to before `stop` of a step belong to `adapter`."""
+    """Rows `start` to `stop` (exclusive) of a step, which belong to `adapter`."""
 
     start: int
     stop: int
@@ -28,7 +28,7 @@ class Segment:
 
 
 class Product(Protocol):
-    """Product of some segments of a step, at the sites that the segments' adapters change."""
+    """Interface of the product of some segments of a step, at the sites that their adapters change."""
 
     @property
     def sites(self) -> Iterable[int]: ...
@@ -39,7 +39,7 @@ class Product(Protocol):
 
 
 class Multiplier(Protocol):
-    """Factory of the products of a step."""
+    """Interface that makes the products of a step."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         """Return the products that compute these segments."""
@@ -47,7 +47,7 @@ class Multiplier(Protocol):
 
 
 class AdapterKernel(Multiplier, Protocol):
-    """A kernel that multiplies adapters."""
+    """Interface of a kernel that multiplies adapters."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Do work that is slow only the first time, such as compiling kernels. Called before steps use the adapter, by
@@ -60,7 +60,8 @@ class AdapterKernel(Multiplier, Protocol):
 
 
 class AdapterStep:
-    """The adapters of one step, and the addition of their results. `num_tokens` is the number of the step's rows."""
+    """The adapters of one step. `add` adds their results to a layer's outputs. `num_tokens` is the number of rows of
+    the step."""
 
     def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: Multiplier) -> None:
         self.num_tokens = num_tokens
@@ -71,7 +72,8 @@ class AdapterStep:
                 self.by_site.setdefault(site, []).append(product)
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """Add to the outputs of a site in place. `out` and `rows` may have leading dimensions of one."""
+        """Add the adapters' results for `rows` to the site's outputs `out`, in place. Both may have leading dimensions
+        of size one."""
         flat_rows = rows.reshape(-1, rows.shape[-1])
         flat_out = out.view(-1, out.shape[-1])
         if flat_rows.shape[0] != self.num_tokens:

@@ -1,7 +1,7 @@
-"""Reads an adapter_config.json. A setting that bridle does not support is refused by name.
+"""Reads an adapter_config.json. If it has a setting that bridle does not support, the error names the setting.
 
 PEFT gains fields with every version. An unknown field is ignored only if it is empty (null, false, an empty list).
-Otherwise the adapter might be applied in another way than it was trained, and its wrong answers would not be noticed.
+Otherwise the adapter might be applied differently than it was trained, and nobody would notice the wrong answers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 class _Fields(msgspec.Struct):
-    """The fields that are read, with their types."""
+    """The fields of adapter_config.json that are read, with their types."""
 
     peft_type: str
     r: int
@@ -81,7 +81,8 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """Addition to one linear layer: `scale * B(A(x))`, A from `in_features` to `rank`, B to `out_features`."""
+    """The term `scale * B(A(x))` that an adapter adds to one linear layer. A maps `in_features` to `rank` values, and B
+    maps these to `out_features`."""
 
     rank: int
     in_features: int
@@ -101,11 +102,11 @@ class PeftConfig:
     alpha_pattern: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        """Return the rank at a layer."""
+        """Return the adapter's rank at the layer called `module`."""
         return int(_first_match(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of B's result at a layer."""
+        """Return the factor by which B's result is multiplied at the layer called `module`."""
         rank = self.rank_of(module)
         alpha = float(_first_match(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
@@ -191,7 +192,8 @@ def _compiles(pattern: str) -> bool:
 
 
 def _first_match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the module's name, or its end after a dot, as in PEFT."""
+    """Return the value of the first pattern that matches the module's name, or a part of the name after a dot, as in
+    PEFT."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

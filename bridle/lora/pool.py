@@ -1,8 +1,8 @@
 """The adapters of one engine, which are loaded into memory in the background while the batch continues.
 
-At each step the engine asks which adapters are ready, and never waits for the answer. Missing adapters are loaded
-meanwhile, and the sequences that need them are not scheduled until then. The device (`AdapterDevice`) holds the
-weights. `Residency` decides which adapters are kept and which are evicted, and `Mover` moves them.
+At each step the engine asks which adapters are ready, which never blocks. The other adapters are loaded meanwhile, and
+sequences that need them are scheduled later. The device (`AdapterDevice`) holds the weights. `Residency` decides which
+adapters are kept and which are evicted, and `Mover` moves them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from bridle.threads import conclude_all
 
 
 class AdapterPool:
-    """Keeps the adapters of one model on one device.
-
-    The first group of methods is for managers of adapters, from any thread; the second is for the engine's thread.
-    `on_change` is called, from any thread, when an adapter was loaded into memory. `item_size` is the size of one value
-    of the model; both memories are in bytes. An adapter that could not be read is not tried again for some time, unless
-    its files change; `clock` measures this time.
+    """Manages the adapters of one model on one device. Any thread may call the first group of methods, which register
+    and remove adapters. Only the engine's thread may call the second group. When an adapter was loaded into memory,
+    some thread calls `on_change`. `item_size` is the size of one value of the model; all sizes are in bytes. An adapter
+    that could not be read is not tried again for some time, unless its files change; `clock` measures this time.
     """
 
     def __init__(
@@ -54,15 +52,16 @@ class AdapterPool:
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Let requests use the adapter. An adapter that was removed and is still in use is restored. An adapter that
-        failed may be tried again at once."""
+        """Let requests use the adapter. This restores an adapter that was removed but is still in use. An adapter whose
+        files could not be read may be tried again at once."""
         with self._lock:
             held = self._books.known.setdefault(key, CachedAdapter(key, files, self.limits.device_bytes(files)))
             held.failure = None
             self._books.removed.pop(key, None)
 
     def remove(self, key: str) -> None:
-        """Forget the adapter, and free its memory after its last user has ended. Unknown keys are ignored."""
+        """Forget the adapter, and free its memory when the last request that uses it has ended. Unknown keys are
+        ignored."""
         with self._lock:
             held = self._books.known.get(key)
             if held is not None:
@@ -75,8 +74,8 @@ class AdapterPool:
             return AdapterStatus() if held is None else self._books.status(held)
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to read the adapter. The future completes when the adapter is on the host or the device, and fails if
-        it cannot be read. Raises `UnknownAdapter`."""
+        """Begin to read the adapter from disk. The future completes when the adapter is on the host or the device, and
+        fails if the adapter cannot be read. Raises `UnknownAdapter`."""
         future: Future[None] = Future()
         with self._lock:
             if self._mover.is_closed:
@@ -95,7 +94,7 @@ class AdapterPool:
 
     @property
     def num_placed(self) -> int:
-        """Number of times an adapter was loaded to the device."""
+        """Return how many times adapters were loaded to the device."""
         return self._books.num_placed
 
     def counts(self) -> dict[str, int]:
@@ -114,8 +113,8 @@ class AdapterPool:
     # -- the engine's thread -------------------------------------------------------------------------------------
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use the adapter. If it recently could not be read, raise the
-        reason. Safe from any thread."""
+        """Raise `UnknownAdapter` unless requests may use the adapter. Raise the error of the last attempt if the
+        adapter recently could not be read. Safe from any thread."""
         with self._lock:
             failure = self._failure_of(self._find(key))
             if failure is not None:
@@ -153,7 +152,7 @@ class AdapterPool:
             return available
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Return the adapters in use that could not be read since the last call, with the errors."""
+        """Return the adapters in use that turned out to be unreadable since the last call, with their errors."""
         if not self._failures:
             return {}
         with self._lock:
@@ -169,8 +168,8 @@ class AdapterPool:
         return held
 
     def _failure_of(self, held: CachedAdapter) -> BridleError | None:
-        """Return the reason why the adapter cannot be read, if another attempt would fail again. A failure that is no
-        longer valid is forgotten."""
+        """Return the error of the last attempt to read the adapter if another attempt would fail again; otherwise None.
+        An error that is no longer valid is forgotten."""
         if held.failure is not None and held.failure.holds(self._clock()):
             return held.failure.again()
         held.failure = None

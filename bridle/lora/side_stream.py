@@ -1,8 +1,7 @@
-"""GPU work in parallel to steps: copies and trials that no step waits for.
-
-Memory that such work fills comes from its stream's own pool. Steps read this memory on another stream. Steps must
-report the use (`used_by_steps`), because otherwise the pool would give the memory to the next copy while a step still
-reads it.
+"""Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. This work runs on a
+separate CUDA stream, and its memory comes from that stream's pool. Steps read this memory on another stream. Such
+tensors must be passed to `used_by_steps`. Otherwise the pool would give their memory to the next copy while a step
+still reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from torch import Tensor
 
 
 class SideStream:
-    """A stream of `device` for work in parallel to its steps; on a CPU it does nothing."""
+    """A CUDA stream of `device` for work in parallel to its steps. On a CPU there is no stream, and the methods do
+    nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class SideStream:
 
 
 def used_by_steps(tensor: Tensor) -> Tensor:
-    """Return `tensor`, and keep its memory from being reused until the steps that were started are done."""
+    """Return `tensor`, and prevent reuse of its memory until all steps that have been started are done."""
     if tensor.device.type == "cuda":
         tensor.record_stream(torch.cuda.default_stream(tensor.device))
     return tensor

@@ -1,4 +1,4 @@
-"""Layouts of adapters in the form that the fused kernels read, and the sizes of adapters at each site."""
+"""Tables of adapter layouts that the fused kernels read, and the maximum sizes of adapters at each site."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MAX_STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Maximum sizes of adapters at a site: ranks of all parts, ranks of the largest part, number of parts, columns of
-    the largest part. `step` divides the bounds of columns."""
+    """Maximum sizes of adapters at a site: ranks of all parts together, ranks of one part, number of parts, and columns
+    of one part. The first and last columns of all parts are multiples of `step`."""
 
     rank: int
     part_rank: int
@@ -25,7 +25,7 @@ class Extent:
     step: int
 
     def over(self, other: Extent) -> Extent:
-        """Return an extent that is at least as large as both."""
+        """Return the smallest extent that covers this one and `other`."""
         return Extent(
             max(self.rank, other.rank),
             max(self.part_rank, other.part_rank),
@@ -36,8 +36,8 @@ class Extent:
 
 
 class Table:
-    """A layout in the form that the kernels read: the number of sites, then a row for each site, then a row for each
-    part."""
+    """A layout as the kernels read it, int64 on the device. It has the number of sites, then a row for each site, then
+    a row for each part."""
 
     def __init__(self, layout: AdapterLayout, device: torch.device) -> None:
         self.layout = layout
@@ -47,8 +47,8 @@ class Table:
 
 
 def table_values(layout: AdapterLayout) -> list[int]:
-    """Return the table of a layout. A site's row has the offset of A, its rank, the first row of its parts, and their
-    number. A part's row has the offset of B, first column, columns, first rank, and ranks."""
+    """Return the values of a layout's table. A site's row has the offset of A, its rank, the first row of its parts,
+    and their number. A part's row has the offset of B, first column, columns, first rank, and ranks."""
     num_sites = max(layout.blocks) + 1
     sites: list[int] = []
     parts: list[int] = []

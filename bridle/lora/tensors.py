@@ -1,7 +1,6 @@
-"""Reads the header of an adapter's safetensors file: its tensors, their places, and their meaning. No torch.
-
-Every tensor must be one half of a pair at a layer, with the rank in the configuration. Any other tensor is refused,
-because bridle would not apply its trained weights.
+"""Reads the header of an adapter's safetensors file: the names, shapes and offsets of its tensors, and the layers that
+they change. Does not import torch. Every tensor must be the A or B matrix of a layer, with the configured rank. An
+adapter with any other tensor is refused, because bridle would not apply this tensor's trained weights.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
-    """One tensor: its type, its shape, and its bytes within the payload."""
+    """One tensor of the file: its type, its shape, and the range of its bytes after the header."""
 
     dtype: str
     shape: tuple[int, int]
@@ -62,8 +61,8 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_header(data: bytes, num_bytes: int) -> Header:
-    """Return the tensors of a safetensors file of `num_bytes` bytes. `data` is its beginning: the whole file, or the
-    largest possible header. Raises `AdapterRefused` if the file is damaged."""
+    """Return the tensors of a safetensors file of `num_bytes` bytes. `data` is the whole file, or at least the
+    beginning that can contain the header. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise AdapterRefused(f"the weights are not a safetensors file, or are cut off ({num_bytes} bytes)", "source")
@@ -100,7 +99,8 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> SafetensorsEntry:
 
 
 def _check_overlap(header: Header, size: int) -> None:
-    """Raise `AdapterRefused` for a header in which a byte belongs to no tensor or to two. The format forbids both."""
+    """Raise `AdapterRefused` if a byte of the file's data belongs to no tensor, or to two tensors. The format forbids
+    both."""
     position = 0
     for entry in sorted(header.values(), key=lambda entry: entry.begin):
         if entry.begin != position:
@@ -112,7 +112,7 @@ def _check_overlap(header: Header, size: int) -> None:
 
 @lru_cache(maxsize=64)
 def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, LoraShape]:
-    """Return one shared mapping for all adapters that change the same layers in the same way, since thousands of them
+    """Return the mapping that all adapters with equal `shapes` share. This saves memory, because thousands of adapters
     may be known."""
     return dict(shapes)
 
@@ -140,7 +140,7 @@ def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
 
 
 def names_of(module: str) -> tuple[str, str]:
-    """Return the names of a layer's two tensors."""
+    """Return the names of the A and B tensors of a layer."""
     return f"{_PREFIX}{module}{_A}", f"{_PREFIX}{module}{_B}"
 
 

@@ -1,9 +1,10 @@
-"""Computes adapters in plain torch: used on CPUs, and the reference for `fused`.
+"""Applies adapters in plain torch. Used on CPUs, and as the reference for `fused`.
 
 A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights are
 stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
-did not have are copied. Segments are stacked up to the length that minimizes the cost. Without this limit, one short
-prompt would pad every decode to its own length. Stacked and single products give the same sums up to rounding.
+did not have are copied. Segments are stacked up to the length that minimizes the cost. Without this limit, decode rows
+would be padded to the length of a prompt in the same step. Stacked and single products give the same sums up to
+rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_STACKS = 2
 
 
 class SingleProduct:
-    """Product of segments of one layout, one after the other."""
+    """Product of segments whose adapters have the same layout, computed one after the other."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
@@ -56,8 +57,8 @@ def _uploaded(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 class StackedProduct:
-    """Product of short segments of one layout, multiplied all at once. `slots[i]` is the row in the stack of segment
-    i's weights."""
+    """Product of short segments whose adapters have the same layout, computed all at once. The weights of segment i are
+    in row `slots[i]` of the weight stack."""
 
     def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: Mapping[int, SiteWeights]) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
@@ -95,8 +96,8 @@ class StackedProduct:
 
 
 def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """The indices for a padded product in the order of slots. Returns the row that each padded row is taken from, the
-    padded row that gives each row's result, and the rows in the order of the segments."""
+    """Return three index lists for a padded product, whose padded rows are in the order of slots. These are the input
+    row of each padded row, the padded row of each result, and the output row of each result."""
     taken = [segments[0].start] * (len(segments) * length)
     given: list[int] = []
     targets: list[int] = []
@@ -109,7 +110,8 @@ def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> 
 
 
 class WeightStack:
-    """The stacked weights of adapters of one layout, kept between steps. The first rows are those of the last step."""
+    """The stacked weights of adapters of one layout, kept between steps. Its first rows hold the adapters of the last
+    step."""
 
     def __init__(self, layout: AdapterLayout, like: Tensor) -> None:
         self._layout = layout
@@ -146,7 +148,7 @@ class WeightStack:
 
 
 class TorchKernel:
-    """Multiplies segments grouped by layout; short segments are stacked."""
+    """Implements `AdapterKernel`: multiplies segments grouped by layout, and stacks short segments."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[AdapterLayout, WeightStack]] = {}  # by the layout's identity
@@ -164,7 +166,7 @@ class TorchKernel:
         self._stacks.clear()
 
     def _products_of(self, segments: Sequence[Segment]) -> list[Product]:
-        """Return the products that compute the segments of one layout."""
+        """Return the products that compute `segments`, whose adapters have the same layout."""
         flat = segments[0].adapter.flat
         longest = MAX_SHORT if flat.is_cuda else _longest_stacked([segment.length for segment in segments])
         short = [segment for segment in segments if segment.length <= longest]
@@ -188,7 +190,7 @@ class TorchKernel:
 
 
 def _longest_stacked(lengths: Sequence[int]) -> int:
-    """Return the length up to which segments are stacked, with the least total cost; 0 if no segment is stacked."""
+    """Return the segment length up to which stacking has the least total cost; 0 if no segment should be stacked."""
     short = sorted(length for length in lengths if length <= MAX_SHORT)
     costs = {length: num * length + SINGLE_ROWS * (len(short) - num) for num, length in enumerate(short, 1)}
     return min(costs, key=costs.__getitem__, default=0)

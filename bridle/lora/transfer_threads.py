@@ -1,7 +1,7 @@
 """Two threads load adapters into memory and evict them, while the batch continues.
 
-`Residency`, which belongs to the pool, decides what to transfer next. The records of `Residency` are read and changed
-only with the pool's lock held. Calls to the device, which may be slow, are made without the lock.
+The pool's `Residency` decides which transfer is next. Its records are read and changed only with the pool's lock held.
+Calls to the device, which may be slow, are made without the lock.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OnEnd = Callable[[CachedAdapter, BridleError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One adapter is loaded into a tier and others are evicted from the tier. `epoch` is the device's epoch at the
-    beginning of the move."""
+    """A transfer: one adapter is loaded into a tier, and the adapters `leavers` are evicted from it. `epoch` is the
+    device's epoch at the beginning of the transfer."""
 
     held: CachedAdapter
     leavers: Sequence[CachedAdapter]
@@ -38,9 +38,9 @@ class _Move:
 
 @dataclass(eq=False, repr=False)
 class Mover:
-    """Moves adapters between disk, host and device as the records `books` decide. `changed` is the condition with the
-    lock of `books`, and is notified of every change. `on_change` is called without the lock when an adapter was loaded
-    or evicted."""
+    """Moves adapters between disk, host and device as the `Residency` `books` decides. `changed` is a condition whose
+    lock protects `books`; it is notified of every change. When an adapter was loaded or evicted, `on_change` is called
+    without the lock."""
 
     _device: AdapterDevice
     _books: Residency
@@ -58,7 +58,7 @@ class Mover:
     # -- with the lock held ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the threads to look for work. The first call starts them."""
+        """Wake the threads so that they look for work. The first call starts the threads."""
         if not self._threads and not self.is_closed:
             for name, work in (("read", self._read_next), ("place", self._place_next)):
                 thread = threading.Thread(target=self._run, args=(work,), name=f"bridle-adapters-{name}", daemon=True)
@@ -68,7 +68,7 @@ class Mover:
         self._changed.notify_all()
 
     def note_loss(self) -> None:
-        """If the device has lost its memory, forget which adapters are on it, so that they are read again."""
+        """If the device has lost all adapters, record this, so that the adapters are read again."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._books.lose_everything()
@@ -105,7 +105,7 @@ class Mover:
                 self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
 
     def _read_next(self) -> bool:
-        """Read one awaited adapter from disk. Return whether there was one."""
+        """Read from disk one adapter that is needed. Return whether there was such an adapter."""
         books = self._books
         with self._changed:
             held = books.next_to_read()
@@ -166,7 +166,7 @@ class Mover:
         return _Move(held, leavers, self._epoch)
 
     def _carry_out(self, move: _Move, work: Callable[[_Move], None], note: Callable[[CachedAdapter], None]) -> None:
-        """Do a move on the device, and record its outcome."""
+        """Carry out a transfer on the device, and record its outcome."""
         failure = self._try(move.held, lambda: work(move))
         with self._changed:
             _set_moving((move.held, *move.leavers), False)
@@ -176,7 +176,7 @@ class Mover:
                 note(move.held)
 
     def _drop_next(self) -> bool:
-        """Drop one removed adapter that has no users. Return whether there was one."""
+        """Free the memory of one removed adapter that no request uses. Return whether there was such an adapter."""
         with self._changed:
             gone = self._books.next_to_drop()
             if gone is None:
@@ -202,7 +202,7 @@ class Mover:
     # -- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _try(self, held: CachedAdapter, work: Callable[[], None]) -> CachedFailure | None:
-        """Call `work`; return the reason of its failure, or None."""
+        """Call `work`; return its failure, or None if it succeeds."""
         folder, name = held.files.folder, held.key.partition("#")[0]
         stamp = stamp_of(folder)
         error: BridleError
@@ -220,8 +220,8 @@ class Mover:
         return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
 
     def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """End the wait for an adapter with an error. If the device is unreachable, the adapter stays wanted and is
-        tried again. Called with the lock held."""
+        """Record that an adapter failed, which ends the wait for it. If the device is unreachable, raise its error
+        instead; the adapter is then tried again. Called with the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)

@@ -19,7 +19,7 @@ _serials = count(1)
 
 
 class HostAdapter:
-    """An adapter that was read: A [rank, in] and B [out, rank] of each layer, in the file's own type."""
+    """An adapter in host memory: A [rank, in] and B [out, rank] of each layer, in the type that the file has."""
 
     def __init__(self, files: AdapterFiles, tensors: dict[str, Tensor]) -> None:
         self.files = files
@@ -50,7 +50,7 @@ def read_weights(files: AdapterFiles) -> HostAdapter:
 
 
 class PlacedAdapter:
-    """An adapter on the model's device: one flat tensor, and views into it by site."""
+    """An adapter on the model's device: one flat tensor, and views of its matrices by site."""
 
     def __init__(self, layout: AdapterLayout, flat: Tensor) -> None:
         self.serial = next(_serials)
@@ -60,8 +60,8 @@ class PlacedAdapter:
 
 
 class SiteWeights:
-    """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
-    [ranks, columns]. The matrices have a leading dimension of adapters if `flat` has one."""
+    """The matrices of one site, transposed for `rows @ matrix`: `first` [in, rank], and the B [ranks, columns] of each
+    part. If `flat` has a leading dimension of adapters, the matrices have it, too."""
 
     def __init__(self, block: AdapterBlock, flat: Tensor) -> None:
         self.block = block
@@ -82,8 +82,8 @@ def place(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PlacedAdapter:
-    """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if a value overflows the
-    model's type."""
+    """Pack an adapter into a flat tensor on the device, with each B multiplied by its scale. Raises `AdapterRefused` if
+    a value overflows the model's type."""
     packed = torch.zeros(layout.num_values, dtype=dtype, pin_memory=device.type == "cuda")
     for block in layout.blocks.values():
         weights = SiteWeights(block, packed)
