@@ -1,9 +1,8 @@
-"""The LoRA adapters of captured steps. The tiles of adapters have a fixed address on the device, and each step writes
-its own tiles to that address.
-
-A launch has the size of the largest possible step: a number of tiles, every layer that adapters may name, and ranks up
-to `MOST_RANKS`. A tile that a step does not use has no rows and a table without sites, so its programs end at once.
-Programs for ranks, parts and sites that an adapter lacks end at once, too.
+"""LoRA adapters in steps that are captured as CUDA graphs. The tiles of adapters have a fixed address on the device,
+and each step writes its own tiles to that address. A launch always has the size of the largest possible step. This step
+has the maximum number of tiles, adapters in every layer, and ranks up to `MOST_RANKS`. An unused tile has no rows and a
+table without sites, so its programs end at once. Programs for ranks, parts and sites that an adapter lacks end at once,
+too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ _TILE = 4
 
 
 class AdapterTiles:
-    """Up to `num_tiles` tiles of a step. `layout_of_all` gives the layout of an adapter of some rank in every layer."""
+    """Device memory for up to `num_tiles` adapter tiles of a step. `layout_of_all` returns the layout of an adapter
+    that changes every layer, for a given rank."""
 
     def __init__(
         self, kernel: TriedKernel, layout_of_all: Callable[[int], AdapterLayout], dtype: torch.dtype, num_tiles: int
@@ -42,7 +42,7 @@ class AdapterTiles:
         self._staging = Staging(self._values)
 
     def takes(self, segments: Sequence[Segment], num_tiles: int) -> bool:
-        """Return whether captured steps with `num_tiles` tiles may have these adapters."""
+        """Return whether a captured step with `num_tiles` tiles can compute the adapters of these segments."""
         if self._kernel.fused is None:
             return False  # fused kernels gave wrong products for one of the adapters that were tried
         if sum(-(-segment.length // SHORT_TILE) for segment in segments) > num_tiles:
@@ -50,8 +50,8 @@ class AdapterTiles:
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
 
     def write(self, num_tiles: int, segments: Sequence[Segment]) -> object:
-        """Bring the tiles of a step that is captured with `num_tiles` to the device. The caller must keep the result
-        alive until the step is launched."""
+        """Copy the adapter tiles of a step to the device, for a graph that has `num_tiles` tiles. The caller must keep
+        the result alive until the step is launched."""
         tables = self._fused.tables(segments)
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], SHORT_TILE))
         numbers = self._staging.take()[: num_tiles * _TILE].reshape(num_tiles, _TILE)
@@ -62,7 +62,7 @@ class AdapterTiles:
         return segments, tables
 
     def step(self, num_tokens: int, num_tiles: int) -> AdapterStep:
-        """Return the adapter step of a captured step of `num_tokens` tokens, with `num_tiles` tiles."""
+        """Return the `AdapterStep` for capturing a step of `num_tokens` tokens and `num_tiles` tiles."""
         tiles = self._values[: num_tiles * _TILE].view(num_tiles, _TILE)
         product = TiledProduct(tiles, SHORT_TILE, self._extents, self._dtype, self._fused.machine)
         return AdapterStep((), num_tokens, _Only(product))

@@ -1,8 +1,6 @@
-"""The LoRA adapters of a loaded model in this process: they are read to the host, copied to the device, and applied to
-a step.
-
-The caller decides which adapters are on the host and on the device. Reading and placing of adapters may run in other
-threads than the model's steps. An adapter that a step has begun to use stays alive until the step is done.
+"""The LoRA adapters of a model in this process: reads them to host memory, copies them to the device, and applies them
+in steps. The caller decides which adapters are on the host and on the device. Other threads may read and copy adapters
+while the model computes steps. An adapter that a step has begun to use stays alive until the step is done.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from bridle.threads import run_in_thread
 
 class ModelAdapters:
     """Implements `bridle.lora.AdapterDevice`: the adapters of one model, by key, on the host and on the device.
-    `kernel` multiplies the adapters (None: plain torch does)."""
+    `kernel` multiplies the adapters (None: plain torch)."""
 
     #: This process never loses adapters that were read, so the epoch never changes.
     epoch = 0
@@ -49,7 +47,7 @@ class ModelAdapters:
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
-        """Return the shapes of the layers that adapters may name."""
+        """Return the shapes of the layers that adapters may change."""
         return self._sites.layers
 
     def __contains__(self, key: str) -> bool:
@@ -69,7 +67,7 @@ class ModelAdapters:
         self.on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
     def _placed(self, adapter: HostAdapter, layout: AdapterLayout) -> PlacedAdapter:
-        """Return the adapter on the device, after a trial of its kernels. Steps continue during the trial."""
+        """Copy the adapter to the device, test its kernels, and return it. Steps continue meanwhile."""
         with self._side.beside():
             placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
             self._kernel.prepare(placed)
@@ -93,12 +91,12 @@ class ModelAdapters:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def begin_step(self, rows: Sequence[PlanRow]) -> AdapterStep | None:
-        """Return the adapter step of `rows`, whose tokens are packed in order. None if no row has an adapter."""
+        """Return the `AdapterStep` for `rows`, whose tokens are packed in order; None if no row has an adapter."""
         segments = self.segments(rows)
         return AdapterStep(segments, sum(row.num_scheduled for row in rows), self._kernel) if segments else None
 
     def segments(self, rows: Sequence[PlanRow]) -> list[Segment]:
-        """Return the segments of tokens that have an adapter, over all rows."""
+        """Return the runs of packed tokens in `rows` that have the same adapter."""
         segments: list[Segment] = []
         start = stop = 0
         current: str | None = None
@@ -121,14 +119,15 @@ class ModelAdapters:
     # -- steps that are captured ---------------------------------------------------------------------------------
 
     def tiles(self, num_tiles: int) -> AdapterTiles | None:
-        """Return up to `num_tiles` adapter tiles of captured steps; None unless kernels multiply adapters."""
+        """Return memory for up to `num_tiles` adapter tiles of captured steps; None if plain torch multiplies
+        adapters."""
         kernel = self._kernel
         if not isinstance(kernel, TriedKernel) or kernel.fused is None or not self._sites.places:
             return None
         return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tiles)
 
     def _layout_of_all(self, rank: int) -> AdapterLayout:
-        """Return the layout of an adapter of this rank in every layer."""
+        """Return the layout of an adapter that changes every layer with this rank."""
         shapes = {
             name: LoraShape(rank, shape.in_features, shape.out_features, 1.0) for name, shape in self.layers.items()
         }
@@ -151,7 +150,7 @@ class ModelAdapters:
 
 
 def check_complete(step: AdapterStep) -> None:
-    """Raise `InternalError` if the model computed a layer in some other way than by calling it. The adapter of such a
-    layer would be left out without an error."""
+    """Raise `InternalError` if the model used a layer's weight without calling the layer. The step would then lack the
+    adapter's result for this layer."""
     if step.num_added != len(step.by_site):
         raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")

@@ -1,8 +1,7 @@
-"""Check that the tokens a model's files add to its vocabulary have the ids that the files state. No torch.
-
-The tokenizers library numbers added tokens itself, one after the other. The first number is the number of entries of
-the vocabulary, whatever the file states. Where a file leaves a gap, a token gets the id of another token, and all texts
-with that token are wrong. Tokens that are in the vocabulary too keep their id of the vocabulary.
+"""Checks that tokens which a model's files add to its vocabulary get the ids that the files state. Does not import
+torch. The tokenizers library numbers added tokens itself, from the size of the vocabulary on, and ignores the ids in
+the file. If the ids in the file have a gap, a token gets the id of another token, and all texts with that token are
+wrong. Added tokens that are also in the vocabulary keep their vocabulary id.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class _Added(msgspec.Struct):
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
     """Raise `UnsupportedModel` if an added token of the folder's files has another id in `backend`, the
-    `tokenizers.Tokenizer` that was made of these files. Missing tokens are no error, because their ids have no other
-    meaning.
+    `tokenizers.Tokenizer` that was made of these files. Tokens that `backend` lacks are no error, because no other
+    token gets their ids.
     """
     for file, token, stated in _stated(folder, backend):
         loaded = backend.token_to_id(token)

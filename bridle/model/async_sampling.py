@@ -1,7 +1,6 @@
-"""Sampling on a device while its host does other work, and the placeholders of tokens that are being sampled.
-
-A plan may contain a token that is still being sampled. The executor's copy of the sequence then holds a placeholder
-until the token is received. On the device, the sampler's output replaces the placeholder.
+"""Asynchronous sampling: the device samples while the host does other work. A plan may contain a token that is still
+being sampled. The executor's copy of the sequence then holds a placeholder until the token is received. On the device,
+the sampler's output replaces the placeholder.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _LOOK = 1e-4
 
 
 class AsyncSampling:
-    """The last sampling of an executor, and its progress on the device. A drawing is a sampling in progress. A
-    drawing's `take()` waits for the result. A drawing may have `tokens`, a tensor [rows] on the device; without
-    `tokens`, work that uses a sampled token waits for the result."""
+    """The latest sampling of an executor, in progress or complete. A drawing is a sampling in progress, and its
+    `take()` waits for the result. If a drawing has `tokens`, a tensor [rows] on the device, later device work can use
+    them at once. Otherwise such work waits for the result."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +41,7 @@ class AsyncSampling:
     # -- drawing -------------------------------------------------------------------------------------------
 
     def start(self, drawing: Any) -> None:
-        """Keep a sampling that was started, or a result that is already available."""
+        """Record a sampling that was started (a drawing), or its result if it is already complete."""
         if self._drawing is not None or self._result is not None:
             raise InternalError("sampling requested before the last tokens were taken")
         if isinstance(drawing, StepResult):
@@ -69,7 +68,8 @@ class AsyncSampling:
     # -- naming --------------------------------------------------------------------------------------------
 
     def note_names(self, rows: Sequence[PlanRow], mirrors: Sequence[CachedRequestState]) -> bool:
-        """Remember which copies of sequences end in a placeholder; return whether any does."""
+        """Remember which sequences end in a placeholder; return whether any sequence does. `mirrors` are the executor's
+        copies of the sequences."""
         named = [
             (mirror, len(mirror.tokens) - 1)
             for row, mirror in zip(rows, mirrors, strict=True)
@@ -79,8 +79,8 @@ class AsyncSampling:
         return bool(named)
 
     def fill(self, ids: Tensor) -> Tensor:
-        """Return token ids, of any shape, with the sampled tokens in the place of placeholders. Rows from which no
-        token could be sampled have 0."""
+        """Return the token ids, of any shape, with placeholders replaced by the sampled tokens. The id is 0 if no token
+        could be sampled."""
         tokens = getattr(self._drawing, "tokens", None)
         if tokens is None:
             drawn = [_computed(token) for token in self._wait().tokens]
@@ -107,5 +107,5 @@ class AsyncSampling:
 
 
 def _computed(token: int) -> int:
-    """Return the token to compute for a sampled one; 0 if no token could be sampled."""
+    """Return the token id to compute for a sampled token; 0 for -1, which means that no token could be sampled."""
     return max(token, 0)

@@ -1,9 +1,7 @@
-"""The one attention function that the models of transformers call, and its handler for the engine's steps. The handler
-also gives recurrent layers their states.
-
-The function is registered under the name `bridle` in the attention registry only. Because the mask registry has no
-entry for it, the library builds no mask and does not guess packing from positions. Only the block tables of the step
-decide which tokens attend to which.
+"""The attention function that the models of transformers call, and its handler for the engine's steps. The handler also
+gives recurrent layers their states. The function is registered in transformers' attention registry, under the name
+`bridle`. The mask registry has no such entry, so transformers builds no mask and does not guess packing from positions.
+Only the block tables of the step decide which tokens attend to which.
 """
 
 from __future__ import annotations
@@ -42,7 +40,8 @@ def bridle_attention(
     s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Store the new keys and values in the paged cache, and return attention over the cache, [1, T, Hq, Dv]."""
+    """Let the current handler store the new keys and values and compute attention; return its result, [1, T, Hq,
+    Dv]."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     if isinstance(attention_mask, (Selection, Compressed)):
@@ -57,19 +56,20 @@ def bridle_attention(
 
 
 def _rows(heads: Tensor) -> Tensor:
-    """[1, H, T, D] -> [T, H, D], a view"""
+    """Return a view: [1, H, T, D] -> [T, H, D]"""
     return heads[0].transpose(0, 1)
 
 
 def register() -> None:
-    """Make the function known to the library. Idempotent; must precede loading."""
+    """Register the attention function with transformers. Idempotent; must be called before a model is loaded."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, bridle_attention)
 
 
 class PagedAttention:
-    """The handler of the engine's steps: write K and V of the new tokens, then attend over the cache."""
+    """The handler of the engine's steps. It writes keys and values of the new tokens to the cache, then computes
+    attention over the cache."""
 
     def __init__(self, cache: KVCache, kernel: AttentionKernel, states: StatePool | None = None) -> None:
         self.cache = cache
@@ -79,13 +79,14 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the C kernels may compute whole layers: only if no other attention was requested."""
+        """Return whether the C kernels may compute whole layers. They may not if another attention kernel was
+        requested."""
         return self.step is not None and self.kernel.name == "native"
 
     @property
     def is_plain(self) -> bool:
-        """Return whether attention is computed by CPU kernels or by the reference. In both cases the other parts of a
-        layer have no GPU kernel either."""
+        """Return whether attention is computed by CPU kernels or by the reference. If so, no part of a layer has a GPU
+        kernel."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(
@@ -110,7 +111,7 @@ class PagedAttention:
         return attend_selected(dense, self.step.rows, query, layer, options, selection)
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """Return the packed tokens of the step as input of an indexer, one row per sequence."""
+        """Return the packed tokens of the step for an indexer, one row per sequence."""
         assert self.step is not None
         keep = partial(self._keep_index, self.cache.layers[~layer])
         return [IndexRow(row.offset, row.length, row.start, partial(keep, row)) for row in self.step.rows]
@@ -124,8 +125,7 @@ class PagedAttention:
         return torch.cat(index.gather(places, keys.dtype), -1)[0, 0]
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """Return the packed tokens of the step as input of a recurrent layer, each span with the state of its
-        sequence."""
+        """Return the packed tokens of the step for a recurrent layer, as spans with the state of their sequence."""
         assert self.step is not None
         if self.states is None:
             raise InternalError(f"layer {layer} is recurrent, and there is no pool of states")

@@ -1,7 +1,6 @@
-"""One step's rows, packed into one row of tokens: the input of the model and of the attention kernels.
-
-All sequences are concatenated without padding. The input is built again in each step from the executor's copies of
-sequences, and holds no KV.
+"""Packs the sequences of a step into one row of tokens, as input of the model and of the attention kernels. All
+sequences are concatenated without padding. Each step builds this input from the executor's copies of the sequences. The
+input contains no KV.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from bridle.model.sequence_state import CachedRequestState, Span
 @dataclass(slots=True)
 class PackedRow:
     """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions `context -
-    length` to `context - 1`. Tokens between the positions of one pair (first, end) of `mutual` attend to each other in
-    both directions. The sequence's recurrent state is in slot `state`, and `saves` are the copies to make of this
+    length` to `context - 1`. Each pair (first, end) in `mutual` is a range of positions that attend to each other in
+    both directions. The sequence's recurrent state is in slot `state`, and `saves` lists the copies to make of this
     state."""
 
     offset: int
@@ -40,8 +39,8 @@ class PackedRow:
 
     @property
     def spans(self) -> list[Span]:
-        """Return the spans of the cache that hold positions 0 to `context - 1`. Only CPU kernels read spans, because a
-        sequence in scattered blocks has many of them."""
+        """Return the contiguous runs of cache slots that hold positions 0 to `context - 1`. Only CPU kernels use spans,
+        because a sequence in scattered blocks has many."""
         if not self._spans:
             self._spans = self.mirror.spans(0, self.context, self.block_size)
         return self._spans
@@ -51,8 +50,8 @@ class PackedRow:
         return self.context - self.length
 
     def pieces(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """Return for each piece of the row its length, whether its state starts from zero, and the slots to save the
-        state to. A piece ends where a recurrent state is saved, or with the row."""
+        """Yield the pieces of the row: length, whether the recurrent state starts from zero, and the slots to save the
+        state to. A piece ends where the state is saved, or at the end of the row."""
         begin = self.start
         ends = {save.position for save in self.saves if begin < save.position < self.context}
         for end in sorted(ends | {self.context}):
@@ -60,8 +59,8 @@ class PackedRow:
             begin = end
 
     def visible(self, window: int | None) -> tuple[int, list[Span]]:
-        """Return the first position that any of these tokens can attend to, and the spans from that position on. Tokens
-        that attend to each other in both directions do so beyond the window too."""
+        """Return the first position that any token of the row can attend to, and the spans from that position on. The
+        window does not limit tokens that attend to each other in both directions."""
         first = max(0, self.start - window + 1) if window is not None else 0
         if self.mutual:
             first = min(first, self.mutual[0][0])
@@ -77,7 +76,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Rows `first .. first+length-1` of the image `key` take the place of the packed tokens from `offset` on."""
+    """Feature rows `first` to `first+length-1` of the image `key`, which replace the packed tokens from `offset` on."""
 
     key: bytes
     first: int
@@ -109,10 +108,10 @@ Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
 
 
 class Packer(Protocol):
-    """Packs steps that another path than the usual one computes."""
+    """Interface for packing steps that are computed in a special way, such as by CUDA graphs."""
 
     def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
-        """Return whether this packer supports steps of these rows."""
+        """Return whether this packer may be able to pack a step of these rows."""
         ...
 
     def pack(
@@ -130,7 +129,7 @@ class Packer(Protocol):
 
 @dataclass(slots=True)
 class _Columns:
-    """The values of a step: the id, position and KV slot of each token, then the rows that give logits."""
+    """The inputs of a step as lists: the id, position and KV slot of each token, and the tokens that give logits."""
 
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -165,8 +164,9 @@ def pack_step(
     words: Words | None = None,
     packer: Packer | None = None,
 ) -> PackedStep:
-    """Pack `plan_rows` into one step. `mirrors` are the executor's copies of their sequences, already updated, in the
-    same order. `words` gives the further input of the attention kernel. `packer` packs all steps that it supports."""
+    """Pack `plan_rows` into one step. `mirrors` are the executor's copies of their sequences, in the same order, after
+    the plan was applied. `words` returns further input of the attention kernel. If `packer` supports the step, it packs
+    the step."""
     columns = _Columns()
     rows = [columns.add(plan, mirror, block_size) for plan, mirror in zip(plan_rows, mirrors, strict=True)]
     if packer is not None and packer.takes(plan_rows):
@@ -179,7 +179,7 @@ def pack_step(
 def _upload(
     columns: _Columns, rows: list[PackedRow], block_size: int, device: torch.device, extra: npt.NDArray[np.int32] | None
 ) -> PackedStep:
-    """Send a step to the device, in one transfer."""
+    """Copy the inputs of a step to the device in one transfer."""
     parts = (columns.ids, columns.positions, columns.slots, columns.logits)
     arrays = [np.array(values, np.int64) for values in parts]
     if extra is not None:
@@ -218,15 +218,15 @@ def _have_grids(rows: Sequence[PackedRow]) -> bool:
 
 
 def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
-    """Return positions [3, 1, T] by time, height and width. Text tokens have three equal positions, image tokens those
-    of their grid."""
+    """Return positions [3, 1, T] in time, height and width. A text token has three equal positions. An image token has
+    its position in the image's grid."""
     parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
     return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
 
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
-    """Return positions [3, end-start] of the tokens from `start` on. An image takes as many positions as its longest
-    side has rows or columns, or as it has times. The next token continues after the largest position."""
+    """Return positions [3, end-start] of the tokens from `start` on. An image occupies as many positions as its largest
+    grid dimension: times, rows or columns. The next token has the position after the image's largest one."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # difference between position and index for tokens after the runs so far
     for run in runs:
@@ -244,5 +244,5 @@ def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
 
 
 def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
-    """Return the positions of times, rounded down, with the float32 precision that transformers uses."""
+    """Return `times` multiplied by `pace` and rounded down, with the float32 precision of transformers."""
     return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)

@@ -1,7 +1,7 @@
 """Copies blocks of a KV cache on CUDA. One launch, described by one upload, copies the keys and values of all layers.
 
-A fork copies its last block, and so does a sequence that writes to a block that others read. The copy kernel is tried
-while loading. If the trial fails, plain torch copies the blocks, one layer after the other.
+Blocks are copied when a sequence forks, and when a sequence writes to a block that other sequences read. The copy
+kernel is tested while a model loads. If the test fails, plain torch copies the blocks, one layer after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIAL_BLOCKS, _TRIAL_SIZES = 5, (16, 1040)
 
 
 class BlockPools:
-    """Addresses of pools whose blocks are copied together. Each pool is [blocks, bytes of a block]."""
+    """The addresses of the memory pools whose blocks are copied together. Each pool is [blocks, bytes of a block]."""
 
     def __init__(self, pools: Sequence[Tensor], device: torch.device) -> None:
         words = [pool.stride(0) * pool.element_size() // _WORD for pool in pools]
@@ -50,16 +50,15 @@ class BlockCopier:
         return block_copy_kernels
 
     def copy(self, pairs: Tensor, pools: BlockPools) -> None:
-        """Copy block source to block target of every pool, for each (source, target) of `pairs` [N, 2]. No target is
-        a source, too."""
+        """In every pool, copy block `source` to block `target` for each (source, target) of `pairs` [N, 2]. No block
+        may be both source and target."""
         grid = (pairs.shape[0], pools.count, -(-pools.largest // WORDS))
         with self.machine.chosen():
             self.kernels.copy_blocks[grid](pairs, pools.table, block=WORDS, num_warps=4)
 
 
 def tried_copier(device: torch.device) -> BlockCopier | None:
-    """Return the copier if it copies correctly in a trial; None on CPUs, or if the trial fails, with the reason in the
-    log."""
+    """Return a copier after a test. Return None on CPUs, or if the test fails; the log then has the reason."""
     missing = missing_for_triton(device)
     if device.type != "cuda" or missing is not None:
         return None  # the attention kernel has already logged why Triton is missing
@@ -71,7 +70,7 @@ def tried_copier(device: torch.device) -> BlockCopier | None:
 
 
 def find_problem(copier: BlockCopier, device: torch.device) -> str | None:
-    """Return the problem with this copier, or None."""
+    """Test the copier; return a description of its problem, or None."""
     try:
         pools = [
             torch.arange(_TRIAL_BLOCKS * size, device=device).view(_TRIAL_BLOCKS, size).clone() for size in _TRIAL_SIZES

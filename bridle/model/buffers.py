@@ -1,4 +1,5 @@
-"""The constants of a model that was made without memory: frequencies of positions, scales of embeddings."""
+"""Sets the buffers (constants) of a model that was created on torch's `meta` device: rotary frequencies, embedding
+scales."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _OPEN_NUMBER = -1
 
 
 def fill_buffers(model: Any, given: Container[str] = ()) -> None:
-    """Allocate the buffers of a model, and let the model set all except those named in `given`. Raises
-    `UnsupportedModel` for a buffer that the model leaves undefined."""
+    """Allocate the buffers of a model, and let the model's own code set all buffers except those named in `given`.
+    Raises `UnsupportedModel` for a buffer that the model leaves undefined."""
     found = [
         (f"{path}.{name}", module, name)
         for path, module in model.named_modules()
@@ -37,7 +38,8 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
 
 
 def _init_of(model: Any, path: str) -> Callable[[Any], None]:
-    """Return the method that sets the constants of a module: its own, or that of the nearest model around it."""
+    """Return the method that sets the constants of a module: the module's own method, or that of the nearest enclosing
+    model."""
     while path:
         if (found := getattr(model.get_submodule(path), "_init_weights", None)) is not None:
             return found  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""`bridle check`: load a checkpoint as the engine would, and compare it with its own eager attention and with its
-quantized forms."""
+"""`bridle check`: loads a checkpoint as the engine would, and compares it with the eager attention of transformers and
+with its quantized forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def check_model(
     quantization: str = "none",
     max_tokens: int = 96,
 ) -> ParityReport:
-    """Load the checkpoint in folder `path` as the engine would and compare it with its own eager attention.
+    """Load the checkpoint in folder `path` as the engine would, and compare it with the eager attention of
+    transformers.
 
     `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if the checkpoint cannot be
     loaded.
@@ -50,7 +51,7 @@ def check_model(
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
-        """Change the model as the engine's loader does, between the eager and the packed pass."""
+        """Change the model as the engine's loader does. Called between the eager and the packed pass."""
         loader.lower_model(model, discover_geometry(model, support_checks.num_mixing_layers(settings), target))
         if not stays_stored:
             loader.prepare_linears(model, config)
@@ -69,7 +70,8 @@ def check_model(
 
 
 def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
-    """Return the quality loss of each of `forms` for the checkpoint in folder `path`, in float32 on this CPU."""
+    """Return the quality loss of each quantized form in `forms` for the checkpoint in folder `path`, in float32 on this
+    CPU."""
     device = torch.device("cpu")
     checkpoint = inspect_checkpoint(path)
     settings = support_checks.read_config(checkpoint)

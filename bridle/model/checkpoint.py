@@ -1,7 +1,6 @@
-"""Inspects a model folder before anything is loaded: files, sizes, headers. No torch.
-
-A checkpoint is config.json plus safetensors. Headers alone show damage here, so that a user gets one error message
-instead of a crash minutes later. Pickles and code in a checkpoint are never run.
+"""Inspects the files, sizes and headers of a model folder before anything is loaded. Does not import torch. A
+checkpoint is config.json plus safetensors files. Damage is found by the headers alone, so that a user gets one error
+message instead of a crash minutes later. Pickles and code in a checkpoint are never run.
 """
 
 from __future__ import annotations
@@ -46,8 +45,9 @@ class Checkpoint:
     tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
-        """Return the bytes of the weights in memory with values of `item_size` bytes. With `keeps_blocks`, packed
-        weights stay in the blocks of the CPU's kernels. With `keeps_codes`, they keep their bit width."""
+        """Return the bytes of the weights in memory with values of `item_size` bytes. With `keeps_blocks`, quantized
+        weights stay in blocks that the CPU kernels read. With `keeps_codes`, quantized weights keep their number of
+        bits."""
         if "quantization_config" in self.config:  # some 4-bit weights are kept in 8 bits with scales, or as floats
             if keeps_codes:
                 return self.num_bytes * 5 // 4
@@ -59,8 +59,8 @@ class Checkpoint:
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
-    """Return the bytes that a GGUF tensor takes in memory: as floats, in its own blocks if they have kernels, else in 8
-    bits."""
+    """Return the bytes that a GGUF tensor takes in memory. Tensors without quantization become floats. Quantized
+    tensors keep their blocks if kernels support them, and are converted to 8 bits otherwise."""
     from bridle.cpu_kernels.ggml import TYPES  # which imports torch
 
     if entry.kind.name in FLOATS:
@@ -69,7 +69,7 @@ def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
-    """Check the files of a model folder. Raises `UnsupportedModel` with the missing or damaged part."""
+    """Check the files of a model folder. Raises `UnsupportedModel`, which names the missing or damaged part."""
     config = read_json(folder / "config.json", required=True)
     if "auto_map" in config and not config.get("model_type"):
         raise UnsupportedModel(f"{folder}: the model needs its own Python code, which bridle never runs")
@@ -95,7 +95,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file of a model folder; {} if the file is absent and not required."""
+    """Return the JSON object in the file `path` of a model folder; {} if the file is absent and not `required`."""
     if not path.is_file():
         if required:
             raise UnsupportedModel(f"{path.parent} has no {path.name}; it is not a Hugging Face model folder")

@@ -1,8 +1,8 @@
-"""Attention over a window of tokens and over entries of compressed windows before it (DeepSeek V4).
-
-The KV cache holds the keys, which are also the values. In the place of values, the cache holds the entries, each at the
-last token of its window. The compressors' inputs of each token, and the entries of an indexer, are cached as a further
-layer (see `compressed_windows`). Layers without a compressor have ordinary attention.
+"""Attention over a sliding window of tokens, and over compressed entries for the tokens before it (DeepSeek V4). An
+entry summarizes a fixed number of tokens. The KV cache holds the keys, which are also the values. In the place of
+values, the cache holds the entries, each at the last token that it covers. The compressors' inputs of each token, and
+the entries of an indexer, are cached as an additional layer (see `compressed_windows`). Layers without a compressor
+have ordinary attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def lead_compressors(model: nn.Module) -> None:
-    """Let the compressors of a model's layers read and write the paged cache inside steps."""
+    """Patch the compressors of a model's layers so that they use the paged cache inside steps."""
     for module in model.modules():
         compressor = vars(module).get("_modules", {}).get("compressor")
         if compressor is not None:
@@ -33,7 +33,8 @@ def lead_compressors(model: nn.Module) -> None:
 
 
 def _attend_later(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run the forward pass of an attention layer. Inside steps, its compressor waits until attention runs."""
+    """Run an attention layer's original forward function. Inside steps, its compressor is delayed until attention
+    runs."""
     if handler_or_none() is not None:
         found = Compressed(module.compressor, module.num_heads, module.sliding_window)
         options |= {"past_key_values": found, "attention_mask": found}
@@ -48,7 +49,7 @@ def _compress(
     past_key_values: Any,
     layer_idx: int,
 ) -> Any:
-    """Run the forward pass of a compressor; inside steps it returns no entries."""
+    """Run a compressor's original forward function. Inside steps, only record its inputs, and return no entries."""
     if not isinstance(past_key_values, Compressed):
         return compute(hidden_states, q_residual, position_ids, past_key_values, layer_idx)
     past_key_values.take(compute, hidden_states, q_residual, position_ids)
@@ -63,7 +64,7 @@ def attend_compressed(
     options: AttentionOptions,
     compressed: Compressed,
 ) -> Tensor:
-    """Compress the new tokens, then return attention [T, Hq, D] over the window and the entries."""
+    """Compress the new tokens, then return attention [T, Hq, D] over the sliding window and the entries."""
     out = torch.empty_like(query)
     entries = {"compressor": layer.values[:, 0], "indexer": records.values[:, 0]}
     for row in rows:
@@ -78,7 +79,7 @@ def attend_compressed(
 def _attend(
     query: Tensor, start: int, piece: Piece, layer: LayerCache, slots: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Return attention of the tokens from position `start` on."""
+    """Return the attention of `query`, the tokens of `piece`. The first of them is at position `start`."""
     assert options.window is not None
     end = start + len(query)
     first = max(0, start - options.window + 1)

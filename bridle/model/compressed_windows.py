@@ -1,9 +1,8 @@
-"""Windows of tokens that DeepSeek V4's layers compress into one entry each, kept token by token.
-
-The compressors of transformers keep the tokens of an incomplete window, so their cache cannot be rolled back. Here each
-token keeps the compressors' inputs, and the last token of a window keeps the window's entry. So the cached values
-depend only on the tokens before them, like keys and values, and all operations on KV blocks apply to them. The modules
-of transformers compress the windows, sequence by sequence.
+"""A cache for DeepSeek V4's compressors, which compress each window of tokens into one entry. The compressors of
+transformers buffer the tokens of an incomplete window, so their cache cannot be rolled back. This cache stores the
+compressors' inputs of every token, and a window's entry at its last token. So a cached value depends only on its token
+and earlier tokens, like keys and values. All operations on KV blocks therefore work for this cache. The modules of
+transformers compress the windows, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ MAX_SCORES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class TokenRecords:
-    """A layer's records of the tokens of one sequence. `inputs` [slots, A] are the inputs of compressors, and `entries`
-    [slots, D] the entries of windows, by the names of compressors. The records of position p are in slot `slots[p]`."""
+    """The cache of one layer, and the slots of one sequence in it. `inputs` [slots, A] are the inputs of compressors.
+    `entries` has the entries [slots, D] of windows, by compressor. Position p of the sequence is in slot `slots[p]`."""
 
     inputs: Tensor
     entries: Mapping[str, Tensor]
@@ -30,15 +29,15 @@ class TokenRecords:
 
 
 class _Columns(NamedTuple):
-    """A compressor, and the columns of its inputs in the records of tokens."""
+    """A compressor, and the columns of its inputs in `TokenRecords.inputs`."""
 
     module: Any
     inputs: slice
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a row, the entries [W, D] of windows up to them, and a mask [n, W] of the entries that each
-    token attends to."""
+    """Consecutive tokens of a row, from `first` to `end` (exclusive). `entries` [W, D] are the entries of windows up to
+    these tokens. The mask `seen` [n, W] has the entries that each token attends to."""
 
     first: int
     end: int
@@ -47,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Compressed:
-    """The tokens of a step as input of a layer's compressor. The object is passed in the place of the layer's cache and
+    """Collects the tokens of a step for a layer's compressor. The layer gets this object in the place of its cache and
     mask. The tokens are compressed when attention asks for the entries of a sequence."""
 
     def __init__(self, compressor: Any, num_heads: int, window: int) -> None:
@@ -66,15 +65,16 @@ class Compressed:
         self._given: tuple[Tensor, ...] = ()
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Return the step's own keys and values: attention itself stores them."""
+        """Return the step's keys and values unchanged, because the attention handler stores them."""
         return key, value
 
     def take(self, compress: Callable[..., tuple[Tensor, Tensor | None]], *given: Tensor) -> None:
-        """Keep the compressor's function and its inputs [1, T, ...]."""
+        """Record the compressor's function and its inputs [1, T, ...] for `pieces`."""
         self._compress, self._given = compress, given
 
     def pieces(self, offset: int, length: int, start: int, records: TokenRecords) -> Iterator[Piece]:
-        """Compress `length` packed tokens of one sequence from `offset` on, the first of them at position `start`."""
+        """Compress `length` packed tokens of one sequence, from packed token `offset` and position `start` on. Yield
+        them in pieces."""
         num_seen = self._window + (start + length) // self._ratio
         most = max(min(MAX_SCORES // (self._num_heads * num_seen), self._window), 1)
         for first in range(0, length, most):
@@ -88,7 +88,7 @@ class Compressed:
 
 
 class _Windows:
-    """Replaces the layer's cache of transformers for the tokens of a sequence at positions `start` to `end - 1`."""
+    """Replaces transformers' cache of a layer, for the tokens at positions `start` to `end - 1` of one sequence."""
 
     def __init__(self, columns: dict[str, _Columns], records: TokenRecords, start: int, end: int) -> None:
         self._columns, self._records, self._start, self._end = columns, records, start, end
@@ -101,18 +101,20 @@ class _Windows:
         return self
 
     def _whole(self, ratio: int) -> tuple[int, int]:
-        """Return the first position and the end of the windows that these tokens complete."""
+        """Return the first position and the end (exclusive) of the windows of `ratio` tokens that these tokens
+        complete."""
         return self._start // ratio * ratio, self._end // ratio * ratio
 
     def _inputs(self, name: str, first: int, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values and gates of tokens that a compressor reads, [1, n, width] each."""
+        """Return the cached values and gates of positions `first` to `end` (exclusive) for a compressor, [1, n, width]
+        each."""
         found = self._records.inputs[:, self._columns[name].inputs].index_select(0, self._records.slots[first:end])
         kv, gate = found.to(like.dtype).unsqueeze(0).chunk(2, -1)
         return kv, gate
 
     def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keep `kv` and `gate` [1, n, width] of the tokens. Return the `kv` and `gate` of the windows that are complete
-        now, and their first position."""
+        """Store `kv` and `gate` [1, n, width] of the tokens. Return `kv` and `gate` of the windows that these tokens
+        complete, and their first position."""
         pool = self._records.inputs[:, self._columns[name].inputs]
         pool.index_copy_(0, self._records.slots[self._start : self._end], torch.cat((kv, gate), -1)[0].to(pool.dtype))
         first, end = self._whole(self._columns[name].module.compress_rate)
@@ -121,7 +123,8 @@ class _Windows:
     def update_overlap_state(
         self, name: str, chunk_kv: Tensor, chunk_gate: Tensor, head_dim: int
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the part of the previous window that is added to the first new one, [1, ratio, head_dim] each."""
+        """Return the values and gates of the window before the first new one, [1, ratio, head_dim] each. The compressor
+        reads them for overlapping windows."""
         module = self._columns[name].module
         first, _ = self._whole(module.compress_rate)
         if first == 0:
@@ -130,8 +133,8 @@ class _Windows:
         return kv[..., :head_dim], (gate + module.position_bias)[..., :head_dim]
 
     def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
-        """Keep the entries [1, n, D] of the new windows at their last tokens. Return the entries of all windows, [1, W,
-        D]."""
+        """Store the entries [1, n, D] of the new windows, each at the last token of its window. Return the entries of
+        all windows, [1, W, D]."""
         ratio = self._columns[name].module.compress_rate
         pool, slots = self._records.entries[name], self._records.slots
         first, end = self._whole(ratio)
