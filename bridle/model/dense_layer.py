@@ -1,9 +1,8 @@
-"""A leaner form of the decoder layer that most dense families share, used instead of the layer of transformers.
-
-On a CPU a small model spends more time in the modules of transformers than in arithmetic. The lean form computes
-queries, keys and values as one product, gate and up projections as another, and the rotation of all heads as three
-operations. The lean layer makes no nested module calls. Each layer is replaced only after both forms gave the same
-result on the same input. Layers of other kinds are unchanged.
+"""A leaner form of the decoder layer that most dense families share. It replaces the layer of transformers. On a CPU, a
+small model spends more time in Python code of transformers than in arithmetic. The lean form computes queries, keys and
+values as one product, and gate and up projections as another. It rotates all heads in three operations, and calls no
+nested modules. A layer is replaced only if both forms give the same result on the same input. Layers of other kinds are
+unchanged.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ gelu_tanh = partial(gelu, approximate="tanh")
 
 
 class DenseLayer(nn.Module):
-    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms come before attention and MLP, after
-    them (`last_norm`, `mlp_last_norm`), or both. The output of each part is multiplied by `share` before it is added to
-    the rows."""
+    """A decoder layer: attention with rotary positions and a gated MLP, each with a residual connection. RMS norms are
+    before attention and MLP, after them (`last_norm`, `mlp_last_norm`), or both. The outputs of attention and MLP are
+    multiplied by `share` before they are added to the hidden states."""
 
     def __init__(self, layer: Any, shape: LayerGeometry) -> None:
         super().__init__()
@@ -70,13 +69,14 @@ class DenseLayer(nn.Module):
         self._rotated = self.num_heads + self.num_kv_heads
 
     def bind(self) -> None:
-        """Use the linear layers that the module has now: later replacements have no effect."""
+        """Store the functions of the module's current linear layers. Replacing a linear layer later has no effect on
+        `advance`."""
         self._qkv, self._out = as_function(self.qkv), as_function(self.out)
         self._gate_up, self._down = as_function(self.gate_up), as_function(self.down)
 
     @property
     def products(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        """The linear layers that `bind` found: queries with keys and values, out, gates with up projections, down."""
+        """Return the functions that `bind` stored: query-key-value, output, gate-up and down projections."""
         return self._qkv, self._out, self._gate_up, self._down
 
     def forward(
@@ -113,7 +113,7 @@ class DenseLayer(nn.Module):
 
 
 class Norm:
-    """RMS norm in float32. The norm's weight is applied in the model's own type. For Gemma the factor is 1 plus the
+    """RMS norm in float32. The norm's weight is multiplied in the model's own type. In Gemma the factor is 1 plus the
     weight, in float32."""
 
     def __init__(self, norm: Any) -> None:
@@ -130,7 +130,7 @@ class Norm:
 
 
 class HeadNorm(Norm):
-    """One norm for query and key heads. The norm applies to each head separately, or all query heads together and all
+    """The norm of query and key heads. The norm applies to each head separately, or to all query heads together and all
     key heads together. The norm's weight is [Hq + Hkv, D]."""
 
     def __init__(self, queries: Any, keys: Any, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -162,8 +162,7 @@ def rotation(cos: Tensor, sin: Tensor) -> Rotation:
 
 
 def table_names(model: Any) -> list[str | None]:
-    """Return the name of each layer's rotation table, for models that have several tables; None for models with one
-    table."""
+    """Return the name of each layer's rotation table, by layer. The names are None in a model with a single table."""
     rotary = model.model.rotary_emb
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return [None] * len(model.model.layers)
@@ -171,15 +170,16 @@ def table_names(model: Any) -> list[str | None]:
 
 
 def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tuple[Tensor, Tensor]:
-    """Return the table [1, T, D] of transformers that has this name."""
+    """Return cosines and sines [1, T, D] of `positions` from the rotary module `rotary`. `name` selects one of several
+    tables."""
     found: tuple[Tensor, Tensor] = rotary(rows, positions) if name is None else rotary(rows, positions, name)
     return found
 
 
 def lower_layers(model: Any, geometry: Geometry) -> int:
-    """Replace the decoder layers of a dense family for which the lean form gives equal results; return their number.
-
-    The model keeps its other parts. One layer of each kind is computed in both forms.
+    """Replace the decoder layers of a dense family by lean layers if these give equal results; return the number of
+    replaced layers. The model keeps its other parts. For the comparison, one layer of each kind is computed in both
+    forms.
     """
     if model.config.model_type not in DENSE_FAMILIES:
         return 0
@@ -209,7 +209,8 @@ def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
 
 
 def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
-    """Return all values that the two forms of a layer depend on, except its weights."""
+    """Return the properties that the results of a layer's two forms depend on, other than weights. Layers with equal
+    properties are compared once."""
     norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
     return (
         *(type(layer), type(layer.self_attn), type(layer.mlp), table, lean.is_rotated, lean.share, lean.options),
@@ -251,8 +252,8 @@ def is_close(want: Tensor, have: Tensor) -> bool:
 def attend_causally(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
 ) -> Tensor:
-    """Compute attention for trials: one sequence, no cache. The scale depends on the window and the soft-cap, so that
-    the trial detects a missing option."""
+    """Compute causal attention for trials, with one sequence and no cache. Window and soft-cap change the result's
+    scale, so that a trial detects if a layer does not pass them."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -267,14 +268,15 @@ def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
 
 
 def _activation(module: nn.Module) -> Any:
-    """Return the activation; for a usual one, a function without the cost of a module call."""
+    """Return the activation as a function. Common activations are returned as plain functions, which avoids the cost of
+    a module call."""
     name = type(module).__name__
     return silu if name in ("SiLU", "SiLUActivation") else gelu_tanh if name == "GELUTanh" else module
 
 
 def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, ...], nn.Module]:
-    """Return the joined product of several linear layers with the same input, and the names of these layers in
-    transformers."""
+    """Join linear layers with the same input into one product. Return the names of these layers in transformers, and
+    the product."""
     whole = getattr(parent, joined, None)
     if whole is not None:
         return (joined,), whole
@@ -282,8 +284,9 @@ def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def _norms_of(layer: Any) -> tuple[Any, ...]:
-    """The norms before and after attention, and before and after the MLP. Families name norms by their places. The name
-    `post_attention_layernorm` means another place if a layer has norms after its parts."""
+    """Return the norms before attention, after attention, before the MLP, and after the MLP. If a layer has norms after
+    attention and MLP, the name `post_attention_layernorm` means the norm after attention. Otherwise it means the norm
+    before the MLP."""
     before, after = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
     last = getattr(layer, "post_feedforward_layernorm", None)
     if last is None:
@@ -302,7 +305,7 @@ def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> HeadNorm | 
 
 
 class Joined(nn.Module):
-    """Several layers with the same input that cannot be one product; each is computed separately."""
+    """Linear layers with the same input that cannot be joined into one product; each is computed separately."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class Joined(nn.Module):
         self.out_features = sum(linear.out_features for linear in linears)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute all layers, and concatenate their outputs: [..., in] -> [..., out]"""
         return torch.cat([part(rows) for part in self.parts], -1)
 
 

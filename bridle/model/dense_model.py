@@ -1,7 +1,7 @@
 """A whole dense model as one short function, for models whose layers all have the lean form.
 
-The function skips the work of transformers around the layers in every call: argument handling, masks, output objects.
-The function is used only after a trial in which it gave the same logits as the model itself.
+The function avoids the work that transformers does in every call around the layers: argument handling, masks, output
+objects. The function is used only after a trial in which it gave the same logits as the model itself.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class DenseModel:
         self._dtype: torch.dtype = body.norm.weight.dtype
 
     def fuse(self, attention: PagedAttention) -> None:
-        """Compute steps in few launches from now on, if the device of `attention` supports this."""
+        """Compute later steps by fused kernels with few launches, if the device of `attention` supports this."""
         self.fused = try_fused_step(self.layers, self.norm, attention, self._dtype)
 
     def keep_angles(self, num_positions: int) -> None:
-        """Compute the angles of `num_positions` positions in advance, if the fused GPU layers or the C kernels compute
-        steps."""
+        """Compute the rotary angles of `num_positions` positions in advance, if fused GPU kernels or the C kernels
+        compute the steps."""
         if self.fused is not None:
             self.fused.keep_angles(self.rotations, num_positions)
         elif self.native is not None:
             self.native.keep_angles(self.rotations, num_positions)
 
     def rotations(self, position_ids: Tensor) -> list[Rotation]:
-        """Return the cosines and sines of positions [1, T], for each table."""
+        """Return the cosines and sines of positions [1, T] for each rotation table."""
         rows = torch.empty(0, dtype=self._dtype, device=position_ids.device)
         return [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
 
@@ -81,8 +81,8 @@ class DenseModel:
         attend: AttentionHandler,
         look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts image features into rows [T,
-        hidden]."""
+        """Compute logits [R, V] from ids and positions [1, T] and R indices into T. `look` puts image features into the
+        embedded rows [T, hidden]."""
         return self.logits(self.run_layers(input_ids, position_ids, logits_rows, attend, look))
 
     def run_layers(
@@ -94,7 +94,8 @@ class DenseModel:
         look: Callable[[Tensor], Tensor] | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
-        """Compute all layers, but return the inputs of the head, [R, hidden]. `tap` is called after each layer."""
+        """Compute all layers, and return the inputs of the output head, [R, hidden]. `tap` is called after each
+        layer."""
         rows = self._embed(input_ids[0])  # [T, hidden]
         if look is not None:
             rows = look(rows)
@@ -142,7 +143,7 @@ def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def try_lower_model(model: Any) -> DenseModel | None:
-    """Return the short form of `model`; None if the model has another structure or the short form gives other
+    """Return the short function for `model`; None if the model has another structure or the function gives other
     logits."""
     if not are_lean(model):
         return None

@@ -35,10 +35,8 @@ _CHAT_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Contents of a model's headers. `metadata` has the metadata of the GGUF file, or `config.json`. 0 and None mean
-    unknown.
-
-    `kv_values` is the number of keys and values that one token takes in the KV cache.
+    """Properties of a model from its files' headers. `metadata` is the metadata of the GGUF file, or the contents of
+    `config.json`. 0 and None mean unknown. `kv_values` is the number of values that one token takes in the KV cache.
     """
 
     format: str
@@ -82,7 +80,7 @@ class ModelDescription:
 
 
 def describe(path: Path) -> ModelDescription:
-    """Describe the model in a GGUF file or a folder. Raises `UnsupportedModel` for an unreadable description."""
+    """Describe the model in a GGUF file or a folder. Raises `UnsupportedModel` if its headers are unreadable."""
     if path.is_file():
         return _of_gguf(open_model(path))
     if (path / "config.json").is_file():
@@ -118,7 +116,7 @@ def _of_gguf(model: GgufModel) -> ModelDescription:
 
 
 def _number(metadata: Mapping[str, Any], key: str) -> int:
-    """Return a whole number, or the largest number of a list; 0 if the key is absent."""
+    """Return an integer of the metadata, or the largest number of a list; 0 if the key is absent."""
     value = metadata.get(key, 0)
     if isinstance(value, np.ndarray):
         return int(value.max()) if value.size else 0
@@ -126,7 +124,8 @@ def _number(metadata: Mapping[str, Any], key: str) -> int:
 
 
 def _gguf_type(model: GgufModel) -> str:
-    """Return the name of the file's type; if it is unknown, the tensor type that has the most bytes."""
+    """Return the name of the file's quantization type. If the file does not name it, return the tensor type with the
+    most bytes."""
     name = _FILE_TYPES.get(_number(model.metadata, "general.file_type"))
     if name is not None:
         return name

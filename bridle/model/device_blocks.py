@@ -1,8 +1,7 @@
-"""The blocks of a KV cache and the recurrent states in the memory of a GPU, copied from and to bytes of the host.
-
-The engine asks for a copy of a block that is about to be reused. The copy is first made on the device, in order with
-the steps, and transferred to the host on a parallel stream. Data from the host is written on a parallel stream too,
-after all steps that were started, into blocks that no step reads. So no step waits for a transfer.
+"""Copies KV blocks and recurrent states between a GPU and bytes in host memory. The engine asks for a copy of a block
+before the block is reused. The block is first copied on the device, in the stream of the steps, and then transferred to
+the host on a parallel stream. Data from the host is also written on a parallel stream. This happens after all steps
+that were started, into blocks that no step reads. So no step waits for a transfer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from bridle.model.state_pool import StatePool
 
 
 class DeviceCopy:
-    """Implements `bridle.kv_store.Snapshot`: the device's copy of bytes `row`, which the stream of its steps made."""
+    """Implements `bridle.kv_store.Snapshot`: a copy `row` of a block's bytes on the device, made in the stream of the
+    steps."""
 
     def __init__(self, row: Tensor, beside: SideStream) -> None:
         self._row, self._beside = row, beside
@@ -79,7 +79,7 @@ class DeviceBlocks:
 
 
 def mark_steps(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event after all steps that were started; None for devices that finish steps at once."""
+    """Return a CUDA event after all steps that were started; None for devices without asynchronous steps."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -88,6 +88,6 @@ def mark_steps(device: torch.device) -> torch.cuda.Event | None:
 
 
 def wait_for(event: torch.cuda.Event | None) -> None:
-    """Let the stream of this thread wait for an event."""
+    """Let the current CUDA stream of this thread wait for the event."""
     if event is not None:
         torch.cuda.current_stream().wait_event(event)

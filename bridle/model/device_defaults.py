@@ -18,8 +18,8 @@ KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is CUDA if the machine has it. Raises `InvalidRequest` if the device is
-    missing."""
+    """Return the torch device with this name; `auto` is CUDA if the machine has a CUDA device. Raises `InvalidRequest`
+    if the device is missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -34,8 +34,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_devices(name: str, count: int) -> list[torch.device]:
-    """Return a device for each of `count` processes that share a model: GPUs from `name` on, or the CPU for all. Raises
-    `InvalidRequest` if there are too few GPUs."""
+    """Return a device for each of `count` processes that share a model: consecutive GPUs from `name` on, or the CPU for
+    all. Raises `InvalidRequest` if there are too few GPUs."""
     first = choose_device(name)
     if first.type == "cpu":
         return [first] * count
@@ -47,9 +47,9 @@ def choose_devices(name: str, count: int) -> list[torch.device]:
 
 
 def choose_threads(num_threads: int | None) -> None:
-    """Set the number of threads that compute. The default is torch's choice, limited to the processors that this
-    process may use. torch counts the machine's cores: in a container with two of sixty-four cores, torch's threads
-    would mostly wait for each other."""
+    """Set the number of compute threads. The default is torch's choice, limited to the processors that this process may
+    use. torch counts all cores of the machine. In a container with two of sixty-four cores, torch's threads would
+    mostly wait for each other."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif torch.get_num_threads() > (cores := num_cores()):
@@ -58,8 +58,8 @@ def choose_threads(num_threads: int | None) -> None:
 
 def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
     """Return the data type for `config.dtype`. `auto` is float32 on a CPU. On other devices it is the checkpoint's own
-    type if that is half precision, else bfloat16. A GPU multiplies half precision in matrix units, and reads half as
-    much."""
+    type if that is half precision, else bfloat16. With half precision, a GPU uses its matrix units, and reads half as
+    many bytes."""
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if device.type == "cpu":

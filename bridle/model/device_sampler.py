@@ -1,9 +1,8 @@
-"""The sampler of a GPU. Kernels sample the usual rows, and the host does not wait until it reads the tokens.
-
-The usual rows have greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and
-log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. These
-are rows with typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k beyond 128, packed
-biases or traces. Scores of prompts are computed in plain torch, and the host waits for them together with the tokens.
+"""The sampler for GPUs. Kernels sample rows with common parameters, and the host waits only when it reads the tokens.
+Common parameters are greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and
+log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. Such
+rows use typical-p, top-n-sigma, XTC, dynamic temperature, Mirostat, DRY, a watermark, a larger top-k, packed biases or
+traces. Scores of prompts are computed in plain torch, and the host waits for them together with the tokens.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class DeviceSampler:
         self._max_elements = max_elements
 
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        """Return the results of every row and every score, like the standard sampler."""
+        """Sample all rows and compute all scores of `batch`, like the standard sampler."""
         return self.draw(logits, batch, history).take()
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
-        """Start sampling `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual ones.
-        For other rows it waits, because their logits may be overwritten later."""
+        """Start sampling `batch` from `logits` [R, V]. If all rows have common parameters, the method returns before
+        the device is done. Otherwise it waits, because the next step may overwrite the logits."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]
@@ -61,14 +60,15 @@ class DeviceSampler:
 
 @dataclass(slots=True)
 class _Usual:
-    """Rows of a batch that are being sampled."""
+    """Rows of a batch that the kernels are sampling, with their indices in the batch."""
 
     where: Sequence[int]
     draws: DeviceDraws
 
 
 class _Drawing:
-    """Sampling of a batch: the usual rows and the scores are in progress, the other rows are done."""
+    """A batch that is being sampled. Rows for the kernels and scores are in progress; rows of the standard sampler are
+    done."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class _Drawing:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        """The tokens on the device [rows], for work that is launched after this sampling; None if the tokens are not
-        contiguous."""
+        """Return the sampled tokens on the device [rows], for work that is launched later; None if the tokens are not
+        in one tensor."""
         is_one = len(self._usual) == 1 and self._others is None
         return self._usual[0].draws.tokens if is_one else None
 

@@ -1,4 +1,4 @@
-"""An embedding that keeps its rows quantized, and decodes only the rows that are looked up."""
+"""An embedding with quantized rows, which decodes only the rows that are looked up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows come from blocks [V,
-    bytes] of type `kind`, or from an output head that has the same weight."""
+    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows are blocks [V, bytes]
+    of type `kind`, or come from an output head that shares the weight."""
 
     blocks: Tensor | None
     scale: Tensor | None

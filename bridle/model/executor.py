@@ -1,8 +1,7 @@
-"""The in-process executor: it gets step plans and returns tokens.
-
-The executor keeps copies of the sequences, packs each plan, runs the model once, and lets the sampler read the logits.
-One thread calls it. After an error in a step the executor forgets all sequences, and the process stays alive. The
-engine then computes the sequences again, one at a time, so that only the sequence that causes the error ends.
+"""The in-process executor: it gets step plans and returns tokens. The executor keeps copies of the sequences, packs the
+rows of each plan, runs the model once, and passes the logits to the sampler. Only one thread calls the executor. After
+an error in a step, the executor forgets all sequences, and the process stays alive. The engine then computes the
+sequences again, one at a time, so that only the sequence that causes the error ends.
 """
 
 from __future__ import annotations
@@ -70,14 +69,14 @@ class LocalExecutor:
 
     @property
     def runner(self) -> ModelRunner:
-        """Return the model over its cache, for benchmarks below the engine. Raises `ShardUnavailable` once the executor
-        is closed."""
+        """Return the runner of the model, for benchmarks that bypass the engine. Raises `ShardUnavailable` once the
+        executor is closed."""
         return self._require_runner()
 
     @property
     def kv_blocks(self) -> CacheBlocks | DeviceBlocks | None:
-        """The blocks of the KV cache and the recurrent states for a KV store; None on other devices than CPUs and
-        CUDA."""
+        """Return access to KV blocks and recurrent states for a KV store; None unless the device is a CPU or a CUDA
+        GPU."""
         if self._identity is None or self._device.type not in ("cpu", "cuda"):
             return None
         attention = self._require_runner().attention
@@ -86,7 +85,8 @@ class LocalExecutor:
 
     @property
     def int8_blocks(self) -> Int8Blocks | None:
-        """Return `kv_blocks` with values of 8 bits; None unless the cache has values of more bits."""
+        """Return `kv_blocks` with values converted to 8 bits; None if `kv_blocks` is None or the cache itself has 8-bit
+        values."""
         blocks, cache = self.kv_blocks, self._require_runner().attention.cache
         layers = [(layer.keys, layer.values) for layer in cache.layers.values()]
         dtypes = {str(part.dtype).removeprefix("torch.") for parts in layers for part in parts}
@@ -103,11 +103,9 @@ class LocalExecutor:
         return beside if self._runner is None else self._runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. On CUDA this returns before the device is done.
-
-        Raises `InternalError` for a stale or inconsistent plan, such as one with an adapter that is not on the device;
-        nothing has changed then. Also raises `InternalError` if the step failed after it began; the executor has then
-        forgotten all sequences and KV.
+        """Apply the plan and compute its rows. On CUDA this returns before the device is done. Raises `InternalError`
+        for a stale or inconsistent plan, for example if an adapter is not on the device; nothing has changed then. Also
+        raises `InternalError` if the step fails after it began; the executor then forgets all sequences and their KV.
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -146,7 +144,8 @@ class LocalExecutor:
         return self._device.type == "cuda" and self._early is not None
 
     def sample_async(self, batch: SampleBatch) -> None:
-        """Begin to `sample`. If the sampler is no `AsyncSampler`, this call does all the work."""
+        """Begin sampling `batch`; `get_result` returns the result. If the sampler is not an `AsyncSampler`, this call
+        samples at once and waits."""
         self.async_sampling.start(self._read(batch, self.sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
         self._drawn = self._reader, batch.rows
@@ -161,11 +160,12 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {self._step}") from error
 
     def await_forward(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the device has computed the last forward pass; return whether it has."""
+        """Wait at most `seconds` until the device has computed the last forward pass. Return whether the pass is
+        complete."""
         return self.async_sampling.await_forward(seconds)
 
     def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
-        """Return the result of `sampler` for a batch of the last step; an empty result if the batch is empty."""
+        """Call `sampler` for a batch of the last step, and return its result; an empty result if the batch is empty."""
         self._require_runner()
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
@@ -185,8 +185,7 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {batch.step}") from error
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the hidden states of these rows of the last forward pass, taken before the head and scaled to length
-        1."""
+        """Return the last forward pass's inputs of the output head for these rows, scaled to length 1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -207,8 +206,8 @@ class LocalExecutor:
 
     @contextmanager
     def trying(self, num_blocks: int) -> Iterator[None]:
-        """In this block, steps use their usual memory, but their results are meaningless, because some layers may be
-        left out. The first blocks of the KV pool are filled with zeros, so that no step reads undefined values."""
+        """In this block, steps allocate their usual memory but may skip some layers, so their results are meaningless.
+        The first `num_blocks` blocks of the KV pool are filled with zeros, so that no step reads undefined values."""
         runner = self._require_runner()
         with runner.first_layers() as layers:
             runner.attention.cache.clear(num_blocks, layers)
@@ -271,9 +270,9 @@ class LocalExecutor:
                 raise InternalError(f"sequence {row.seq_id} wants control vector {key!r}, which is not loaded")
 
     def _lose(self, error: Exception, what: str) -> BridleError:
-        """Forget all copies of sequences after a step that failed before its end, since none of them can be trusted.
-        The returned error blames the step, so that the engine looks for the sequence that causes it. If the device
-        itself has failed, the error says that instead."""
+        """Forget all copies of sequences, because a step failed and left them in an unknown state. Return an
+        `InternalError` for the step, so that the engine searches for the sequence that causes it. If the device itself
+        failed, return `DeviceLost`."""
         self._mirrors.clear()
         self.logits = None
         if not is_sound(self._device):
@@ -301,7 +300,7 @@ def is_sound(device: torch.device) -> bool:
 
 
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
-    """Forbid the ids of `logits` [R, V] that have no token, for every sampler."""
+    """Set the logits [R, V] of ids without a token to -inf, so that no sampler chooses them."""
     if batch.unnamed and logits is not None:
         _strike(logits, batch.unnamed)
 
@@ -319,7 +318,7 @@ def _columns(unnamed: PaddedVocab, device: torch.device) -> Tensor:
 
 
 def check_batch(batch: SampleBatch, num_rows: int) -> None:
-    """Raise `InternalError` if `batch` reads beyond the `num_rows` rows of logits."""
+    """Raise `InternalError` if `batch` refers to a row outside the `num_rows` rows of logits."""
     for row in batch.rows:
         if not 0 <= row.logits_index < num_rows:
             raise InternalError(

@@ -1,4 +1,5 @@
-"""Builds an executor from loaded weights: choose the parts, find the size of the KV pool, allocate it."""
+"""Builds an executor from loaded weights: chooses its kernels, determines the size of the KV pool, and allocates the
+pool."""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
 def build_executor(
     loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0, report: Report = silent
 ) -> LocalExecutor:
-    """Build an executor with a KV pool that fits and leaves `token_bytes_beside` bytes for each of its tokens to the
-    pool of another model. Raises `OutOfBlocks` or `InvalidRequest`."""
+    """Build an executor with a KV pool that fits into memory. For each token in the pool, `token_bytes_beside` bytes
+    stay free for the KV pool of a draft model. Raises `OutOfBlocks` or `InvalidRequest`."""
     return _ExecutorBuilder(loaded, token_bytes_beside).build(sampler, report)
 
 
 class _ExecutorBuilder:
-    """The parts of one executor. `_allocate` gives the runner a pool of another size; the other parts are unchanged."""
+    """The parts of one executor. `_allocate` replaces the runner's KV pool; the other parts stay the same."""
 
     def __init__(self, loaded: LoadedWeights, token_bytes_beside: int) -> None:
         config, geometry, dtype, device = loaded.config, loaded.geometry, loaded.dtype, loaded.device
@@ -79,7 +80,7 @@ class _ExecutorBuilder:
         self._sampler = _standard_sampler(device, dtype, self._info.vocab_size)
 
     def build(self, sampler: Sampler | None, report: Report) -> LocalExecutor:
-        """Find the size of the pool, allocate it, and capture graphs if the device has any."""
+        """Determine the size of the KV pool, allocate it, and capture CUDA graphs if the device supports them."""
         graphs = self._graphs
         num_blocks = kv_profiling.fit_pool(self._needs(), self._allocate, None if graphs is None else graphs.measure)
         executor = self._over(num_blocks, sampler or self._sampler)
@@ -87,7 +88,7 @@ class _ExecutorBuilder:
         return executor
 
     def _make_runner(self) -> ModelRunner:
-        """Return the model over a cache of one block, with the fastest kernels that passed their self-test."""
+        """Return a runner whose cache has one block, with the fastest attention kernels that passed their self-test."""
         loaded, geometry = self._loaded, self._loaded.geometry
         kernel = tried_kernel(loaded.config.kernel, loaded.device, loaded.dtype, geometry, self._block_size)
         if isinstance(loaded.model, LanguageModel) and loaded.model.num_mutual_rows:
@@ -141,7 +142,7 @@ class _ExecutorBuilder:
 
 
 def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
-    """Raise `InvalidRequest` for keys of 8 bits if the model's keys need more precision."""
+    """Raise `InvalidRequest` if an 8-bit KV cache is requested and the model's keys need more precision."""
     held = _demands_of_keys(loaded) if kv_dtype is torch.int8 else None
     if held is not None:
         raise InvalidRequest(
@@ -151,7 +152,7 @@ def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
 
 
 def _demands_of_keys(loaded: LoadedWeights) -> str | None:
-    """Return the reason why the model's keys need more than 8 bits; None if they do not."""
+    """Return the reason why the model's keys need more than 8 bits; None if 8 bits are enough."""
     if has_biases(loaded.model):
         return "hold biases of positions"
     if not loaded.geometry.indexes:
@@ -178,7 +179,7 @@ def make_control_vectors(
 
 
 def _info_of(loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int) -> ExecutorInfo:
-    """Return the information about the model for the engine, with a pool of one block."""
+    """Return the information about the model that the engine needs, for a pool of one block."""
     step_tokens = STEP_TOKENS[loaded.device.type]
     if loaded.geometry.states:
         step_tokens = min(step_tokens, RECURRENT_STEP_TOKENS)
@@ -199,7 +200,7 @@ def _info_of(loaded: LoadedWeights, block_size: int, block_bytes: int, embedding
 
 
 def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:
-    """Return the store that encodes and keeps media features; None for text-only models."""
+    """Return the object that encodes images and sounds and stores their features; None for text-only models."""
     if not isinstance(model, LanguageModel):
         return None
     encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)

@@ -1,5 +1,5 @@
-"""Fetches files of a hub repository into the hub's own cache, or finds them in that cache. A callback gets the
-progress. Without a callback, the progress goes to the watchers of this thread (`bridle.load_progress`)."""
+"""Fetches files of a hub repository into the hub client's cache, or finds them there. A callback gets the progress. If
+there is no callback, the progress is reported through `bridle.load_progress`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Progress = Callable[[float], None]
 def fetch(
     model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress | None
 ) -> Path:
-    """Return the snapshot of a repository's files that match `allowed` and not `ignored`. Threads of the hub's client
-    call `progress` with the share of bytes received; an error that `progress` raises ends the download. Raises
-    `UnsupportedModel`."""
+    """Return the folder with a snapshot of a repository's files whose names match `allowed` and not `ignored`. Threads
+    of the hub client call `progress` with the share of bytes received; an error from `progress` ends the download.
+    Raises `UnsupportedModel`."""
     from huggingface_hub import snapshot_download
 
     arriving = _Arriving(model, revision, allowed, ignored, progress or on_download())
@@ -43,8 +43,8 @@ def fetch(
 
 
 class _Arriving:
-    """Progress of a repository's download. The client begins files one after the other, and knows the sizes of these
-    files only. So bridle asks the hub for all sizes once the first bytes arrive."""
+    """Tracks the progress of a repository's download. The hub client begins files one after the other, and knows only
+    the sizes of the files that it has begun. So bridle asks the hub for all sizes when the first bytes arrive."""
 
     def __init__(
         self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress
@@ -56,8 +56,8 @@ class _Arriving:
         self._share = -1.0
 
     def tell(self, num_bytes: float, begun: float) -> None:
-        """Record that `num_bytes` bytes were received. `begun` is the total size of the files that the client has
-        begun."""
+        """Report that `num_bytes` bytes were received so far. `begun` is the total size of the files that the client
+        has begun."""
         with self._lock:
             self._total = max(self._total or _num_bytes(*self._wanted), int(begun), 1)
             share = min(num_bytes / self._total, 1.0)
@@ -66,13 +66,13 @@ class _Arriving:
             self._progress(share)
 
     def finish(self) -> None:
-        """Record that everything was received."""
+        """Report that the download is complete."""
         if 0 <= self._share < 1:  # some files were in the cache before
             self._progress(1.0)
 
 
 def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]) -> int:
-    """Return the bytes of all wanted files; 0 if the hub does not give them."""
+    """Return the total bytes of the files to download; 0 if the hub does not state them."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
@@ -88,8 +88,8 @@ def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored
 
 
 def _silent_bar(tell: Callable[[float, float], None]) -> Any:
-    """Return a progress bar class for the client that shows nothing. The class reports the received bytes, and the
-    sizes of files that have begun. bridle shows its own progress bar."""
+    """Return a progress bar class for the hub client that shows nothing, because bridle shows its own progress bar. The
+    class passes the received bytes and the sizes of begun files to `tell`."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):

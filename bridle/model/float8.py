@@ -1,5 +1,5 @@
-"""Linear layers in 8-bit floating point (e4m3) on CUDA, with a scale per output for weights and a scale per token for
-activations. GPUs from compute capability 8.9 on multiply these numbers in tensor cores.
+"""Linear layers in 8-bit floating point (e4m3) on CUDA, with one scale per output for weights and one scale per token
+for activations. GPUs from compute capability 8.9 on multiply these numbers in tensor cores.
 
 Weights take half of the memory of bfloat16, and half the time to read. Embeddings, the output head, norms and attention
 are unchanged.
@@ -36,7 +36,7 @@ _TOLERANCE = 2e-2
 
 
 class RoundedRows(NamedTuple):
-    """Rows [n, in] in float8, and float32 scales [n, 1]."""
+    """Activation rows [n, in] in float8, and their float32 scales [n, 1]."""
 
     values: Tensor
     scales: Tensor
@@ -102,8 +102,8 @@ class Float8Linear(nn.Module):
 
 
 def float8_of(product: Callable[[Tensor], Tensor]) -> Float8Linear | None:
-    """Return the `Float8Linear` that computes `product`. None if it is another layer, or something such as an adapter
-    is added."""
+    """Return the `Float8Linear` that computes `product`. None if it is another layer, or if an adapter or another term
+    is added to its result."""
     layer = getattr(product, "__self__", None)
     is_plain = getattr(product, "__func__", None) is Float8Linear.forward
     return layer if is_plain and isinstance(layer, Float8Linear) else None
@@ -132,7 +132,7 @@ def has_float8_shape(shape: tuple[int, int]) -> bool:
 
 
 def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the problem with float8 products on this device, tried on random values, or None."""
+    """Test float8 products on this device with random values; return a description of the problem, or None."""
     generator = torch.Generator().manual_seed(0)
     try:
         weight = torch.randn(_TRIAL_SIZES, generator=generator).to(device, dtype)
@@ -160,8 +160,8 @@ def _rounded(rows: Tensor) -> Tensor:
 
 
 def use_float8(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Round the linear layers of a model except its head, one at a time; return their number. If products in float8
-    fail on this device, the log says why, and the weights are unchanged."""
+    """Convert the linear layers of a model, except its output head, to float8, one at a time. Return the number of
+    converted layers. If products in float8 fail on this device, the log says why, and the weights are unchanged."""
     problem = find_problem(device, dtype)
     if problem is not None:
         _log.warning("weights stay %s, as products in float8 fail here: %s", str(dtype).removeprefix("torch."), problem)

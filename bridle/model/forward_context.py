@@ -1,8 +1,7 @@
-"""The handler that the registered attention function calls during a forward pass.
-
-Models of transformers call one function by name. The models cannot pass the step's data to this function, because
-several models drop unknown keywords. So the caller of a forward pass sets a handler, which has the step's data. There
-is one slot per thread, since each loaded model has its own engine thread.
+"""The attention handler of the current forward pass. Models of transformers call a registered attention function. They
+cannot pass the step's data to it, because several models drop unknown keyword arguments. So the caller of a forward
+pass sets a handler with the step's data, and the registered function calls this handler. Each thread has its own
+handler, because each loaded model has its own engine thread.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from bridle.errors import InternalError
 
 
 class AttentionOptions(NamedTuple):
-    """Attention options of one layer. `window` includes the own token; `softcap` bounds scores by tanh; `sinks`
-    `[Hq]` are scores of a key without value."""
+    """Attention options of one layer. `window` is the sliding window's size, including the token itself. `softcap`
+    bounds scores by tanh. `sinks` [Hq] are the scores of an additional key without a value."""
 
     scaling: float
     window: int | None = None
@@ -29,8 +28,8 @@ class AttentionOptions(NamedTuple):
 
 class AttentionHandler(Protocol):
     """Computes attention for the models of transformers. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv,
-    Dv], all for the new tokens only; the result is [T, Hq, Dv]. `extra` holds the other keywords that the model
-    passed."""
+    Dv], all for the new tokens only; the result is [T, Hq, Dv]. `extra` holds the other keyword arguments from the
+    model."""
 
     def __call__(
         self,
@@ -53,7 +52,7 @@ _slot = _Slot()
 
 @contextmanager
 def attention_handler(handler: AttentionHandler) -> Iterator[None]:
-    """Let `handler` answer this thread's attention calls inside the block."""
+    """Use `handler` for the attention calls of this thread inside the block."""
     previous, _slot.handler = _slot.handler, handler
     try:
         yield

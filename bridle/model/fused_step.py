@@ -1,8 +1,7 @@
 """Computes the lean layers of a dense model on CUDA with few launches. All operations between two matrix products, or
-between a product and attention, are one Triton kernel. A layer takes ten launches, including those of paged attention.
-
-The lean layers in torch give the same results. While a model loads, these layers in torch are the reference of a trial
-with the model's own weights. The lean layers are also used if Triton is missing or the trial fails.
+between a product and attention, are fused into one Triton kernel. A layer takes ten launches, including those of paged
+attention. The lean layers in torch give the same results. While a model loads, the fused kernels are compared with
+them, using the model's own weights. If Triton is missing or the results differ, the lean layers are used.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
 
 
 class FusedStep:
-    """The layers of one model, and the norm after the last layer."""
+    """The layers of one model and the norm after the last layer, computed by fused kernels."""
 
     def __init__(self, layers: Sequence[DenseLayer], norm: Norm, device: torch.device) -> None:
         self._layers = layers
@@ -61,14 +60,14 @@ class FusedStep:
         return layer_kernels
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Compute the angles of `num_positions` positions in advance, so that no step computes them, if memory
-        allows."""
+        """Compute the rotary angles of `num_positions` positions in advance, if memory allows, so that steps need not
+        compute them."""
         with torch.inference_mode():
             self._tables = make_tables(compute, num_positions, self._machine.device)
 
     def angles(self, position_ids: Tensor, compute: Compute) -> Angles:
-        """Return the angles of tokens at positions [1, T], from the table if there is one. Positions [3, 1, T] have no
-        table."""
+        """Return the rotary angles of tokens at positions [1, T], from the precomputed table if there is one. For
+        positions [3, 1, T], the angles are computed."""
         if self._tables is None or position_ids.dim() != 2:
             return angles_of(compute(position_ids))
         return Angles(self._tables, position_ids[0])
@@ -93,13 +92,14 @@ class FusedStep:
         return normed
 
     def multiply(self, product: Product, rows: Tensor) -> Tensor:
-        """Return the product of rows [T, n]. If the product is in float8, one launch rounds the rows first."""
+        """Multiply rows [T, n] by a linear layer. For a float8 layer, one more launch first rounds the rows to
+        float8."""
         if float8_of(product) is None:
             return product(rows)
         return _multiply(product, self.add(rows, None, 1.0, None, None, True)[1])
 
     def gate_and_multiply(self, layer: DenseLayer, mixed: Tensor, down: Product) -> Tensor:
-        """Compute gates and down projection: [T, 2 * gates] -> [T, hidden]"""
+        """Compute the gated activation and the down projection: [T, 2 * gates] -> [T, hidden]"""
         return _multiply(down, self.gate(layer, mixed) if float8_of(down) is None else self.gate_rounded(layer, mixed))
 
     def add(
@@ -111,8 +111,8 @@ class FusedStep:
         norm: Norm | None,
         is_rounded: bool = False,
     ) -> tuple[Tensor, Tensor | RoundedRows]:
-        """Return rows [T, hidden] with the addend, and the normed rows, in float8 if requested. Without an addend and a
-        norm, both results are the given rows."""
+        """Add `added` to `rows` [T, hidden], and normalize the sum. Return the sum and the normalized rows, which are
+        in float8 if `is_rounded`. If `added` and `norm` are None, both results are `rows`."""
         if added is None and norm is None and not is_rounded:
             return rows, rows
         out = rows if added is None else torch.empty_like(rows)
@@ -145,8 +145,8 @@ class FusedStep:
         return out, normed if scales is None else RoundedRows(normed, scales)
 
     def turn(self, layer: DenseLayer, mixed: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
-        """Normalize and rotate products [T, (Hq + 2 Hkv) * D]: return queries [T, Hq, D]; keys and values go to the
-        cache."""
+        """Normalize and rotate the heads in `mixed`, the query-key-value product [T, (Hq + 2 Hkv) * D]. Return queries
+        [T, Hq, D]; write keys and values to the cache."""
         assert attend.step is not None
         cache, head_norm, table = attend.cache.layers[layer.layer_idx], layer.head_norm, angles.tables[layer.table]
         query = mixed.new_empty(mixed.shape[0], layer.num_heads, layer.head_dim)
@@ -178,7 +178,7 @@ class FusedStep:
         return query
 
     def gate(self, layer: DenseLayer, mixed: Tensor) -> Tensor:
-        """Multiply gates by up projections: [T, 2 * gates] -> [T, gates]"""
+        """Multiply the activated gates by the up projections: [T, 2 * gates] -> [T, gates]"""
         out = mixed.new_empty(mixed.shape[0], layer.num_gates)
         self.kernels.gate[(mixed.shape[0], -(-layer.num_gates // GATE_NUMBERS))](
             mixed, out, size=layer.num_gates, block=GATE_NUMBERS, is_gelu=layer.act is gelu_tanh, num_warps=4
@@ -186,7 +186,7 @@ class FusedStep:
         return out
 
     def gate_rounded(self, layer: DenseLayer, mixed: Tensor) -> RoundedRows:
-        """Compute `gate` with results in float8."""
+        """Compute the same as `gate`, with results rounded to float8."""
         out = mixed.new_empty(mixed.shape[0], layer.num_gates, dtype=torch.float8_e4m3fn)
         scales = mixed.new_empty(mixed.shape[0], 1, dtype=torch.float32)
         block = min(_power(layer.num_gates), ROUNDED_NUMBERS)
@@ -196,7 +196,7 @@ class FusedStep:
 
 
 def _multiply(product: Product, rows: Tensor | RoundedRows) -> Tensor:
-    """Return the product of rows. Only products in float8 get rounded rows."""
+    """Multiply rows by a linear layer. `rows` are float8 if, and only if, the layer is in float8."""
     if isinstance(rows, Tensor):
         return product(rows)
     layer = float8_of(product)
@@ -207,8 +207,8 @@ def _multiply(product: Product, rows: Tensor | RoundedRows) -> Tensor:
 def try_fused_step(
     layers: Sequence[DenseLayer], norm: Norm, attention: PagedAttention, dtype: torch.dtype
 ) -> FusedStep | None:
-    """Return the layers as fused kernels, over rows of `dtype`; None if the kernels are unavailable or give wrong
-    results. Unless the device is a CPU, the log says why."""
+    """Return a `FusedStep` for hidden states of type `dtype`; None if the kernels are unavailable or give wrong
+    results. The log has the reason, unless the device is a CPU."""
     device = attention.cache.device
     missing = missing_for_triton(device)
     if attention.is_plain or (missing is not None and device.type == "cpu"):
@@ -221,17 +221,17 @@ def try_fused_step(
 
 
 def warps_for(block: int) -> int:
-    """Return the number of warps of a program that holds a row of `block` values."""
+    """Return the number of warps for a program that holds a row of `block` values."""
     return min(max(block // _WARP_NUMBERS, 1), _MAX_WARPS)
 
 
 def _power(size: int) -> int:
-    """Return the smallest power of two that is at least `size` and 16."""
+    """Return the smallest power of two that is at least `size`, and at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: str | None) -> str | None:
-    """Return the reason why the fused kernels are not used here, or None."""
+    """Return the reason why the fused kernels cannot be used for these layers, or None."""
     if missing is not None:
         return f"the fused kernels need {missing}"
     for layer in layers:
@@ -245,7 +245,7 @@ def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: s
 
 
 def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the problem with the kernels for layers like these, or None. The function tries one layer of each kind."""
+    """Test the kernels with one layer of each kind; return a description of the problem, or None."""
     for layer in {_kind(layer): layer for layer in layers}.values():
         try:
             is_right = _gives_the_same(layer, norm, device, dtype)
@@ -259,7 +259,7 @@ def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device
 
 
 def _kind(layer: DenseLayer) -> tuple[Any, ...]:
-    """Return the properties that the kernels are compiled for."""
+    """Return the properties of a layer that the kernels are compiled for."""
     norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm)
     sizes = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates)
     rounded = (float8_of(product) is not None for product in layer.products)
@@ -274,7 +274,8 @@ def _kind(layer: DenseLayer) -> tuple[Any, ...]:
 
 @torch.inference_mode()
 def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a layer gives the same rows and cache contents in both forms, over attention in plain torch."""
+    """Return whether a layer gives the same hidden states and cache contents as a lean layer and as fused kernels.
+    Attention runs in plain torch."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_TRIAL_TOKENS, layer.down.out_features, generator=generator).to(device, dtype)
     angles = torch.rand(_TRIAL_TOKENS, 1, layer.head_dim // 2, generator=generator) * 6.0
@@ -295,7 +296,7 @@ def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: 
 
 
 def _attention_over(cache: KVCache) -> PagedAttention:
-    """Return the attention of a step with one sequence whose blocks are scattered."""
+    """Return the attention handler of a step with one sequence whose blocks are scattered over `cache`."""
     mirror = CachedRequestState()
     mirror.tokens = [0] * _TRIAL_TOKENS
     mirror.add_blocks((2, 0))
