@@ -1,8 +1,7 @@
-"""The shapes of a model's attention, learned from one dry forward pass in which every call is recorded.
-
-Shapes are not read from the configuration, because field names differ between families, one model may mix head sizes,
-and values may be narrower than keys. The same pass also checks the model: each layer must call attention, and no layer
-may pass a keyword that the kernels would ignore.
+"""Determines the shapes of a model's attention by a dry forward pass, in which every attention call is recorded. The
+configuration is not enough: its field names differ between families, head sizes may differ between layers, and values
+may be narrower than keys. The same pass also checks the model: each layer must call attention, and no layer may pass a
+keyword argument that the kernels would ignore.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """The KV shape of one layer: `num_kv_heads` heads of `key_dim` and `value_dim` values, and the options of its
-    attention."""
+    """The attention shape of one layer. Keys have `key_dim` values per head, and values `value_dim`."""
 
     num_heads: int
     num_kv_heads: int
@@ -62,8 +60,8 @@ class LayerGeometry:
 
 
 class GeometryRecorder:
-    """A handler that computes no attention. The handler records the calling layer, with the shapes and other
-    keywords."""
+    """An attention handler that computes nothing. It records the layer of each call, with shapes and other keyword
+    arguments."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
@@ -74,7 +72,7 @@ class GeometryRecorder:
         self.indexes: dict[int, LayerGeometry] = {}
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """Return the tokens of the dry pass as input of an indexer: one sequence."""
+        """Return the tokens of the dry pass for an indexer, as one sequence."""
         return [IndexRow(0, num_tokens, 0, partial(self._keep_index, layer))]
 
     def _keep_index(self, layer: int, first: int, keys: Tensor) -> Tensor:
@@ -83,8 +81,8 @@ class GeometryRecorder:
         return keys
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """Return the tokens of the dry pass as input of a recurrent layer: one sequence, whose states this recorder
-        keeps."""
+        """Return the tokens of the dry pass for a recurrent layer, as one sequence. This recorder keeps the sequence's
+        states."""
         self.mixers[layer] += 1
         return [Span(num_tokens, RowStates(self.states.setdefault(layer, {}), is_fresh=True))]
 
@@ -134,9 +132,9 @@ class GeometryRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shapes of a model's caches: the KV of all layers by layer number, the states of recurrent layers, and index keys.
-    `vocab_size` is the width of a logits row. The halves of an index key are cached as a key and a value. `indexes`
-    also has the entries that compressors keep of a token (see `compressed_windows`)."""
+    """Shapes of a model's caches by layer number: keys and values, recurrent states, and index keys. `vocab_size` is
+    the width of a logits row. The halves of an index key are cached as a key and a value. `indexes` also has the values
+    that compressors store for each token (see `compressed_windows`)."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int
@@ -145,7 +143,8 @@ class Geometry:
 
     @property
     def cached(self) -> dict[int, LayerGeometry]:
-        """Return the shapes of everything in the cache. The index of a layer has the number `~layer`."""
+        """Return the shapes of all layers in the KV cache, by number. The index keys of layer n are cached as layer
+        `~n`."""
         return self.layers | {~number: shape for number, shape in self.indexes.items()}
 
     @property

@@ -1,4 +1,5 @@
-"""A matrix of a GGUF file as a quantized layer: in the file's blocks if kernels support their type, else in 8 bits."""
+"""Makes a quantized layer from a matrix of a GGUF file. The layer keeps the file's blocks if kernels support their
+type, and has 8 bits otherwise."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 def packed_matrix(
     kind: str, rows: Bytes, shape: tuple[int, int], bias: Tensor | None, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """Return a layer of `rows` [out, bytes] in blocks of type `kind`, which encode a matrix of `shape` (out, in). Types
-    without kernels are converted to 8 bits, without loss if possible."""
+    """Return a layer for a matrix of `shape` (out, in), whose `rows` [out, bytes] are blocks of type `kind`. Types that
+    kernels do not support are converted to 8 bits, without loss if possible."""
     if kind in TYPES:
         return QuantizedLinear.from_ggml(kind, rows, shape, bias, dtype)
     blocks = torch.from_numpy(rows)
@@ -30,8 +31,8 @@ def packed_matrix(
 
 
 class ReorderedInputs(nn.Module):
-    """A quantized layer whose columns are in another order than its inputs. A block holds neighbouring columns of a
-    row, so columns cannot be reordered inside the blocks."""
+    """A quantized layer that reorders its inputs, because the columns of its weight are in another order. Columns
+    cannot be reordered within the quantized blocks, each of which holds neighbouring columns."""
 
     def __init__(self, linear: QuantizedLinear, order: Tensor) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""The weights of a GGUF file in the model class of transformers. Quantized layers keep their stored form.
-
-The model is made without memory, then each parameter gets its tensor. Packed matrices become `QuantizedLinear`, packed
-experts `PackedExperts`, the embedding decodes only the rows that are looked up, and all other tensors become floats.
-Every parameter must get a tensor, and every tensor must be used.
+"""Reads the weights of a GGUF file into the model class of transformers. Quantized matrices stay quantized. The model
+is made without memory, then each parameter gets its tensor. Quantized matrices become `QuantizedLinear`, and quantized
+experts `PackedExperts`. A quantized embedding decodes only the rows that are looked up. All other tensors become
+floats. Every parameter must get a tensor, and every tensor must be used.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def read_gguf_model(
     tower: GgufModel | None = None,
 ) -> nn.Module:
     """Return the model of a GGUF file, with the vision tower of the file `tower`. On a CPU quantized matrices stay
-    quantized; on other devices all weights become values of type `dtype`. Raises `UnsupportedModel` if files and model
-    do not fit each other."""
+    quantized; on other devices all weights become values of type `dtype`. Raises `UnsupportedModel` if the file lacks a
+    tensor, has an unknown one, or has one of another shape."""
     if tower is not None:
         return _read_seeing(source, tower, settings, dtype, device, progress)
     is_plain = isinstance(settings, PlainConfig)
@@ -108,7 +107,7 @@ def _library_model(settings: PreTrainedConfig, dtype: torch.dtype, sees: bool = 
 
 
 class _Filling:
-    """Fills all parameters of one model."""
+    """Fills the parameters of one model from the tensors of a file."""
 
     def __init__(
         self, source: GgufModel, family: GgufFamily, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
@@ -160,7 +159,8 @@ class _Filling:
     # -- packed ---------------------------------------------------------------------------------------------------
 
     def _fill_together(self, name: str, parts: Sequence[tuple[str, Any]]) -> None:
-        """Replace linear layers that have the same input, so that layers with blocks of one type are contiguous."""
+        """Replace linear layers with the same input together. Weights with blocks of one type are then contiguous in
+        memory."""
         if not all(type(part) is nn.Linear for _, part in parts):
             return
         made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]
@@ -173,7 +173,8 @@ class _Filling:
                 self._replace(f"{name}.{part}", layer)
 
     def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
-        """Replace a linear layer by a quantized one, if the file's matrix is quantized."""
+        """Replace a linear layer by a quantized one, if its matrix in the file is quantized. Return whether it was
+        replaced."""
         if self.model.get_submodule(name) is not linear:
             return True  # filled together with others
         is_tied = name == "lm_head" and self.model.config.tie_word_embeddings
@@ -232,8 +233,8 @@ class _Filling:
         return True
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
-        """Replace the experts of a layer by `PackedExperts`, if the file has them quantized and rows fit into
-        blocks."""
+        """Replace the experts of a layer by `PackedExperts`, if they are quantized in the file and each row consists of
+        whole blocks. Return whether they were replaced."""
         shapes = {
             field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
         }
@@ -260,7 +261,7 @@ class _Filling:
         return True
 
     def _matrices(self, file: str, has_bias: bool) -> Iterator[QuantizedLinear]:
-        """Yield the quantized matrix of each expert from a tensor of three dimensions."""
+        """Yield a quantized layer for each expert, from a tensor that holds the matrices of all experts."""
         entry = self._entry(f"{file}.weight")
         count, *shape = entry.shape
         biases: Any = [None] * count
@@ -281,7 +282,7 @@ class _Filling:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Return the decoded tensor that transformers calls `name`."""
+        """Return the tensor that transformers calls `name`, decoded to floats."""
         rule, layer = self._rule(name)
         if rule.change == "listed":
             return torch.full(shape, self._listed(rule.file[0], layer), dtype=dtype or self.dtype)
@@ -343,8 +344,8 @@ class _Filling:
 
 
 def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> dict[str, tuple[TensorRule, int]]:
-    """Return the rule of each tensor. Of several rules, it is the first whose tensors are in the file, else the
-    first."""
+    """Return the rule and the layer number of each tensor of transformers. If a tensor has several rules, the first
+    rule whose tensors are in the file is used."""
     found: dict[str, tuple[TensorRule, int]] = {}
     for rule in reversed(family.rules):
         for layer in range(num_layers) if "{}" in rule.model else range(1):
@@ -361,7 +362,7 @@ def _is_present(rule: TensorRule, layer: int, source: GgufModel) -> bool:
 
 
 def _divide_frequencies(model: Any, source: GgufModel) -> None:
-    """Apply Llama 3's scaling of rotary positions, which a file stores as a divisor of each frequency."""
+    """Apply Llama 3's scaling of rotary positions. A file stores the scaling as a divisor for each frequency."""
     if "rope_freqs.weight" not in source.tensors:
         return
     factors = torch.tensor(read_line(source, "rope_freqs.weight"))

@@ -1,4 +1,4 @@
-"""The weights of a vision tower in a GGUF file (`mmproj`), as floats in the modules of transformers."""
+"""Reads the weights of a vision tower from a GGUF file (`mmproj`), as floats, into the modules of transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype
 
 
 def _spelled(name: str, tower: GgufModel) -> str:
-    """Return a name with the number of its layer, if transformers numbers these layers separately."""
+    """Return a weight's name with the layer number that files use. transformers counts DeepStack layers separately."""
     if not name.startswith(_DEEPSTACK):
         return name
     number, _, rest = name.removeprefix(_DEEPSTACK).partition(".")
@@ -52,7 +52,8 @@ def _decode(tower: GgufModel, file: str) -> Tensor:
 
 
 def _shaped(parts: list[Tensor], shape: tuple[int, ...], name: str, tower: GgufModel) -> Tensor:
-    """Return parts as one weight: those of a convolution in time stacked, others concatenated."""
+    """Join parts to one weight of shape `shape`. Parts of a convolution over time are stacked, other parts
+    concatenated."""
     found = parts[0]
     if len(shape) == 5:
         found = torch.stack(parts, 2) if len(parts) > 1 else found.unsqueeze(2)

@@ -1,7 +1,6 @@
-"""Kinds of steps that have separate CUDA graphs, and the sizes of steps that are captured for each kind.
-
-Each kind launches only the kernels that it needs: decode steps none for long chunks, and steps without adapters none
-for adapters.
+"""Kinds of steps that have separate CUDA graphs, and the step sizes (in tokens) that are captured for each kind. Each
+kind launches only the kernels that it needs. Steps without long chunks launch no prefill kernels, and steps without
+adapters no adapter kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ _SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
 
 
 class GraphKind(NamedTuple):
-    """A kind of steps: whether a chunk may be long, and whether a sequence may have an adapter."""
+    """A kind of steps. The fields tell whether a step may have long chunks, and whether its sequences may have
+    adapters."""
 
     has_long: bool = False
     has_adapters: bool = False
@@ -31,7 +31,7 @@ class GraphKind(NamedTuple):
         return " with " * bool(what) + " and ".join(what)
 
     def sizes(self, num_tokens: int) -> list[int]:
-        """Return the sizes of steps to capture, of at most `num_tokens` tokens."""
+        """Return the step sizes to capture, each of at most `num_tokens` tokens."""
         if self.has_long:  # a small step has no long chunk
             sizes = [size for size in _SIZES if size > paged.MAX_SHORT and size % paged.MAX_SHORT == 0]
         else:
@@ -39,8 +39,8 @@ class GraphKind(NamedTuple):
         return [size for size in sizes if size <= num_tokens]
 
     def shape(self, size: int, max_seqs: int) -> StepShape:
-        """Return the capacity of a step of `size` tokens. With long chunks, each sequence has logits of one token: more
-        logits, such as those of a whole prompt, would cost a product in every step."""
+        """Return the capacity of a step of `size` tokens. In steps with long chunks, there is space for the logits of
+        one token per sequence. Space for more logits would make the output head's product larger in every step."""
         if not self.has_long:
             return StepShape(size, size)
         return StepShape(size, min(size, max_seqs), size // (paged.MAX_SHORT + 1))
@@ -51,6 +51,6 @@ KINDS = tuple(GraphKind(has_long, has_adapters) for has_adapters in (False, True
 
 
 def most_tiles(size: int) -> int:
-    """Return the maximum number of adapter tiles of a step of `size` tokens: the tiles of a chunk, and of some single
-    tokens."""
+    """Return the maximum number of adapter tiles in a captured step of `size` tokens: enough for one long chunk and
+    some single tokens."""
     return min(size, size // SHORT_TILE + MOST_ADAPTED_TOKENS)

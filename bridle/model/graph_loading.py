@@ -1,8 +1,9 @@
-"""Captures a model's graphs while it is loaded, and compares each with the same step without a graph.
+"""Captures a model's CUDA graphs while it is loaded, and compares the results of each graph with the same step without
+a graph.
 
 If the steps of one kind cannot be captured, or their results differ, these steps run without graphs, and the log says
-why. If the first kind fails, all steps run without graphs. With several ranks, all ranks have graphs or none has,
-because each rank waits for the others. The one exception is lack of memory in a single rank, which ends the rank.
+why. If the first kind fails, all steps run without graphs. With tensor parallelism, either all ranks use graphs or none
+does, because each rank waits for the others. A rank that lacks the memory for graphs ends with an error.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class GraphLoader:
-    """Makes the graphs of one model. `recorder` makes a graph recorder without memory. With `adapters`, steps that have
-    adapters get graphs, too."""
+    """Captures the graphs of one model. `recorder` returns a new graph recorder that holds no memory. If `adapters` is
+    given, graphs for steps with adapters are captured, too."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class GraphLoader:
         self._present: Recorder | None = None
 
     def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
-        """Return the graphs over the model's current KV pool; None if steps run without graphs."""
+        """Capture the graphs for the model's current KV pool and return them; None if steps run without graphs."""
         graphs: StepGraphs | None = None
         for kind, sizes in self._kinds(info):
             began, before = time.monotonic(), self._free()
@@ -79,8 +80,8 @@ class GraphLoader:
     def _added(
         self, graphs: StepGraphs | None, kind: GraphKind, sizes: list[int], info: ExecutorInfo, report: Report
     ) -> tuple[StepGraphs | None, str | None]:
-        """Return the graphs with those of a kind added, and the reason why this kind has no graphs, or None. Without
-        the first kind there are no graphs."""
+        """Capture the graphs of one kind, and add them to `graphs`. Return the graphs, and the reason why this kind has
+        none (None: it has graphs)."""
         present = graphs
         try:
             present = self._begin(info) if present is None else present
@@ -92,7 +93,7 @@ class GraphLoader:
         return (present if problem is None else graphs), problem
 
     def _kinds(self, info: ExecutorInfo) -> Iterator[tuple[GraphKind, list[int]]]:
-        """Yield the kinds of steps that can occur, and their sizes."""
+        """Yield the kinds of steps that can occur, with the step sizes to capture."""
         for kind in KINDS:
             sizes = kind.sizes(info.max_num_batched_tokens)
             if sizes and (self._adapters is not None or not kind.has_adapters):
@@ -100,13 +101,13 @@ class GraphLoader:
 
     @contextmanager
     def _trial_of(self, kind: GraphKind) -> Iterator[Trial]:
-        """Yield the trial of a kind. Inside the block, a trial adapter is loaded if the kind has adapters."""
+        """Yield the trial of a kind. If the kind has adapters, a random adapter is on the device inside the block."""
         with nullcontext("") if self._adapters is None or not kind.has_adapters else self._adapters.on_trial() as key:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """Return the bytes that all graphs take. The function measures each kind of graph: the largest graph fully, and
-        every other graph by the memory that the second largest adds. A kind that cannot be captured counts 0; `load`
+        """Return the estimated bytes of all graphs. For each kind, the two largest graphs are captured and measured.
+        Every smaller graph counts as much as the second largest one. A kind that cannot be captured counts 0; `load`
         then logs the reason."""
         try:
             return self._measured(info)
@@ -128,8 +129,8 @@ class GraphLoader:
         return num_bytes
 
     def _taken(self, sizes: list[int], capture: Callable[[list[int], Report], None], before: int) -> int:
-        """Return the bytes that graphs of all sizes take. The function captures the two largest graphs. `before` bytes
-        were free."""
+        """Return the estimated bytes of graphs of all `sizes`, from the two largest, which this function captures.
+        `before` bytes were free before."""
         free = [before]
         for size in sizes[:-3:-1]:
             capture([size], silent)
@@ -142,7 +143,7 @@ class GraphLoader:
         return StepGraphs(self._runner, self._kernel, self._geometry, info, self._present, self._adapters)
 
     def _let_go(self) -> None:
-        """Release the memory of graphs whose capture failed."""
+        """Release the memory of the graphs that were captured to measure them."""
         present, self._present = self._present, None
         if present is not None:
             present.close()
@@ -156,9 +157,9 @@ class GraphLoader:
 def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
-    """Return a loader of the model's CUDA graphs; None if steps run without graphs. The log says why, unless the
-    operator requested this or the device never has graphs. Steps with adapters have graphs as well, unless no memory is
-    reserved for adapters."""
+    """Return a loader of the model's CUDA graphs; None if steps run without graphs. In the latter case the log has the
+    reason, unless the operator disabled graphs or the device does not support them. Steps with adapters have graphs as
+    well, unless no memory is reserved for adapters."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None
@@ -171,7 +172,8 @@ def graph_loader(
 
 
 def _reason(failure: Exception) -> str:
-    """Return the failure as text. Raises it if other ranks, which have the memory, would wait for this one."""
+    """Return the failure as text. With tensor parallelism, raise a lack of memory instead, because the other ranks
+    would wait for this rank."""
     if tensor_parallel.num_ranks() > 1 and isinstance(failure, torch.OutOfMemoryError):
         raise failure
     return f"{type(failure).__name__}: {failure}"
@@ -192,7 +194,7 @@ def _missing(geometry: Geometry) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The graphs of a kind to try. With `adapters`, every other sequence has the adapter called `key`."""
+    """The kind of graphs to test. If `adapters` is given, every other sequence has the adapter called `key`."""
 
     kind: GraphKind
     adapters: ModelAdapters | None = None
@@ -200,7 +202,8 @@ class Trial:
 
 
 def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, trial: Trial) -> str | None:
-    """Return the problem with the graphs of a trial, or None. Each graph computes one step."""
+    """Compare each graph of a trial with the same step without a graph. Return a description of the problem, or
+    None."""
     for size in graphs.sizes_of(trial.kind):
         plans, mirrors = _step_of(trial.kind, size, info)
         if trial.adapters is not None:
@@ -212,8 +215,8 @@ def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, tr
 
 
 def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Build chunks of prompts that fill a graph, as far as there are blocks. In graphs of more than two tokens, one
-    token stays unused. The first chunk is long if the kind allows it."""
+    """Build the rows of a step, chunks of random prompts, that fill a graph as far as there are blocks. In graphs of
+    more than two tokens, one token stays unused. The first chunk is long if the kind allows it."""
     generator = torch.Generator().manual_seed(size)
     left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []
@@ -240,7 +243,7 @@ def _logits(
     packer: StepGraphs | None,
     adapters: ModelAdapters | None,
 ) -> Tensor:
-    """Return the logits of a step whose keys and values are not in the cache yet."""
+    """Clear the cache, and return the logits of a step."""
     cache = runner.attention.cache
     cache.clear(sum(len(mirror.blocks) for mirror in mirrors))
     words = getattr(runner.attention.kernel, "words", None)

@@ -1,9 +1,8 @@
-"""Steps as CUDA graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and replayed
-with one call.
-
-A step runs in the graph of the next larger size of its kind. Graphs with long chunks are separate, with space for these
-chunks. Graphs with adapters are separate as well: in them, adapters may add to the result of every layer. Steps without
-a graph, such as steps with more tokens or with images, are computed as usual.
+"""Runs steps as CUDA graphs. All launches of a forward pass are captured once for each of several step sizes, and
+replayed with one call. A step runs in the smallest graph of its kind that it fits into. Graphs for long chunks are
+separate, because they need space for these chunks. Graphs for adapters are separate as well, because they launch
+adapter kernels in every layer. Steps that fit no graph, such as steps with more tokens or with images, are computed as
+usual.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A captured step with the sizes of `shape`, which `replay` computes with one call."""
+    """A captured step with the capacity `shape`, which `replay` computes with one call."""
 
     shape: StepShape
     replay: Work
@@ -53,8 +52,8 @@ class Graph:
 
 
 class StepGraphs:
-    """The graphs of one model over its KV pool. The pool must be final, and must have one block more than the engine
-    uses."""
+    """The graphs of one model and its KV pool. The pool must not be reallocated later, and must have one block more
+    than the engine uses."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class StepGraphs:
         self._tiles: AdapterTiles | None = None
 
     def sizes_of(self, kind: GraphKind) -> list[int]:
-        """Return the numbers of tokens of the captured steps of a kind."""
+        """Return the sizes, in tokens, of the captured steps of a kind."""
         return [graph.size for graph in self._graphs[kind]]
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -100,7 +99,8 @@ class StepGraphs:
         logits: Sequence[int],
         rows: list[PackedRow],
     ) -> PackedStep | None:
-        """Return a step that a graph computes, with its values on the way to the device; None if no graph fits."""
+        """Return a step that a graph computes, after starting the copy of its inputs to the device. Return None if the
+        step fits no graph."""
         segments = self._segments(plan_rows)
         graph = self._graph_for(len(ids), rows, segments)
         if graph is None or not self._step.write(graph.shape, ids, positions, slots, logits, rows):
@@ -109,7 +109,7 @@ class StepGraphs:
         return replace(self._step.view(graph.shape), rows=rows, replay=partial(self._replay, graph, len(logits), held))
 
     def _graph_for(self, num_tokens: int, rows: Sequence[PackedRow], segments: Sequence[Segment]) -> Graph | None:
-        """Return the smallest graph that these rows fit into."""
+        """Return the smallest graph that these rows fit into, or None."""
         kind = GraphKind(any(row.length > paged.MAX_SHORT for row in rows), bool(segments))
         graphs = self._graphs[kind]
         at = bisect_left(graphs, num_tokens, key=lambda graph: graph.size)
@@ -131,8 +131,8 @@ class StepGraphs:
         return self._adapters.segments(plan_rows)
 
     def _replay(self, graph: Graph, num_logits: int, held: object) -> tuple[Tensor, Tensor | None]:
-        """Replay a graph. `held` is the memory that the device reads by address. This memory is kept alive until the
-        steps that were started are done."""
+        """Replay a graph. `held` keeps the adapter weights alive that the graph reads by address, until the graph is
+        launched."""
         graph.replay()
         del held
         assert self._logits is not None
@@ -141,8 +141,8 @@ class StepGraphs:
     # -- capturing -----------------------------------------------------------------------------------------------
 
     def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
-        """Capture steps of `sizes`, the largest first. The first kind must be captured before the others. Raises the
-        error of a step that cannot be captured."""
+        """Capture steps of these sizes (in tokens), the largest first. The first of `KINDS` must be captured before the
+        others. Raises the error of a step that cannot be captured."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
             report(f"capturing CUDA graphs{kind}", number / len(sizes))
             adapted = self._adapted(size) if kind.has_adapters else None
@@ -150,7 +150,7 @@ class StepGraphs:
                 self._graphs[kind].insert(0, self._captured(kind.shape(size, self._max_seqs), adapted))
 
     def _adapted(self, size: int) -> AdapterStep:
-        """Return the adapter step of a step without tokens."""
+        """Return the `AdapterStep` for capturing a step of `size` tokens, at first without adapters."""
         if self._tiles is None and self._adapters is not None:
             self._tiles = self._adapters.tiles(most_tiles(MOST_TOKENS))
         if self._tiles is None:
@@ -159,7 +159,7 @@ class StepGraphs:
         return self._tiles.step(size, most_tiles(size))
 
     def drop(self, kind: GraphKind) -> None:
-        """Compute steps of a kind without graphs from now on."""
+        """Remove the graphs of a kind: such steps are computed without graphs from now on."""
         self._graphs[kind].clear()
         if not any(self._graphs[each] for each in KINDS if each.has_adapters):
             self._tiles = None
@@ -177,7 +177,8 @@ class StepGraphs:
             self._runner.attention = usual
 
     def _recorded(self, work: Work) -> Work:
-        """Return the work, recorded by all ranks. A rank that runs out of memory raises without asking the others."""
+        """Record `work` in all ranks, and return its replay function. If a rank runs out of memory, it raises the error
+        without asking the other ranks."""
         replay, failure = None, None
         try:
             replay = self._recorder.record(work)
@@ -190,7 +191,7 @@ class StepGraphs:
         return replay
 
     def _make_outputs(self, step: PackedStep) -> None:
-        """Allocate memory for the results of the largest step; smaller steps use part of it."""
+        """Allocate memory for the logits and hidden states of the largest step; smaller steps use a part of it."""
         if self._logits is None:
             logits, hidden = self._runner.run(step), self._runner.hidden
             with torch.inference_mode(False):
