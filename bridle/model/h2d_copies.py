@@ -1,7 +1,5 @@
-"""Copies of values to a device and back, for which the host does not wait.
-
-A copy from ordinary memory blocks the host until the GPU executes it. A copy from pinned memory is queued like a kernel
-launch.
+"""Asynchronous copies between host and device. A copy from ordinary memory blocks the host until the GPU executes it. A
+copy from pinned memory is queued like a kernel launch.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ ALIGNMENT = 16
 
 
 def aligned(count: int, item_size: int) -> int:
-    """Return `count` rounded up so that the items fill whole units of 16 bytes."""
+    """Return a number of items rounded up so that they fill whole units of 16 bytes."""
     each = ALIGNMENT // item_size
     return -(-count // each) * each
 
 
 def in_sections(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return arrays of one type in one array, each at an aligned offset."""
+    """Copy arrays of one type into one array, each at an aligned offset."""
     dtype = parts[0].dtype
     whole = np.zeros(sum(aligned(part.size, dtype.itemsize) for part in parts), dtype)
     start = 0
@@ -37,7 +35,7 @@ def in_sections(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return the array as a tensor on `device`. Work that is launched later on the device sees the values. On a CPU the
+    """Return a copy of the array on `device`. Work that is launched later on the device sees the values. On a CPU the
     tensor may share the array's memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
@@ -78,8 +76,8 @@ class Download:
 
 
 class Staging:
-    """Pinned memory through which values are copied to `target`, a tensor at a fixed address of a device. There are two
-    buffers: the host writes one while the device may still read the other."""
+    """Two pinned buffers for copies to `target`, a tensor at a fixed address of a device. The host writes one buffer
+    while the device may still read the other."""
 
     def __init__(self, target: Tensor) -> None:
         self._target = target

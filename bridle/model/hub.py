@@ -1,5 +1,5 @@
-"""Lookup of model names in the hub and its local cache, without torch. Finds cached names, the hub's reason for a
-refusal, and the known name that is closest to a wrong one."""
+"""Looks up model names on the hub and in its local cache, without torch. Lists cached models, explains errors of the
+hub, and suggests the closest known name for a wrong one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _SECONDS = 20.0  # timeout for an answer of the hub
 
 
 def ask_hub(model: str, revision: str | None = None) -> None:
-    """Check that the hub has a repository and lets this user read it. Raises `UnsupportedModel` with its reason."""
+    """Check that the hub has the repository `model` and lets this user read it. Raises `UnsupportedModel` with the
+    hub's reason."""
     if is_offline():
         raise _offline(model, revision, suggestion(model))
     from huggingface_hub import HfApi
@@ -54,8 +55,8 @@ def ask_hub(model: str, revision: str | None = None) -> None:
 
 
 def refusal(error: Exception, model: str, revision: str | None, hint: str = "") -> BridleError:
-    """Convert one of the hub client's many errors to a sentence with the next step. If the name may be wrong, the
-    sentence ends with `hint`. A server's clients get no hint, because a hint may name other models of the operator."""
+    """Convert an exception of the hub client to an error whose message has the next step. If the name may be wrong, the
+    message ends with `hint`. Clients of a server get no hint, because it may name other models of the operator."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -91,8 +92,8 @@ def _offline(model: str, revision: str | None, hint: str) -> UnsupportedModel:
 
 
 def suggestion(model: str) -> str:
-    """Return a question with the known model whose name is closest. If no name is close, return the commands that list
-    models."""
+    """Return a question that suggests the known model with the closest name. If no name is close, return the commands
+    that list models."""
     found = closest(model, (*DEMO_MODELS, *cached_models(), *POPULAR))
     if found is not None:
         return f". Did you mean {found}?"

@@ -1,7 +1,5 @@
-"""Finds the folder of a model on this machine by its name. The lookup inspects files and the hub, does not read
-weights, and needs no torch.
-
-Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles, no Python code.
+"""Finds the folder of a model by its name, and downloads it from the hub if necessary. The lookup does not read weights
+or import torch. Only safetensors, GGUF, JSON and tokenizer files are downloaded: no pickles, no Python code.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ def resolve_model(
 ) -> Path:
     """Return the folder of `model`, which is downloaded or found in the hub's cache.
 
-    `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name of the list of `bridle
-    pull`. `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
-    file stands for that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the
-    vision tower in the file `mmproj`, if given. A name that `bridle pull` lists means that model's file or folder,
-    downloaded or found in the user's folder.
+    `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name that `bridle pull` lists.
+    `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder with the weights in one GGUF file
+    means that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the vision tower in
+    the file `mmproj`, if given. A name that `bridle pull` lists means that model's file or folder, downloaded or found
+    in the user's folder.
 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` for any other name, and
     `UnsupportedModel` if the hub lacks the model or cannot be reached.
@@ -84,8 +82,8 @@ def check_available(model: str, revision: str | None = None) -> None:
 
 
 def pulled(entry: LibraryEntry, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """Return the file or folder of a listed model, downloaded unless it exists. Raises `InvalidRequest` and
-    `UnsupportedModel`."""
+    """Return the file or folder of a model that `bridle pull` lists; download it unless it exists. Raises
+    `InvalidRequest` and `UnsupportedModel`."""
     _check_pull(entry, revision)
     tell = progress or on_download()
     return pull_entry(entry, lambda stage, share: tell(share))
@@ -120,7 +118,7 @@ def local_path(model: str) -> Path | None:
 
 
 def hub_name(model: str) -> tuple[str, str | None]:
-    """Return the hub repository that a name means, and the type of its GGUF file if the name has one. Raises
+    """Return the hub repository that a name means, and the type of GGUF file if the name ends in one. Raises
     `InvalidRequest` for a name that cannot be a hub id."""
     repository, colon, kind = model.partition(":")
     if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
@@ -134,7 +132,7 @@ def hub_name(model: str) -> tuple[str, str | None]:
 
 
 def _neighbour(model: str) -> str:
-    """Return a question with the file or folder whose name is closest to a path that does not exist."""
+    """Return a question that suggests the file or folder with the name closest to a path that does not exist."""
     path = Path(model).expanduser()
     try:
         found = closest(path.name, os.listdir(path.parent)) if path.name else None
@@ -144,8 +142,8 @@ def _neighbour(model: str) -> str:
 
 
 def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
-    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder that has its own
-    config.json is returned unchanged."""
+    """Return `folder` if it has a config.json. Otherwise unpack its GGUF file (of type `kind`), and return the new
+    folder."""
     from bridle.gguf.folder import unpack  # it imports torch
 
     tower = None if mmproj is None else Path(mmproj).expanduser()

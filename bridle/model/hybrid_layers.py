@@ -1,8 +1,9 @@
-"""Descriptions of decoder layers for the C kernels, for models that have recurrent layers: LFM2, Qwen3.5, Qwen3-Next,
-Nemotron-H, Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
+"""Describes decoder layers to the C kernels, for models with recurrent layers: LFM2, Qwen3.5, Qwen3-Next, Nemotron-H,
+Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
 
-The kind of a layer follows from the names of its parts. A part that the kernels lack, such as a mixture of experts,
-stays a module of transformers. A description is used only after a trial (`bridle.model.hybrid_model`).
+The kind of a layer follows from the names of its parts. A part that the kernels do not support, such as a mixture of
+experts, is computed by its module of transformers. A description is used only after a comparison with transformers
+(`bridle.model.hybrid_model`).
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ Network = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """A layer for the kernels, its linear layers, and the half of the layer that transformers computes after it. No
-    adapter can be added to the results of the linear layers `inner`, because these results are used inside a mixer."""
+    """The description of a layer for the kernels, and its linear layers `parts`. `network` is a second half that
+    transformers computes. The results of the linear layers `inner` are used inside a mixer, so adapters cannot change
+    them."""
 
     layer: Layer
     parts: Parts
@@ -57,8 +59,8 @@ class HybridLayer:
 
 
 def heads_of(geometry: Geometry) -> Heads:
-    """Return the heads of all attention layers. Raises `CannotDescribe` if they differ or need operations that the
-    kernels lack."""
+    """Return the heads of all attention layers. Raises `CannotDescribe` if layers have different heads, or need
+    operations that the kernels lack."""
     kinds = {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in geometry.layers.values()}
     if len(kinds) != 1 or any(_is_special(layer) for layer in geometry.layers.values()):
         raise CannotDescribe("several kinds of attention")
@@ -70,14 +72,16 @@ def _is_special(layer: LayerGeometry) -> bool:
 
 
 class LayerReader:
-    """Reads the layers of one model. Small matrices that the kernels do not have yet are kept as well, in order."""
+    """Describes the layers of one model. Keeps small matrices in the order in which they are read, because the kernels
+    do not have them yet."""
 
     def __init__(self, geometry: Geometry, found: Kernels, is_rotated: bool) -> None:
         self._geometry, self._found, self._is_rotated = geometry, found, is_rotated
         self.heads = heads_of(geometry)
 
     def read(self, layer: Any) -> list[HybridLayer]:
-        """Return the layer, or its parts in order if several mixers read the same rows. Raises `CannotDescribe`."""
+        """Describe a layer. If several mixers read the same hidden states, return one description per mixer, in order.
+        Raises `CannotDescribe`."""
         names = next((pair for pair in _NORMS if all(hasattr(layer, name) for name in pair)), None)
         if names is None:
             raise CannotDescribe(f"{type(layer).__name__}: no norms under known names")
@@ -100,7 +104,8 @@ class LayerReader:
     def _read(
         self, layer: Any, mixers: Sequence[str], norm: nn.Module, network: Any, second: nn.Module, beside: int = ALONE
     ) -> HybridLayer:
-        """Describe a layer that has at most one of `mixers` after `norm`, and a network after the second norm."""
+        """Describe a layer with at most one mixer, named in `mixers`, after `norm`, and an MLP `network` after the norm
+        `second`."""
         fields: dict[str, Any] = dict.fromkeys(("out", "down", "norm", "mlp_norm", "head_norm"))
         fields |= {"qkv": (), "gate_up": (), "eps": 0.0, "mlp_eps": 0.0, "activation": "silu", "beside": beside}
         fields["share"] = _number("residual_multiplier", layer)
@@ -124,7 +129,7 @@ class LayerReader:
     # -- first halves ----------------------------------------------------------------------------------------------
 
     def _mixer(self, module: Any, fields: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the linear layers of a mixer, and write its properties to `fields`."""
+        """Return the linear layers before and after a mixer, and write the mixer's properties to `fields`."""
         delta = next((names for names in _DELTAS if all(hasattr(module, name) for name in names)), None)
         if hasattr(module, "q_proj"):
             first = self._attention(module, fields)
@@ -201,18 +206,18 @@ def _layer(fields: dict[str, Any]) -> Layer:
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
-    """Return the part of a module that has one of `names`; None if there is none."""
+    """Return the first submodule that has one of `names`; None if there is none."""
     return next((part for name in names if (part := getattr(module, name, None)) is not None), None)
 
 
 def _number(name: str, *owners: Any) -> float:
-    """Return the number called `name` of the first of `owners` that has it, or 1."""
+    """Return the attribute `name` of the first of `owners` that has it, or 1, as float."""
     return next((float(getattr(owner, name)) for owner in owners if hasattr(owner, name)), 1.0)
 
 
 def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
-    """Return the factors of the outputs of a mixer's `first` linear layers, or None if all are 1. Their inputs are
-    multiplied by `given`."""
+    """Return the factors for the outputs of `first`, the linear layers before a mixer; None if all factors are 1.
+    `given` is the factor of the inputs."""
     if given != 1.0 and any(getattr(each, "bias", None) is not None for each in first):
         raise CannotDescribe("a bias that is not multiplied as its inputs are")
     widths = [each.out_features for each in first]
@@ -225,7 +230,8 @@ def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
 
 
 def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Network:
-    """Return a function that applies several modules to the same normed rows and sums their results, times `share`."""
+    """Return a function that applies several modules to the same normalized rows. It returns the sum of their results,
+    times `share`."""
 
     def compute(rows: Tensor) -> Tensor:
         normed = norm(rows).unsqueeze(0)

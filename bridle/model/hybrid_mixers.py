@@ -1,5 +1,5 @@
-"""Descriptions of mixers for the C kernels, found by the names of the mixers' parts: gated delta nets, Mamba-2 and
-Mamba.
+"""Describes mixers to the C kernels: gated delta nets, Mamba-2 and Mamba. The names of a mixer's parts determine its
+kind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PARAMETER_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
 class CannotDescribe(Exception):
-    """Raised for a layer that has a part which the kernels do not compute."""
+    """Raised for a layer with a part that the kernels cannot compute."""
 
 
 def norm_weight(norm: Any) -> tuple[Tensor, float]:
-    """The weight of an RMS norm, which the module may add to 1, and its epsilon. Raises `CannotDescribe` for a norm of
-    another kind."""
+    """Return the factors of an RMS norm (its weight, or 1 plus its weight) and its epsilon. Raises `CannotDescribe` for
+    a norm of another kind."""
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
     if isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float):
         rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0))
@@ -39,7 +39,8 @@ def norm_weight(norm: Any) -> tuple[Tensor, float]:
 
 
 def reordered(mixer: Mixer | None, last: ReorderedInputs) -> Mixer:
-    """Return the description of a delta net with its heads' outputs reordered for the matrix that follows it."""
+    """Return the description of a delta net that writes its heads in the order of the columns of `last`, the matrix
+    after it."""
     if mixer is None or mixer.kind != "delta_net":
         raise CannotDescribe("columns in another order")
     blocks = last.inputs.view(mixer.heads, mixer.columns)  # for each output position
@@ -79,7 +80,8 @@ def delta_net(module: Any) -> Mixer:
 
 
 def _runs_by_key_head(module: Any) -> Tensor:
-    """Return the runs of queries, keys, values, gates, rates and decays in rows that are ordered by key head."""
+    """Return where queries, keys, values, gates, rates and decays are in input rows that are ordered by key head. The
+    result is int32 [n, 2], start and length of each run."""
     keys, copies = int(module.head_k_dim), int(module.num_v_heads) // int(module.num_k_heads)
     values = copies * int(module.head_v_dim)
     runs, base = [], 0
@@ -92,7 +94,7 @@ def _runs_by_key_head(module: Any) -> Tensor:
 
 
 def mamba2(module: Any) -> Mixer:
-    """Describe the mixer of Nemotron-H and other models with Mamba 2. The mixer's outputs may have no norm."""
+    """Describe the Mamba-2 mixer of Nemotron-H and other models. The mixer may lack the norm of its outputs."""
     _check_activation(module)
     heads, columns = int(module.num_heads), int(module.head_dim)
     norm = module.norm if hasattr(module.norm, "weight") else None
@@ -115,7 +117,7 @@ def mamba2(module: Any) -> Mixer:
 
 
 def mamba(module: Any, inner: Sequence[Matrix]) -> Mixer:
-    """Describe the mixer of Jamba, a Mamba mixer with norms of its parameters."""
+    """Describe the mixer of Jamba: a Mamba-1 mixer that normalizes its parameters."""
     _check_activation(module)
     channels = int(module.intermediate_size)
     norms = [norm_weight(getattr(module, name)) for name in _PARAMETER_NORMS if hasattr(module, name)]

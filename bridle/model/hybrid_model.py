@@ -44,7 +44,7 @@ _ROUNDING = 1e-6
 
 
 class HybridModel:
-    """The layers of `model` for the kernels. Raises `CannotDescribe` if the model has another structure."""
+    """The short function for `model`. Raises `CannotDescribe` if the model has another structure."""
 
     def __init__(self, model: Any, geometry: Geometry) -> None:
         found, body = kernels(), model.model
@@ -82,7 +82,7 @@ class HybridModel:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the kernels compute all parts of every layer."""
+        """Return whether the kernels compute all parts of every layer, so that no module of transformers is needed."""
         return not self._networks
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -91,12 +91,12 @@ class HybridModel:
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def keep_angles(self, num_positions: int) -> None:
-        """Keep the angles of `num_positions` positions in memory."""
+        """Compute the rotary angles of `num_positions` positions in advance, and keep them in memory."""
         self.native.keep_angles(self.rotations, num_positions)
 
     def rotations(self, position_ids: Tensor) -> list[Rotation]:
-        """Return the cosines and sines of positions [1, T], or [3, 1, T]. Models without rotary positions get dummy
-        values that no layer reads."""
+        """Return the cosines and sines of positions [1, T], or [3, 1, T]. For models without rotary positions, the
+        values are dummies that no layer reads."""
         if self._rotary is None:
             return [(torch.zeros(position_ids.shape[-1], 1, 2),) * 2]
         return [rotation(*self._rotary(torch.empty(0), position_ids))]
@@ -110,8 +110,8 @@ class HybridModel:
         look: Callable[[Tensor], Tensor] | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> inputs of the head [R, hidden]. `look` puts image features into
-        rows [T, hidden]; `tap` is called after each layer."""
+        """Compute the inputs of the output head [R, hidden] from ids and positions [1, T] and R indices into T. `look`
+        puts image features into the embedded rows [T, hidden]; `tap` is called after each layer."""
         assert attend.step is not None
         rows = self.embed(input_ids[0])
         rows = rows if look is None else look(rows)
@@ -140,7 +140,8 @@ class HybridModel:
 
 
 def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
-    """Return the short form of `model`; None if the model has other layers, or one layer gives another result."""
+    """Return the short function for `model`; None if the kernels cannot compute its layers, or one layer gives another
+    result."""
     try:
         short = HybridModel(model, geometry)
         _compare(model, geometry, short)
@@ -152,8 +153,8 @@ def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
 
 @torch.inference_mode()
 def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
-    """Raise `CannotDescribe` unless each layer, and the head, gives the same results for the same inputs in both
-    forms."""
+    """Raise `CannotDescribe` unless each layer and the output head give the same results as in transformers for the
+    same inputs."""
     limit, wanted = (_ROUNDED_TOLERANCE if short.is_rounded else _TOLERANCE), []
     step, attention = _trial(geometry)
     ids, positions = step.input_ids, step.position_ids
@@ -182,7 +183,7 @@ def _size(rows: Tensor) -> float:
 
 
 def _trial(geometry: Geometry) -> tuple[PackedStep, PagedAttention]:
-    """Return a step of one sequence, whose blocks are scattered, and an attention for it."""
+    """Return a step with one sequence, whose blocks are scattered, and an attention handler for it."""
     found = kernels()
     assert found is not None
     device = torch.device("cpu")

@@ -1,8 +1,7 @@
-"""Cache of image rows, so that the next prompt with the same image need not encode it again. The cache is for models in
-which the rows of an image attend to each other in both directions.
-
-Rows are kept by key, within a number of bytes. The least recently used rows are evicted first. Keys cannot be forged
-and differ between tenants, so a hit does not reveal the images of other tenants.
+"""Cache of encoded images, so that the next prompt with the same image need not encode it again. The cache is used for
+models in which the rows of an image attend to each other in both directions. An entry is the feature rows of one image.
+The cache has a limit in bytes. The least recently used rows are evicted first. Keys cannot be forged and differ between
+tenants, so a hit does not reveal the images of other tenants.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from torch import Tensor
 
 
 class PictureRows:
-    """Rows [N, hidden] by key, of at most `max_bytes` bytes together. Any thread may call."""
+    """Feature rows [N, hidden] of images by key, of at most `max_bytes` bytes together. Any thread may call the
+    methods."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -22,14 +22,14 @@ class PictureRows:
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def find(self, key: bytes) -> Tensor | None:
-        """Return the rows of an image, or None. Rows that are found are evicted last."""
+        """Return the rows of an image, or None. Found rows become the most recently used ones."""
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
             return self._rows.get(key)
 
     def keep(self, key: bytes, rows: Tensor) -> None:
-        """Keep the rows of an image, unless they exceed `max_bytes` alone."""
+        """Store the rows of an image, unless these rows alone exceed `max_bytes`."""
         if rows.nbytes > self.max_bytes:
             return
         with self._lock:

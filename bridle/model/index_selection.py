@@ -1,4 +1,4 @@
-"""Tokens that an indexer reads, and positions that it selects for attention."""
+"""Data types for an indexer: the tokens that it reads, and the positions that it selects for attention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 class IndexRow(NamedTuple):
     """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
-    keys)` stores the index keys [n, D] of the tokens from `first` on. It returns the keys [L, D] of all tokens up to
-    the last of them."""
+    keys)` stores the index keys [n, D] of the tokens from `first` on. It returns the keys [L, D] of the sequence up to
+    the last of these tokens."""
 
     offset: int
     length: int
@@ -22,7 +22,7 @@ class IndexRow(NamedTuple):
 
 @runtime_checkable
 class IndexHandler(Protocol):
-    """A handler of forward passes that also keeps index keys."""
+    """An attention handler that also stores index keys."""
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
         """Return the packed tokens of the pass, sequence by sequence."""
@@ -30,8 +30,8 @@ class IndexHandler(Protocol):
 
 
 class Selected(NamedTuple):
-    """Consecutive tokens of a row, and the positions [n, K] that each selects, where -1 means none. The positions are
-    None if the tokens select all positions."""
+    """Consecutive tokens of a row, from `first` to `end` (exclusive), with the positions [n, K] that each token attends
+    to. -1 is padding. `positions` is None if the tokens attend to all positions."""
 
     first: int
     end: int
@@ -40,6 +40,6 @@ class Selected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selections of an indexer in a pass: the pieces of each row."""
+    """The positions that an indexer selected in a pass. Each row is a list of pieces."""
 
     rows: list[list[Selected]]

@@ -1,8 +1,8 @@
 """Attention over keys that an index selects (DeepSeek Sparse Attention).
 
-An *indexer* of a layer has a short key of each token, scores these keys for a new token, and selects the `index_topk`
-best ones; attention sees no others. The KV cache holds index keys as a further layer, so all operations on KV blocks
-apply to them. The indexer of transformers computes the selection, sequence by sequence.
+The *indexer* of a layer computes a short key for each token. It scores these keys for a new token and selects the
+`index_topk` best positions, to which attention is limited. The KV cache stores index keys as an additional layer, so
+all operations on KV blocks apply to them. The indexer of transformers computes the selection, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TO_MASK = "build_attention_mask_from_topk"
 
 
 def lead_indexers(model: nn.Module) -> None:
-    """Let the indexers of a model's layers select from the paged cache inside steps."""
+    """Patch the indexers of a model's layers so that they use the paged cache inside steps."""
     for module in model.modules():
         indexer = vars(module).get("_modules", {}).get("indexer")
         if indexer is not None and isinstance(getattr(indexer, "index_topk", None), int):
@@ -39,20 +39,20 @@ def lead_indexers(model: nn.Module) -> None:
 
 
 def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
-    """Pass a selection on to attention inside steps, where GLM-5.3 would convert it to a mask."""
+    """Inside steps, pass the selection unchanged to attention. Outside of steps, let GLM-5.3 convert it to a mask."""
     return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
 
 
 def _with_mask(forward: Callable[..., Any], hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-    """Run the forward pass of a layer that cuts its mask before it calls the indexer. Inside steps there is no mask, so
-    this passes a dummy."""
+    """Run the forward pass of a layer that slices its attention mask before it calls the indexer. Inside steps there is
+    no mask, so the layer gets a dummy mask."""
     if handler_or_none() is not None:
         options["attention_mask"] = hidden_states.new_empty(1, 1, 1, 1)
     return forward(hidden_states, *args, **options)
 
 
 class _PagedIndexer:
-    """Replaces an indexer's `forward`: it calls the original for each sequence of a step."""
+    """Replaces an indexer's `forward` by one that calls the original for each sequence of a step."""
 
     def __init__(self, indexer: Any) -> None:
         self._indexer, self._compute = indexer, indexer.forward
@@ -81,8 +81,7 @@ class _PagedIndexer:
 
 
 class _Keys:
-    """The index keys of one sequence in one layer, passed in the place of an indexer's cache. GLM-5.3 asks this object
-    for the number of tokens."""
+    """The index keys of one sequence in one layer. An indexer gets this object in the place of its cache."""
 
     def __init__(self, keep: Callable[[Tensor], Tensor]) -> None:
         self._keep = keep
@@ -96,7 +95,8 @@ class _Keys:
         return self
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens, including the keys that were just added."""
+        """Return the number of tokens that have index keys, including tokens that were just added. GLM-5.3 calls
+        this."""
         return self.keys.shape[1]
 
     def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
@@ -106,7 +106,8 @@ class _Keys:
 
 
 def _part(value: Any, part: slice, num_tokens: int) -> Any:
-    """Return the part of a value that belongs to some of the packed tokens."""
+    """Return the part of an argument that belongs to the packed tokens `part`; arguments without a token dimension are
+    returned whole."""
     if isinstance(value, tuple):
         return tuple(_part(each, part, num_tokens) for each in value)
     is_by_token = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == num_tokens
@@ -114,7 +115,7 @@ def _part(value: Any, part: slice, num_tokens: int) -> Any:
 
 
 def _causal(start: int, end: int, device: torch.device) -> Tensor:
-    """Return a mask [end - start, end] of the positions up to each token's own."""
+    """Return a causal mask [end - start, end] for the tokens at positions `start` to `end` (exclusive)."""
     own = torch.arange(start, end, device=device)
     return torch.arange(end, device=device) <= own[:, None]
 
@@ -132,8 +133,8 @@ def attend_selected(
     options: AttentionOptions,
     selection: Selection,
 ) -> Tensor:
-    """Return attention [T, Hq, Dv] over the selected positions. `dense` returns attention over all positions, for
-    pieces that select all."""
+    """Return attention [T, Hq, Dv] over the selected positions. `dense` computes attention over all positions, for
+    tokens that select all positions."""
     pieces = [
         (row, piece)
         for row, chosen in zip(rows, selection.rows, strict=True)

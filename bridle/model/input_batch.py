@@ -1,6 +1,5 @@
-"""The executor's copies of all sequences, which only plans change.
-
-A plan is checked as a whole before anything changes, so a refused plan changes no copy.
+"""The executor's copies of all sequences. Only step plans change the copies. A plan is checked completely before it is
+applied, so a refused plan changes nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ class InputBatch:
         self.num_names = 0
 
     def apply(self, plan: StepPlan) -> list[CachedRequestState]:
-        """Check `plan`, then apply it to the copies of sequences; return the copy for each row, in order.
-
-        Raises `InternalError` that names the contradiction.
+        """Check `plan`, then apply it to the copies of sequences. Return the copy of each row's sequence, in order.
+        Raises `InternalError`, which names the inconsistency.
         """
         self._check(plan)
         for fork in plan.forks:

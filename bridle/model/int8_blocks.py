@@ -1,4 +1,4 @@
-"""Blocks of a KV cache in 8 bits, for a smaller KV store. Each head of a token has a scale.
+"""Converts KV blocks to 8 bits, which makes a KV store smaller. Each head of a token has a scale.
 
 The error of a value is at most half a step of its scale, 1/254 of the largest value of its head. Recurrent states stay
 exact, since their errors would add up.
@@ -23,14 +23,15 @@ _SCALE = np.dtype(np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A part of a block: vectors [count, width] of values of 2 or 4 bytes."""
+    """A part of a block: `count` head vectors of `width` values, with 2 or 4 bytes per value."""
 
     count: int
     width: int
 
 
 class Int8Codec:
-    """Codec of blocks that consist of these parts, with values of `dtype`: float32, float16 or bfloat16."""
+    """Encoder and decoder of blocks that consist of these parts. Values have the type `dtype`: float32, float16 or
+    bfloat16."""
 
     def __init__(self, parts: Sequence[Heads], dtype: str) -> None:
         self._dtype = dtype
@@ -40,7 +41,8 @@ class Int8Codec:
         self.num_bytes = sum(run.count * (run.width + _SCALE.itemsize) for run in self._runs)
 
     def encode(self, block: Buffer) -> bytes:
-        """Return a block in 8 bits: for each run the values, then the scales."""
+        """Encode a block in 8 bits. Adjacent parts of one width are encoded together: first their values, then their
+        scales."""
         pieces, at = [], 0
         for run in self._runs:
             size = run.count * run.width * self._item_size
@@ -76,7 +78,7 @@ def _narrow(numbers: _Floats, dtype: str) -> bytes:
 
 
 class _Encoded:
-    """A copy of a block that is encoded in the thread that reads it."""
+    """A snapshot of a block, which is encoded when it is read, in the reading thread."""
 
     def __init__(self, block: Buffer | Snapshot, num_bytes: int, codec: Int8Codec) -> None:
         self._block, self._num_bytes, self._codec = block, num_bytes, codec
@@ -86,7 +88,7 @@ class _Encoded:
 
 
 class Int8Blocks:
-    """Implements `bridle.engine.interfaces.KVBlocks` over exact blocks."""
+    """Implements `bridle.engine.interfaces.KVBlocks` in 8 bits over the blocks of another `KVBlocks`."""
 
     def __init__(self, exact: KVBlocks, codec: Int8Codec) -> None:
         self._exact, self._codec = exact, codec
