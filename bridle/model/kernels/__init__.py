@@ -1,4 +1,4 @@
-"""Attention kernels over the paged cache, and the choice among them."""
+"""Attention kernels over the paged KV cache, and the function that chooses one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ KERNELS = ("auto", "cpu", "native", "paged", "reference", "varlen")
 
 
 def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AttentionKernel:
-    """Return the kernel called `name`. `auto` is `paged` on CUDA if Triton can run, `native` on a CPU for which there
-    are C kernels, and plain torch (`cpu`) otherwise.
-
-    Raises `InvalidRequest` for an unknown name. For a kernel that this device cannot run, the message gives the reason.
+    """Return the kernel called `name`. `auto` is `paged` on CUDA if Triton can run, `native` on a CPU that the C
+    kernels support, and plain torch (`cpu`) otherwise. Raises `InvalidRequest` for an unknown name, and for a kernel
+    that this device cannot run, with the reason.
     """
     if name not in KERNELS:
         raise InvalidRequest(f"kernel is {name!r}; must be one of {', '.join(KERNELS)}", "kernel")

@@ -1,8 +1,6 @@
-"""Attention for models in which the rows of an image attend to each other: another kernel, with plain torch for the
-rows that have images.
-
-The other kernel's result for a row with images is discarded. Rows of text get the same result whatever other rows are
-in the step.
+"""Attention for models in which the tokens of an image attend to each other in both directions. A causal kernel
+computes all batch rows. Plain torch then computes the rows that have images again, and replaces their results. So a row
+of text has the same result whatever other rows are in the step.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from bridle.model.kv_cache import LayerCache
 
 
 class BidirectionalKernel:
-    """The kernel `causal`, corrected for tokens that attend to later tokens. With `is_local`, they do so only within
-    windows."""
+    """The kernel `causal`, with corrected results for tokens that attend to later tokens. With `is_local`, they do so
+    only in layers with a sliding window, and only within the window."""
 
     name = "both ways"
 

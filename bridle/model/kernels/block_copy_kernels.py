@@ -1,5 +1,5 @@
-"""The Triton kernel that copies blocks of a KV cache; `block_copies` says when it is used. Importing this needs
-Triton."""
+"""The Triton kernel that copies blocks of a KV cache; `bridle.model.block_copies` describes its use. Importing this
+module needs Triton."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The rows of the block table that stays on a device: the sequence of each row, and the pages that the device does not
-have yet.
-
-A sequence keeps its row from step to step, so that only its new pages are uploaded. This module uses no tensors. The
-least recently used row is reused; its former sequence is uploaded again when it runs again.
+"""Manages the rows of the block table on a device: which sequence has which row, and which pages must be uploaded. A
+page is the number of a KV block. A sequence keeps its row from step to step, so that only its new pages are uploaded.
+The least recently used row is reused; the pages of its former sequence are uploaded again when that sequence runs
+again. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LEAST_SEATS, LEAST_WIDTH = 64, 16
 
 
 class BlockTableSlots:
-    """Rows of a table of `num_seats` x `width` pages, which grows as steps need it."""
+    """The rows of a block table of `num_seats` x `width` pages, which grows when a step needs more."""
 
     def __init__(self) -> None:
         self.num_seats, self.width = LEAST_SEATS, LEAST_WIDTH
@@ -28,8 +27,8 @@ class BlockTableSlots:
         self._step = 0
 
     def place(self, rows: Sequence[PackedRow], block_size: int) -> tuple[list[int], npt.NDArray[np.int32]]:
-        """Return a row of the table for each row of the step, and the pages to upload as [U, 2]: an index in the table
-        and its page."""
+        """Assign a table row to each batch row. Return the table rows, and the pages to upload as [U, 2]: flat index in
+        the table, and page."""
         needed = [-(-row.context // block_size) for row in rows]
         self.reserve(len(rows), max(needed))
         self._step += 1
@@ -41,7 +40,8 @@ class BlockTableSlots:
         return [seat.number for seat in seats], np.concatenate(news)
 
     def reserve(self, num_rows: int, num_pages: int) -> None:
-        """Grow by doubling. After that no sequence has a row of the table, because the new table is empty."""
+        """Grow the table by doubling until it has `num_rows` x `num_pages` pages. If it grows, all sequences lose their
+        rows, because the new table is empty."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:
             self.num_seats *= 2
@@ -68,7 +68,8 @@ class BlockTableSlots:
         return seat
 
     def _tell(self, seat: BlockTableRow, row: PackedRow, count: int) -> npt.NDArray[np.int32]:
-        """Return the pages of a row, up to `count`, that the device does not have."""
+        """Return those of the first `count` pages of a row that the device does not have yet, as [U, 2]; count them as
+        uploaded."""
         first = seat.num_told
         if count <= first:
             return np.empty((0, 2), np.int32)

@@ -1,10 +1,8 @@
-"""Attention for CPUs, also used as the plain-torch kernel on any device: it reads the KV of each sequence without
-copying it first.
-
-A sequence whose blocks are contiguous is read as a view of the pool. The KV of a scattered sequence is gathered once
-per layer. The query heads that share a key head are treated as further query rows, so keys are never repeated. One call
-per sequence keeps its result independent of the other sequences in the batch. Compared with padding and with separate
-matrix products, this was the fastest for 16 to 64 sequences of 128 to 1,024 tokens (see docs/models.md).
+"""Attention in plain torch, for CPUs and as the fallback on any device. If the blocks of a sequence are contiguous, its
+KV is read as a view of the pool, without a copy. The KV of a scattered sequence is gathered once per layer. The query
+heads that share a key head become additional query rows, so keys are never repeated. Each sequence has its own call, so
+its result does not depend on other sequences. Compared with padding and with separate matrix products, this was the
+fastest for 16 to 64 sequences of 128 to 1,024 tokens (see docs/models.md).
 """
 
 from __future__ import annotations
@@ -60,8 +58,8 @@ class CpuKernel:
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
-        """Write the results of rows in which some tokens attend to later ones into `out` [T, Hq, Dv], because other
-        kernels support only causal order."""
+        """Compute the batch rows in which some tokens attend to later ones, and write their results into `out` [T, Hq,
+        Dv]. Other kernels, which support only causal attention, call this."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
@@ -71,7 +69,7 @@ class CpuKernel:
                 out[row.offset : row.offset + row.length] = part.reshape(row.length, num_heads, -1)
 
     def _attend_row(self, grouped: Tensor, row: VisibleRow, cache: LayerCache, options: AttentionOptions) -> Tensor:
-        """Return attention of the row's tokens: [T, Hkv, G, D] -> [n, Hkv, G, Dv]"""
+        """Return the attention of a row's tokens: queries of the step [T, Hkv, G, D] -> [n, Hkv, G, Dv]"""
         plain = options.softcap is None and options.sinks is None
         part = grouped.narrow(0, row.offset, row.length)
         keys, values = row.read(cache, grouped.dtype)
@@ -82,8 +80,8 @@ class CpuKernel:
         return self._attend_chunk(part, keys, values, row, options)
 
     def _rows(self, window: int | None) -> list[VisibleRow]:
-        """Return the step's rows with the positions that a layer with this window reads. All layers with that window
-        share them."""
+        """Return the step's rows with the KV that a layer with this window reads. The result is cached for all layers
+        with the same window."""
         rows = self._visible.get(window)
         if rows is None:
             assert self._step is not None
@@ -98,8 +96,8 @@ class CpuKernel:
     def _attend_short(
         self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
-        """Compute `_attend_chunk` for a few forced tokens. The heads of a group are further query rows, as with single
-        tokens."""
+        """Compute the same as `_attend_chunk`, faster for a few tokens. The heads that share a key head become query
+        rows."""
         length, kv_heads, group, dim = part.shape
         query = part.transpose(0, 1).reshape(1, kv_heads, length * group, dim)
         mask = self._short_mask(row, options.window, part)
@@ -109,7 +107,7 @@ class CpuKernel:
     def _attend_chunk(
         self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
-        """Return attention of [n, Hkv, G, D] over [1, Hkv, L, D]: [n, Hkv, G, Dv]"""
+        """Return the attention [n, Hkv, G, Dv] of queries [n, Hkv, G, D] over keys [1, Hkv, L, D]."""
         group = part.shape[2]
         query = part.permute(2, 1, 0, 3)  # [G, Hkv, n, D]: groups as a batch over shared keys
         keys, values = keys.expand(group, -1, -1, -1), values.expand(group, -1, -1, -1)
@@ -125,7 +123,7 @@ class CpuKernel:
         return out.permute(2, 1, 0, 3)
 
     def _mask(self, row: VisibleRow, window: int | None, like: Tensor) -> Tensor | None:
-        """Return the row's additive mask [n, L]; None if plain causal order is enough."""
+        """Return the row's additive attention mask [n, L]; None if the attention is plainly causal."""
         if row.length == 1:
             return None
         key = (row.offset, window)
@@ -145,7 +143,7 @@ class CpuKernel:
 
 
 class VisibleRow:
-    """One row's tokens, and the part of its KV that a layer with a given window reads."""
+    """A batch row, and the part of its KV that a layer with a given window reads."""
 
     __slots__ = ("_slots", "_span", "context", "first", "length", "mutual", "offset", "start")
 
@@ -166,8 +164,8 @@ class VisibleRow:
 
 
 def _attend_singles(grouped: Tensor, rows: list[VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
-    """Compute a step of single tokens [T, Hkv, G, D], the hot loop of decoding. Return [1, Hkv, G, Dv] for each
-    token."""
+    """Compute the attention of a decode step, with one token per sequence: queries [T, Hkv, G, D] -> [1, Hkv, G, Dv]
+    for each token."""
     parts = []
     for query, row in zip(grouped.unsqueeze(1).unbind(0), rows, strict=True):
         keys, values = row.read(cache, grouped.dtype)
@@ -196,7 +194,8 @@ def _attend_with_sinks(
 def _attend_by_hand(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """Compute attention with soft-capped scores, which no fused call supports."""
+    """Compute attention step by step, for soft-capped scores and other cases that torch's fused attention does not
+    support."""
     length = query.shape[2]
     scores = torch.matmul(query, keys.transpose(2, 3)).float() * options.scaling  # [G, Hkv, n, L]
     if options.softcap is not None:
@@ -225,10 +224,9 @@ def chunk_mask(
     is_local: bool = False,
 ) -> Tensor | None:
     """Return a mask [n, L] of `like`'s type: 0 where token `start + i` attends to position `first + j`, -inf elsewhere.
-    Positions within the same pair of `mutual` (first, end) attend to each other in both directions, also beyond the
-    window unless `is_local`.
-
-    Returns None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
+    Positions within one pair (first, end) of `mutual` attend to each other in both directions, also beyond the window
+    unless `is_local`. Returns None if the attention is plainly causal: the chunk starts at the first visible position,
+    and no window limits it.
     """
     if first == start and not mutual and (window is None or window >= context - start):
         return None

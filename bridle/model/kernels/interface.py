@@ -1,6 +1,6 @@
 """The interface of attention kernels: begin a step, then attend once per layer.
 
-Kernels read the cache and never write it; the new tokens' keys and values are in it before `attend` is called.
+Kernels only read the cache; the keys and values of new tokens are written before `attend` is called.
 """
 
 from __future__ import annotations

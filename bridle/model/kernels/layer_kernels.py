@@ -1,9 +1,9 @@
-"""The three Triton kernels of a lean layer for the operations between its matrix products and attention; `fused_step`
-says when they are used. Importing this module needs Triton.
+"""The Triton kernels for the operations of a layer between its matrix products and attention; `bridle.model.fused_step`
+uses them. Importing this module needs Triton.
 
-Rows [T, n] are contiguous. Values are float32 between reading and writing, and are rounded once, when they are written.
-One program computes a row, or a part of a row, from that row alone, so its bits do not depend on the other rows. No
-kernel reads values that it writes, so the order of threads does not matter.
+Rows [T, n] are contiguous. Kernels compute in float32, and round a value once, when they write it. One program computes
+a row, or a part of a row, from that row alone, so its result has the same bits in any batch. No kernel reads values
+that it writes, so the order of threads does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _store_rounded(
     scale: tl.tensor,
     is_number: tl.tensor,
 ) -> None:
-    """Store a row in float8, and its scale. The row's largest value becomes 448, the largest value of float8."""
+    """Store a row in float8, and its scale. The row's largest magnitude becomes 448, the largest value of float8."""
     top = tl.maximum(tl.max(tl.abs(row), 0) / 448.0, 1e-12)
     tl.store(scale, top)
     tl.store(to, (row / top).to(to.dtype.element_ty), is_number)
@@ -50,7 +50,7 @@ def add_and_norm(
     has_norm: tl.constexpr,
     is_rounded: tl.constexpr,
 ) -> None:
-    """Add the output of one part of a layer to the rows, and compute the norm before the next part. Programs:
+    """Add the output of attention or MLP to the hidden states, and compute the norm that comes next. Program axis:
     tokens."""
     number = tl.arange(0, block)
     is_number = number < size
@@ -82,7 +82,7 @@ def _squares(
     block_heads: tl.constexpr,
     block_dim: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sum of the squares of `count` heads."""
+    """Return the sum of squares over `count` heads."""
     number = tl.arange(0, block_dim)
     sums = tl.zeros((block_heads, block_dim), tl.float32)
     for first in range(0, count, block_heads):
@@ -115,8 +115,8 @@ def turn_and_store(
     is_norm_of_all: tl.constexpr,
     is_rotated: tl.constexpr,
 ) -> None:
-    """Normalize and rotate query and key heads; keys and values go to their slot. Program axes: tokens, groups of
-    heads."""
+    """Normalize and rotate query and key heads; write keys and values to their cache slot. Program axes: tokens, groups
+    of heads."""
     token = tl.program_id(0).to(tl.int64)
     mine = mixed + token * ((num_heads + 2 * kv_heads) * dim)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
@@ -182,8 +182,8 @@ def gate(
     block: tl.constexpr,
     is_gelu: tl.constexpr,
 ) -> None:
-    """Multiply the activation of the first half, SiLU or GELU by tanh, by the second half. Program axes: tokens, blocks
-    of columns."""
+    """Apply the activation (SiLU or tanh GELU) to the first half of a row, and multiply by the second half. Program
+    axes: tokens, blocks of columns."""
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * block + tl.arange(0, block)
     is_number = number < size

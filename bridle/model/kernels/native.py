@@ -1,7 +1,6 @@
-"""Attention by the C kernels: all sequences of a step in one call, over the blocks of the cache without copies.
-
-Layers that the kernels do not support (wide or uneven heads, half precision) are computed in plain torch. A token's
-result depends neither on other sequences in the batch, nor on the chunks of its prompt, nor on the places of its
+"""Attention by the C kernels. One call computes all sequences of a step, and reads the blocks of the cache without
+copies. Layers that the kernels do not support (wide or uneven heads, half precision) are computed in plain torch. A
+token's result does not depend on other sequences in the batch, on the chunking of its prompt, or on the order of its
 blocks.
 """
 
@@ -19,7 +18,7 @@ from bridle.model.kv_cache import LayerCache
 
 
 class NativeKernel(CpuKernel):
-    """Attention in C, with plain torch as the reference."""
+    """Implements `AttentionKernel` by the C kernels, with plain torch for layers that they do not support."""
 
     name = "native"
 
@@ -48,6 +47,6 @@ class NativeKernel(CpuKernel):
 
 
 def native_rows(step: PackedStep, num_slots: int, tokens_per_chunk: int) -> AttentionRows:
-    """Return the rows of a step as arguments of the C kernels."""
+    """Return the batch rows of a step as an argument for the C kernels."""
     sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
     return AttentionRows(sequences, num_slots, tokens_per_chunk)

@@ -1,10 +1,8 @@
-"""Attention on CUDA: bridle's own Triton kernels over the block table, for pages of any size.
-
-A short chunk (single tokens, forced tokens, the tail of a resumed sequence) is cut along its context into *works* of
-`CHUNK` positions. So a few sequences keep a GPU busy, and a second kernel joins their parts. A longer chunk is cut into
-*tiles* of `TILE` tokens, and a program computes a tile over all positions that it sees. The choice depends only on the
-sequence's own length, and chunks start at absolute positions. So the result has the same bits whatever else is in the
-step.
+"""Attention on CUDA by bridle's Triton kernels over the block table, for KV blocks (pages) of any size. If a sequence
+has few new tokens, such as one decode token, its context is cut into *works* of `CHUNK` positions. So even a few
+sequences keep a GPU busy. A second kernel joins the partial results. A longer chunk is cut into *tiles* of `TILE`
+tokens; a program computes a tile over all positions that it attends to. Works and tiles depend only on the sequence
+itself, and works start at multiples of `CHUNK`. So a sequence's result has the same bits whatever else is in the step.
 
 The kernels support heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows,
 soft-capping and sinks. Wider heads are computed in plain torch.
@@ -51,7 +49,8 @@ Ints = npt.NDArray[np.int32]
 
 
 class SequencePart(NamedTuple):
-    """Sequences `first` to before `last` of a step, and the offsets of their works and parts."""
+    """Sequences `first` to `last` (exclusive) of a step, with the offsets of their works and of the works' partial
+    results."""
 
     first: int
     last: int
@@ -63,7 +62,8 @@ class SequencePart(NamedTuple):
 
 
 class PromptRow(NamedTuple):
-    """A sequence whose chunk is long enough for a library's kernel. `num_tiles` are its tiles."""
+    """A sequence whose chunk is long enough for an external attention kernel. `num_tiles` is the chunk's number of
+    tiles."""
 
     offset: int
     length: int
@@ -74,7 +74,7 @@ class PromptRow(NamedTuple):
 
 @dataclass(slots=True)
 class PagedLayout:
-    """Layout of a step as the kernels read it: short sequences first, those of `prompts` last.
+    """A step's sequences as the kernels read them. Sequences with few new tokens come first, those in `prompts` last.
 
     `words` holds, in this order:
 
@@ -94,7 +94,7 @@ class PagedLayout:
 
 
 def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) -> PagedLayout:
-    """Return the complete description of a step's rows for the kernels."""
+    """Return the layout of a step's rows for the kernels."""
     short = [row for row in rows if row.length <= MAX_SHORT]
     long = sorted((row for row in rows if row.length > MAX_SHORT), key=lambda row: row.length >= MIN_TOKENS)
     ordered = short + long
@@ -125,14 +125,15 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
 
 
 def tiles_of(lengths: Sequence[int], first: int) -> Ints:
-    """Return the tiles [sequence, tile] of chunks of these lengths, whose sequences are numbered from `first` on."""
+    """Return the tiles, int32 [N, 2] of (sequence, tile), of chunks with these lengths. Their sequences are numbered
+    from `first` on."""
     counts = [-(-length // TILE) for length in lengths]
     pairs = [(first + number, tile) for number, count in enumerate(counts) for tile in range(count)]
     return np.array(pairs, np.int32).reshape(-1, 2)
 
 
 class LayoutParts(NamedTuple):
-    """The layout of a step's sections, and the sections on the device."""
+    """A step's layout, and its parts as tensors on the device."""
 
     layout: PagedLayout
     sequences: Tensor
@@ -142,7 +143,8 @@ class LayoutParts(NamedTuple):
 
 
 def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
-    """Join sequences, in order, to groups of at most `max_parts` parts (or of one sequence that has more)."""
+    """Group sequences, in order, so that a group has at most `max_parts` partial results. A sequence with more is a
+    group alone."""
     current: SequencePart | None = None
     for entry in entries:
         if current is not None and current.num_parts + entry.num_parts <= max_parts:
@@ -164,7 +166,7 @@ def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequenceP
 
 
 class PagedKernel:
-    """Attention over the block table, for a step's rows of any lengths."""
+    """Implements `AttentionKernel` over the block table, for chunks of any length."""
 
     name = "paged"
 
@@ -186,7 +188,8 @@ class PagedKernel:
         return paged_kernels
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
-        """Return the words to upload with a step. The layout of the words is kept for `begin`."""
+        """Return the layout of a step as int32 words, which are uploaded with the step's inputs. The layout is kept for
+        `begin`."""
         self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 
@@ -204,7 +207,7 @@ class PagedKernel:
             self.take(parts.news, parts.layout.num_news)
 
     def make_tables(self, device: torch.device) -> Tensor:
-        """Return the block tables, of the size that `seats` has."""
+        """Return the block tables on the device; reallocate them if the size in `seats` changed."""
         shape = (self.seats.num_seats, self.seats.width)
         if self.tables is None or self.tables.shape != shape:
             self.tables = None  # free the old table before the allocation
@@ -276,7 +279,7 @@ class PagedKernel:
             self.attend_tiles(call, parts.sequences, parts.tiles, num_tiles)
 
     def attend_tiles(self, call: AttentionCall, sequences: Tensor, tiles: Tensor, count: int) -> None:
-        """Compute the first `count` of `tiles` of long chunks by bridle's own kernel."""
+        """Compute the first `count` of `tiles` of long chunks by bridle's Triton kernel."""
         sizes = call.sizes(is_short=False)
         grid = (TILE * call.group // sizes["block_rows"], call.kv_heads, count)
         self.kernels.attend_whole[grid](

@@ -1,4 +1,4 @@
-"""Arguments of one layer's attention for the kernels of `paged`, and the sizes that the kernels are compiled for."""
+"""Arguments of one layer's attention for the kernels of `bridle.model.kernels.paged`, and their compile-time sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_WINDOW = (1 << 31) - 1
 
 
 class Blocks(NamedTuple):
-    """Partition of a program's work: rows, keys per iteration, warps, iterations loaded ahead."""
+    """Sizes of a program's work: query rows, keys per iteration, warps, and iterations whose data is loaded ahead."""
 
     rows: int
     keys: int
@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
 
 
 def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, int]) -> Blocks:
-    """Return block sizes for heads as wide as `dim`, of values of the given number of bytes. The sizes fit into
-    registers and shared memory on a GPU of this capability."""
+    """Return block sizes for heads of width `dim` and values of `item_size` bytes. A program then fits into the
+    registers and shared memory of a GPU with this compute capability."""
     wide = dim > 128
     if item_size == 4:  # float32 is multiplied without tensor cores
         return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
@@ -71,7 +71,7 @@ class AttentionCall:
         return keys, values
 
     def sizes(self, *, is_short: bool) -> dict[str, Any]:
-        """Return the sizes that the kernels are compiled for."""
+        """Return the kernels' compile-time arguments, for short or long chunks."""
         block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
         blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size(), self._machine.capability)
         return {
@@ -91,5 +91,5 @@ class AttentionCall:
 
 
 def block_of(dim: int) -> int:
-    """Return the smallest power of two that is at least `dim` and 16."""
+    """Return the smallest power of two that is at least `dim`, and at least 16."""
     return max(16, 1 << (dim - 1).bit_length())

@@ -1,9 +1,9 @@
-"""The Triton kernels of `paged` for short chunks: each program computes *works*, chunks of a sequence's positions.
-Importing this module needs Triton.
+"""The Triton kernels of `bridle.model.kernels.paged` for few new tokens per sequence. A program computes *works*, which
+are chunks of a sequence's context. Importing this module needs Triton.
 
 Pointers: `query` [T, Hq, D]; `keys` [slots, Hkv, D] and `values` [slots, Hkv, Dv], contiguous; `sequences` [N, 5],
 `works` [W, 2] and `tables` [seats, blocks], int32. The query heads that share a key head are rows of one product,
-`group` rows for each token; a program takes `block_rows` of a sequence's rows.
+`group` rows for each token. A program computes `block_rows` of a sequence's rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _attend_work(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Compute the rows of this program's block and key head over one chunk of their positions."""
+    """Compute attention of this program's block of rows and key head over one chunk of the context."""
     row = tl.program_id(2) * block_rows + tl.arange(0, block_rows)
     context = tl.load(sequence + 2)
     is_row = row < length * group
@@ -128,7 +128,8 @@ def attend_part(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Compute a sequence's rows over one chunk of its positions. Program axes: works, key heads, blocks of rows."""
+    """Compute attention of a sequence's rows over one chunk of its context. Program axes: works, key heads, blocks of
+    rows."""
     work = works + (first_work + tl.program_id(0)) * WORK
     sequence = sequences + tl.load(work) * SEQUENCE
     length = tl.load(sequence + 1)
@@ -201,8 +202,8 @@ def attend_works(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Compute the works of sequences of one token; their number is known to the device only. Program axes: works with a
-    stride of the number of programs, key heads, blocks of query heads."""
+    """Compute the works of sequences with one new token. Only the device knows the number of works, so each program
+    loops over works. Program axes: works (strided), key heads, blocks of query heads."""
     for number in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
         work = works + number * WORK
         sequence = sequences + tl.load(work) * SEQUENCE

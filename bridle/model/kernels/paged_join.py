@@ -1,7 +1,6 @@
-"""The Triton kernel that joins the parts of a token's works. Importing this module needs Triton.
-
-Parts are read as tiles. All loads of a tile run at once, so that a long context of hundreds of parts waits for memory
-only a few times. A token's tiles, and the order of the sums within each, follow from its own position alone.
+"""The Triton kernel that joins a token's partial attention results, one per chunk of its context. Importing this module
+needs Triton. Several partial results are read at once as a tile. So even a long context with hundreds of chunks waits
+for memory only a few times. The tiles, and the order of sums in a tile, depend only on the token's own position.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ def _join_tiles(
     block_value: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the sums [Dv] and the sum of weights over splits `first` to `last`, added to `total` at `peak`."""
+    """Join the chunks `first` to `last` (exclusive) of a context. Return their weighted sum of values [Dv], and their
+    total weight. `peak` and `total` are the maximum and weight to start from, such as those of a sink."""
     number = tl.arange(0, block_value)
     joined = tl.zeros((block_value,), tl.float32)
     for begin in range(first, last, block_parts):
@@ -67,7 +67,7 @@ def join_parts(
     block_value: tl.constexpr,
     has_sinks: tl.constexpr,
 ) -> None:
-    """Join a token's parts in the order of positions. Program axes: sequences, tokens, query heads."""
+    """Join the partial results of a token in the order of positions. Program axes: sequences, tokens, query heads."""
     sequence = sequences + (first_sequence + tl.program_id(0)) * SEQUENCE
     place, head = tl.program_id(1), tl.program_id(2)
     length = tl.load(sequence + 1)

@@ -1,4 +1,5 @@
-"""The Triton kernels of `paged`. `paged` describes how they divide the work. Importing this module needs Triton."""
+"""The Triton kernels of `bridle.model.kernels.paged`, which describes how they divide the work. Importing this module
+needs Triton."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The Triton kernel of `paged` for long chunks: a program computes a block of rows of a tile over all positions that
-they attend to. Pointers are those of `paged_decode`, and `tiles` [tiles, 2], int32. Importing this module needs Triton.
+"""The Triton kernel of `bridle.model.kernels.paged` for long chunks. A program computes a block of a tile's rows over
+all positions that they attend to. Pointers are the same as in `paged_decode`, and `tiles` [tiles, 2], int32. Importing
+this module needs Triton.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def attend_whole(
     has_sinks: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Compute rows of a tile of `tile` tokens over all positions that they attend to. Program axes: blocks of rows, key
-    heads, tiles."""
+    """Compute attention for rows of a tile of `tile` tokens over all positions that they attend to. Program axes:
+    blocks of rows, key heads, tiles."""
     work = tiles + tl.program_id(2) * WORK
     sequence = sequences + tl.load(work) * SEQUENCE
     length = tl.load(sequence + 1)

@@ -1,13 +1,13 @@
-"""The loop that every kernel of `paged` shares: a block of rows over the positions that they attend to. Importing this
-module needs Triton.
+"""The loop that the attention kernels of `bridle.model.kernels.paged` share. It computes a block of rows over the
+positions that they attend to. Importing this module needs Triton.
 
-Keys are read in blocks that begin at multiples of `block_keys` positions in every program. A block without visible
-positions for a row changes no bit of the row. So a row's result depends neither on the other rows nor on the places of
-its pages.
+Every program reads keys in blocks that begin at multiples of `block_keys` positions. If no position of a block is
+visible to a row, the block changes no bit of the row's result. So a row's result does not depend on other rows, or on
+the order of its pages.
 
-The loop loads the entries of the block table one round ahead. A load whose address depends on a load of the same round
-would occupy one pipeline stage. With the entries already loaded, keys and values get `num_stages` - 1 buffers, and the
-copies of a round overlap the products of the round before.
+The loop loads the entries of the block table one iteration ahead. A load whose address depends on another load of the
+same iteration would take one pipeline stage. With the entries loaded in advance, keys and values get `num_stages` - 1
+buffers. The loads of an iteration then overlap the products of the iteration before.
 
 With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
 integers.

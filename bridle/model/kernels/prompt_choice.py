@@ -1,8 +1,7 @@
-"""The choice of the kernel that computes attention of long chunks, made while a model is loaded.
-
-Kernels of libraries are tried in a fixed order, so that the choice does not vary from start to start. The first kernel
-that gives the same result as bridle's own, and is no slower, computes chunks of `MIN_TOKENS` tokens or more. bridle's
-own kernel computes all shorter chunks, and all chunks if no library's kernel qualifies.
+"""Chooses the attention kernel for long chunks while a model is loaded. External kernels are tried in a fixed order, so
+that every start tries them in the same order. The first kernel that gives the same result as bridle's Triton kernel,
+and is not slower, computes chunks of `MIN_TOKENS` tokens or more. The kernel of bridle computes all shorter chunks, and
+all chunks if no external kernel qualifies.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ Timer = Callable[[Callable[[], object]], float]
 
 
 def choose_prompt_kernel(kernel: PagedKernel, geometry: Geometry, dtype: torch.dtype, block_size: int) -> None:
-    """Give `kernel` a library's kernel for long chunks, if one is available: on CUDA, in half precision."""
+    """Set the external kernel that `kernel` uses for long chunks, if one is available. This requires CUDA and half
+    precision."""
     device = kernel.machine.device
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return
@@ -54,8 +54,8 @@ def first_that_does(
     block_size: int,
     seconds: Timer,
 ) -> PromptKernel | None:
-    """Return the first of `found` whose result equals that of `kernel`, and that is no slower; the log says why others
-    are not used."""
+    """Return the first kernel in `found` that gives the same result as `kernel` and is not slower. The log has the
+    reasons why earlier ones are not used."""
     shapes = sorted(
         {shape for shape in geometry.layers.values() if not (shape.has_softcap or shape.has_sinks)}, key=str
     )
@@ -72,7 +72,8 @@ def first_that_does(
 
 
 def event_seconds(work: Callable[[], object]) -> float:
-    """Seconds of a call on the current CUDA device: the best of three, after a warm-up call."""
+    """Return the seconds that a call takes on the current CUDA device: the best of three calls, after a warm-up
+    call."""
     event: Any = torch.cuda.Event
     times: list[float] = []
     for _ in range(4):
@@ -93,7 +94,7 @@ def _problem(
     block_size: int,
     seconds: Timer,
 ) -> str | None:
-    """Return the problem with a library's kernel, or None."""
+    """Compare an external kernel with `kernel`; return a description of the problem, or None."""
     try:
         for shape in shapes:
             for trial in TRIALS:
@@ -114,8 +115,8 @@ def _problem(
 def _scene(
     kernel: PagedKernel, shape: LayerGeometry, trial: tuple[int, int], dtype: torch.dtype, block_size: int
 ) -> tuple[Tensor, LayerCache, AttentionOptions]:
-    """Return a sequence's query, its cache of random values in shuffled pages, and options, for a step that `kernel`
-    has begun."""
+    """Begin a trial step of one sequence in `kernel`. Return the queries, a cache of random values in scattered pages,
+    and the attention options."""
     (length, context), device = trial, kernel.machine.device
     generator = torch.Generator().manual_seed(context)
     num_blocks = -(-context // block_size)

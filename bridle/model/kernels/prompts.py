@@ -1,9 +1,8 @@
-"""Attention of long chunks by kernels of libraries: one sequence at a time, over its gathered keys and values.
-
-These kernels are faster than `paged_prefill` on the GPUs that they are written for. The kernels support only some page
-sizes, so a sequence's pages are gathered first. The gather costs little compared to the products of a long chunk. One
-call computes one sequence, so its result does not depend on the other sequences of a step. `prompt_choice` selects the
-kernel.
+"""Attention for long chunks by external kernels, such as FlashAttention: one sequence at a time, over its gathered keys
+and values. These kernels are faster than `paged_prefill` on the GPUs that they are written for. They support only some
+page sizes, so a sequence's keys and values are first gathered into contiguous memory. The gather costs little compared
+to the products of a long chunk. One call computes one sequence, so its result does not depend on the other sequences of
+a step. `prompt_choice` selects the kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PromptKernel:
-    """A library's kernel. `has_window` means that it supports sliding windows."""
+    """An external attention kernel. `has_window` means that it supports sliding windows."""
 
     name: str
     attend: Attend
@@ -67,7 +66,7 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask
 
 
 def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute torch's FlashAttention-2. The mask aligns the last token with the end of the context."""
+    """Compute attention by torch's FlashAttention-2. The mask aligns the last token with the end of the context."""
     from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler, which a CPU never needs
 
     length, context = len(query), len(keys)
@@ -77,8 +76,8 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute cuDNN's attention if the chunk is the whole context, because torch gives cuDNN no mask for later chunks.
-    Other chunks use `flash`."""
+    """Compute attention by cuDNN if the chunk is the whole context, and by `flash` otherwise. torch cannot pass cuDNN
+    the mask that later chunks need."""
     if len(query) != len(keys):
         return flash(query, keys, values, options)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -86,7 +85,7 @@ def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute torch's FlashAttention-2 for packed sequences, here with one sequence."""
+    """Compute attention by torch's FlashAttention-2 for packed sequences, here with one sequence."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.arange(2, dtype=torch.int32, device=query.device)

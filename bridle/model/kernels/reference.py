@@ -1,7 +1,6 @@
-"""Reference attention: written out, slow and plain, so that it is easy to check.
-
-Each sequence's keys are gathered slot by slot from its block table. The mask is boolean; soft-capping and sinks are
-computed step by step in float64. Other kernels are tested against this one.
+"""Reference attention: slow, but simple enough to verify by reading. Each sequence's keys are gathered slot by slot
+from its block table. The mask is boolean. Soft-capping and sinks are computed step by step in float64. Other kernels
+are compared with this one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from bridle.model.kv_cache import LayerCache
 
 
 class ReferenceKernel:
-    """Attention by definition, one sequence at a time."""
+    """Implements `AttentionKernel` directly by the definition of attention, one sequence at a time."""
 
     name = "reference"
 

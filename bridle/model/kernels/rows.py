@@ -1,8 +1,7 @@
-"""Attention over steps that values at fixed addresses of a device describe, for use in CUDA graphs.
-
-Every token is a separate row, except tokens of long chunks, which have tiles. Only the device knows the number of
-works, so a fixed number of programs shares them. Programs of tiles that a step does not use end at once. Works and
-tiles are computed as in `paged`, and give the same bits.
+"""Attention in CUDA graphs: all inputs of a step are at fixed addresses of the device. Every token is a separate row,
+except tokens of long chunks, which have tiles. Only the device knows the number of works, so a fixed number of programs
+shares all works. Programs for unused tiles end at once. Works and tiles are computed as in
+`bridle.model.kernels.paged`, and give the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SHARERS = 2
 
 
 class StepShape(NamedTuple):
-    """Capacity of a step: tokens, tokens that give logits, and long chunks."""
+    """Capacity of a captured step: number of tokens, of tokens that give logits, and of long chunks."""
 
     num_tokens: int
     num_logits: int
@@ -42,8 +41,8 @@ class StepShape(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """Input of the kernels, int32: the number of works [2], new pages [NEWS_ROOM, 2], rows [T, 5], long chunks [L, 5],
-    their tiles [N, 2], and works [W, 2]."""
+    """Input of the kernels, int32. Shapes: counts of works [2], new pages [NEWS_ROOM, 2], rows [T, 5], long chunks [L,
+    5], tiles [N, 2], and works [W, 2]."""
 
     counts: Any
     news: Any
@@ -54,7 +53,7 @@ class RowNumbers(NamedTuple):
 
 
 def parts_of(words: Any, shape: StepShape) -> RowNumbers:
-    """Return the parts of int32 `words`, a tensor or an array. The works come last."""
+    """Split int32 `words`, a tensor or an array, into the fields of `RowNumbers`."""
     parts, start = [], 0
     for count, width in _sections(shape):
         parts.append(words[start : start + count * width].reshape(count, width))
@@ -64,17 +63,17 @@ def parts_of(words: Any, shape: StepShape) -> RowNumbers:
 
 
 def num_words(shape: StepShape, num_works: int) -> int:
-    """Return the number of int32 words of all parts."""
+    """Return the total number of int32 words in `RowNumbers`."""
     return sum(aligned(count * width, 4) for count, width in _sections(shape)) + 2 * num_works
 
 
 def _sections(shape: StepShape) -> tuple[tuple[int, int], ...]:
-    """Return the number of entries, and of values of an entry, for each part before the works."""
+    """Return the shape of each field of `RowNumbers`, except the works."""
     return (1, 2), (NEWS_ROOM, 2), (shape.num_tokens, 5), (shape.num_long, 5), (shape.num_tiles, 2)
 
 
 class Scratch:
-    """Memory for the parts of `num_parts` works of any layer. The layers use it one after the other."""
+    """Memory for the partial results of `num_parts` works, which the layers use one after the other."""
 
     def __init__(self, num_parts: int, geometry: Geometry, device: torch.device) -> None:
         self.num_parts = num_parts
@@ -85,19 +84,19 @@ class Scratch:
         self._totals = torch.empty_like(self._peaks)
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sums, peaks and totals for the kernels: contiguous, for layers of any shape."""
+        """Return flat memory for the works' sums, maxima and total weights, large enough for every layer."""
         return self._sums, self._peaks, self._totals
 
 
 def room_for_parts(geometry: Geometry) -> int:
-    """Return the maximum number of works of a step, so that their parts stay within `MAX_PART_BYTES`."""
+    """Return the maximum number of works in a step, such that their partial results take at most `MAX_PART_BYTES`."""
     numbers = max(shape.num_heads * shape.value_dim for shape in geometry.layers.values())
     return max(paged.MAX_PART_BYTES // (4 * numbers), 1)
 
 
 class RowsKernel:
-    """Implements `AttentionKernel` for steps of one size, which `numbers` describes. The block tables are those of
-    `kernel`, which computes all other steps."""
+    """Implements `AttentionKernel` for captured steps of one size, described by `numbers`. `kernel`, which computes all
+    other steps, has the block tables."""
 
     name = "rows"
 

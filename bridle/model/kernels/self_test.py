@@ -1,7 +1,6 @@
-"""Compares a kernel with the reference on random values before a model uses the kernel, because compilers and drivers
-may fail.
-
-Each shape of a layer has one trial: single tokens, a few tokens and a long chunk, over several chunks of context.
+"""Compares an attention kernel with the reference before a model uses it, because compilers and drivers may fail. There
+is one trial with random values for each layer shape. It has sequences with one, a few and many new tokens, over short
+and long contexts.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _ROWS = ((300, 1), (7, 3), (300, 40), (40, 40))
 def tried_kernel(
     name: str, device: torch.device, dtype: torch.dtype, geometry: Geometry, block_size: int
 ) -> AttentionKernel:
-    """Return the kernel called `name`. If `auto` chose a kernel that fails on this device, the result is plain torch,
-    and the log says why. Raises `UnsupportedModel` if the kernel was requested by name."""
+    """Return the kernel called `name`. If the kernel that `auto` chose fails on this device, return plain torch, and
+    log the reason. Raises `UnsupportedModel` if a kernel fails that was requested by name."""
     kernel = create_kernel(name, device, dtype)
     if kernel.name not in ("paged", "varlen"):
         return kernel
@@ -55,7 +54,7 @@ def tried_kernel(
 def find_problem(
     kernel: AttentionKernel, geometry: Geometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str | None:
-    """Return the problem with this kernel for layers like these, or None."""
+    """Test the kernel for the layer shapes in `geometry`; return a description of the problem, or None."""
     for shape in sorted(set(geometry.layers.values()), key=str):
         try:
             error, limit = _try(kernel, shape, dtype, device, block_size)
@@ -72,7 +71,7 @@ def find_problem(
 def _try(
     kernel: AttentionKernel, shape: LayerGeometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> tuple[float, float]:
-    """Return the largest error of one step, and the error that rounding explains."""
+    """Return the largest error in one trial step, and the largest error that is due to rounding."""
     generator = torch.Generator().manual_seed(shape.num_heads)
 
     def random(*size: int) -> Tensor:
