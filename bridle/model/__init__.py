@@ -1,4 +1,5 @@
-"""A backend over torch and transformers: any decoder-only Hugging Face checkpoint behind one paged KV cache.
+"""The torch backend: runs decoder-only Hugging Face checkpoints in the model classes of transformers, over a paged KV
+cache.
 
 Names are imported when first used, so that `import bridle.model` (and `resolve_model`) needs no torch.
 """

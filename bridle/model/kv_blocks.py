@@ -1,4 +1,4 @@
-"""The blocks of a KV cache in this process's memory, and its recurrent states, as bytes."""
+"""Reads and writes KV blocks and recurrent states in host memory as bytes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _NOTHING = np.empty(0, np.uint8)  # the block of a model without attention
 
 
 class CacheBlocks:
-    """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block is the bytes of its slots,
-    layer after layer. Each layer has keys, values, and scales if there are any. A state is the bytes of its tensors,
+    """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block's bytes are its slots, layer
+    after layer: keys, values, and scales if the cache has 8-bit values. The bytes of a recurrent state are its tensors,
     layer after layer."""
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
@@ -54,15 +54,16 @@ class CacheBlocks:
 
 
 def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parts of blocks and the parts of states, each a view [blocks or slots, bytes]."""
+    """Return views of the cache that together hold all blocks, and views that hold all recurrent states. Each view is
+    [blocks or slots, bytes]."""
     parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
     slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
     return [part.view(torch.uint8) for part in parts], [part.view(torch.uint8) for part in slots]
 
 
 def _stacked(parts: Sequence[Tensor]) -> _Parts:
-    """Return views [parts, blocks or slots, bytes] of parts. Parts of one size at equal distances share a view, for
-    example in models whose layers are all alike. A view is copied in one operation, which does not block other Python
+    """Return the parts as views [parts, blocks or slots, bytes]. Parts of equal size at equal distances in memory share
+    a view, for example if all layers are alike. A view is copied in one operation, which does not block other Python
     threads."""
     found: list[list[NDArray[np.uint8]]] = []
     for part in (each.numpy() for each in parts):
@@ -105,8 +106,8 @@ def _scatter(parts: _Parts, number: int, data: memoryview) -> None:
 
 
 def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
-    """Return a digest of everything that the KV of given tokens depends on. Reads all weights if their digest is not
-    known yet."""
+    """Return a digest of everything other than the tokens that KV values depend on. Reads all weights if their digest
+    is not known yet."""
     found = kernels()
     dtypes = {str(part.dtype) for layer in cache.layers.values() for part in layer.parts}
     parts = {

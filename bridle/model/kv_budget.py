@@ -1,6 +1,5 @@
-"""Default size of a KV cache in bytes: the largest useful size for its model that the machine has memory for.
-
-The functions compute from given sizes. The functions do not inspect the machine, and allocate nothing.
+"""Computes the default size of a KV cache in bytes: the largest useful size for the model that fits into memory. The
+functions only compute with sizes that callers pass. They do not inspect the machine, and allocate nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MODEST = 16
 
 
 class KVBudget(NamedTuple):
-    """Bytes for a KV cache, and the reason for this size."""
+    """The bytes of a KV cache, and the reason for this size, for the log."""
 
     num_bytes: int
     reason: str
@@ -33,9 +32,9 @@ def choose_room(
     num_sharers: int = 1,
     most: int | None = None,
 ) -> KVBudget:
-    """Return the KV budget out of `free` bytes on a device of this `kind`, which `num_sharers` processes divide. A
-    request of the longest length takes `context_bytes`, the weights take `weight_bytes`, and `max_seqs` sequences run
-    at once. `most` is this model's part of the operator's limit for all models."""
+    """Return the KV budget of one process, if a device of this `kind` has `free` bytes for `num_sharers` processes. A
+    request of the longest length takes `context_bytes`, the weights take `weight_bytes`, and at most `max_seqs`
+    sequences run at once. `most` is this model's limit, a part of the operator's limit for all models."""
     share = SHARE.get(kind, SHARE["cpu"])
     contexts = min(MOST_CONTEXTS, max(max_seqs, CACHED_CONTEXTS))
     rooms = [
@@ -51,7 +50,8 @@ def choose_room(
 
 def _modest(free: int, context_bytes: int, weight_bytes: int, num_sharers: int) -> KVBudget:
     """Return the default budget on a machine shared with other programs. A small model on a large machine gets a part
-    of the memory, a large model as many bytes as its weights. The longest request should fit in any case."""
+    of the free memory. A large model gets as many bytes as its weights. In any case, a request of the maximum length
+    fits if memory allows."""
     return max(
         KVBudget(context_bytes, "what one request of the longest length takes"),
         KVBudget(weight_bytes, "as much as the weights"),

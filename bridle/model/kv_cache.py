@@ -1,8 +1,7 @@
-"""The pool of keys and values of one loaded model, cut into blocks that the engine hands out.
-
-A slot holds one token: position p of a sequence is in slot `block_table[p // B] * B + p % B` of every layer. Layers may
-differ in heads and widths. Values may have another type than the model's; they are rounded when they are written. This
-module does not know which sequence owns which block.
+"""The KV cache of one loaded model: a pool of blocks, which the engine assigns to sequences. A slot holds one token.
+With B tokens per block, position p of a sequence is in slot `block_table[p // B] * B + p % B` of every layer. Layers
+may differ in heads and widths. The cache may have another type than the model; keys and values are then rounded when
+they are written. This module does not know which sequence owns which block.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
 
 
 class LayerCache:
-    """Keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer, in floating point; or in 8 bits, with a scale for
-    each head of a slot [slots, Hkv]."""
+    """The cached keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer. They are floating point, or 8 bits with
+    a scale for each head of a slot [slots, Hkv]."""
 
     __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")
 
@@ -51,13 +50,13 @@ class LayerCache:
 
     @property
     def parts(self) -> list[Tensor]:
-        """Return all tensors of this layer that hold data of slots."""
+        """Return this layer's tensors: keys and values, and their scales if there are any."""
         tensors = (self.keys, self.values, self.key_scales, self.value_scales)
         return [tensor for tensor in tensors if tensor is not None and tensor.numel()]
 
     @property
     def pool(self) -> LayerKV:
-        """Return the pool in the form that the C kernels need."""
+        """Return the layer's keys and values as an argument for the C kernels."""
         return LayerKV(self.keys, self.values, self.key_scales, self.value_scales)
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -92,7 +91,7 @@ class LayerCache:
         return first, second
 
     def blocks_of(self, part: Tensor) -> Tensor:
-        """Return one of `parts` as [blocks, values]."""
+        """Return a view [blocks, values] of a tensor in `parts`."""
         return part.view(-1, self.block_size * part[0].numel())
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
@@ -102,8 +101,8 @@ class LayerCache:
 
 
 class KVMemory:
-    """Memory of the keys and values of all layers. On CPUs all layers are in one allocation, so that the parts of a
-    block are copied at once."""
+    """Allocates memory for keys and values. On CPUs all layers are in one allocation, so that all parts of a block can
+    be copied at once."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = device
@@ -117,14 +116,14 @@ class KVMemory:
 
 
 def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
-    """Round heads [T, H, D] to 8-bit integers, kept in floating point; return them and their scales [T, H]."""
+    """Round heads [T, H, D] to 8-bit integers. Return the integers as floats, and their scales [T, H]."""
     wide = heads.float()
     scale = wide.abs().amax(-1).div(127).clamp_min(1e-12)
     return torch.round(wide / scale.unsqueeze(-1)), scale
 
 
 class KVCache:
-    """All layers' caches, keyed by layer number, and index keys (see `Geometry.cached`)."""
+    """The caches of all layers and of index keys, by layer number (see `Geometry.cached`)."""
 
     def __init__(
         self,
@@ -155,14 +154,14 @@ class KVCache:
         return sum(part.nbytes for layer in self.layers.values() for part in layer.parts)
 
     def clear(self, num_blocks: int, layers: Sequence[int] | None = None) -> None:
-        """Fill the first blocks with zeros, in all layers or in the given ones."""
+        """Fill the first `num_blocks` blocks with zeros, in all layers or only in `layers`."""
         for number in self.layers if layers is None else layers:
             for part in self.layers[number].parts:
                 part[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy block source to block target in every layer, for each (source, target) of `pairs`. All sources are read
-        before any target is written."""
+        """In every layer, copy block `source` to block `target` for each (source, target) in `pairs`. All sources are
+        read before any target is written."""
         there = upload(np.array(pairs, np.int64), self.device)  # [N, 2]
         sources, targets = map(set, zip(*pairs, strict=True))
         if self._copier is not None and self._pools is not None and sources.isdisjoint(targets):

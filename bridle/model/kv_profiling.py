@@ -1,9 +1,8 @@
-"""Decides how large the KV pool is: as large as requested, or as large as the model can use and the largest step leaves
-memory for. This module runs the largest step to measure its memory.
-
-First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-On a GPU the trial pool takes at most half of the free memory, and is halved until the step fits as well. The peak
-memory of the step is reserved, and `choose_room` computes the pool's part of the memory that is then free.
+"""Determines the size of the KV pool. The pool has the requested size, or the size that the model can use and that the
+largest step leaves free. To measure the memory of the largest step, this module runs it in a trial pool. The trial pool
+holds one full context and one block for every other sequence. On a GPU, it takes at most half of the free memory, and
+is halved until the step fits as well. The step's peak memory is then reserved, and `choose_room` computes the pool's
+size from the remaining memory.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ LEAST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """Inputs to the size of a KV pool. `block_bytes` is the size of a block in all layers, with its part of the memory
-    for recurrent states. The largest step has `step_tokens` tokens of `step_seqs` sequences. `weight_bytes` is the size
-    of the weights in memory."""
+    """The values that determine the size of a KV pool. `block_bytes` is the size of a block in all layers, plus its
+    share of the memory for recurrent states. The largest step has `step_tokens` tokens of `step_seqs` sequences.
+    `weight_bytes` is the size of the weights in memory."""
 
     config: ModelConfig
     device: torch.device
@@ -69,14 +68,14 @@ class PoolNeeds:
 
     @property
     def num_sharers(self) -> int:
-        """Number of processes that divide the device's memory."""
+        """Return the number of processes that share the device's memory."""
         ranks = num_ranks() if self.device.type == "cpu" else 1
         return self.config.num_sharers * ranks
 
     @property
     def reserved(self) -> int:
-        """Return the bytes that all sharing processes leave free; 0 if the number of blocks was set. With a set number,
-        the operator has divided the memory, and the other processes may already have allocated their part."""
+        """Return the bytes that all processes together leave free. If the operator set the number of blocks, only the
+        bytes of this process count, because the others may already have allocated theirs."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
         return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
 
@@ -86,8 +85,8 @@ class PoolNeeds:
 
 @dataclass(frozen=True, slots=True)
 class StateNeeds:
-    """The bytes of one sequence's recurrent state; 0 if the model has none. States get as much memory as KV blocks, but
-    at most one state for each block."""
+    """The bytes of one sequence's recurrent state; 0 if the model has none. States get the same amount of memory as KV
+    blocks, but not more than one state per block."""
 
     num_bytes: int
 
@@ -96,12 +95,12 @@ class StateNeeds:
         return cls(state_bytes(geometry.states))
 
     def bytes_beside(self, block_bytes: int) -> int:
-        """Return the bytes for states per KV block of this size. In models without attention, blocks only count
-        tokens."""
+        """Return the bytes for states per KV block of `block_bytes` bytes. In models without attention, a block has no
+        KV and only counts tokens."""
         return min(block_bytes, self.num_bytes) if block_bytes else max(self.num_bytes // BLOCKS_PER_STATE, 1)
 
     def num_slots(self, num_blocks: int, block_bytes: int) -> int:
-        """Return the number of states for a pool of `num_blocks` KV blocks."""
+        """Return the number of recurrent states to allocate with `num_blocks` KV blocks."""
         return max(num_blocks * self.bytes_beside(block_bytes) // max(self.num_bytes, 1), LEAST_STATES)
 
 
@@ -118,8 +117,8 @@ Measure = Callable[[ExecutorInfo], int]
 
 
 def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
-    """Allocate the pool; return its number of blocks. Memory is left for graphs. Raises `OutOfBlocks` or
-    `InvalidRequest`, with the numbers, if the requested or the smallest useful size does not fit."""
+    """Allocate the pool, and return its number of blocks. Memory for CUDA graphs stays free. Raises `OutOfBlocks` or
+    `InvalidRequest`, with the sizes, if the requested or the smallest useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
         num_blocks = agree_on_least(num_blocks, needs.device)
@@ -173,7 +172,7 @@ def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
 
 
 def _set_aside(needs: PoolNeeds) -> str:
-    """Return a text for messages about the memory that the pool does not get."""
+    """Return a text for messages about memory that is reserved for other uses than the pool."""
     if not needs.reserved:
         return ""
     what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
@@ -181,7 +180,8 @@ def _set_aside(needs: PoolNeeds) -> str:
 
 
 def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
-    """Return `num_blocks` if one request of the longest length fits into them; raise an error otherwise."""
+    """Return `num_blocks` if a request of the maximum length fits into this number of blocks; raise an error
+    otherwise."""
     config, num_tokens = needs.config, num_blocks * needs.block_size
     least = needs.max_model_len if config.max_model_len is not None else min(needs.max_model_len, LEAST_TOKENS)
     if num_tokens >= least:
@@ -203,8 +203,8 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 
 
 def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
-    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to fit next to the pool, so
-    the pool is made smaller until both fit."""
+    """Run the largest step in a trial pool, then allocate the real pool, and return its number of blocks. On CUDA, step
+    and pool must fit together, so the pool is made smaller until both fit."""
     beside, known = 0, recall_step(needs)
     if known is None:
         executor, known = _run_trial(needs, allocate)
@@ -224,8 +224,8 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
 
 
 def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tuple[LargestStep, int]]:
-    """Run the largest step in a trial pool, which is made smaller until step and pool fit. Several ranks would all have
-    to shrink the pool, so a rank whose step fails raises instead."""
+    """Run the largest step in a trial pool, which is made smaller until step and pool fit. With tensor parallelism, all
+    ranks would have to shrink the pool together, so a rank whose step fails raises an error instead."""
     num_blocks = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
     least = min(needs.blocks_for(needs.step_tokens) + needs.step_seqs, num_blocks)
     executor = allocate(num_blocks)
@@ -240,14 +240,15 @@ def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tup
 
 
 def _replaced(needs: PoolNeeds, allocate: Allocate, num_blocks: int) -> LocalExecutor:
-    """Return an executor over a pool of this size. The memory of the present pool is returned to the driver first."""
+    """Return an executor over a new pool of this size. The memory of the old pool is first returned to the driver."""
     allocate(1)
     release_cached(needs.device)
     return allocate(num_blocks)
 
 
 def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
-    """Return the largest step and its bytes from an earlier run; None if there was none, or the device is not a CPU."""
+    """Return the largest step and its bytes, as stored by an earlier run. Return None if there is no such entry, or if
+    the device is not a CPU."""
     place = _step_place(needs)
     text = None if place is None else place[0].read_text(place[1])
     try:
@@ -257,7 +258,7 @@ def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
 
 
 def remember_step(needs: PoolNeeds, found: tuple[LargestStep, int]) -> None:
-    """Store the memory of the largest step, for `recall_step`."""
+    """Store the largest step and its bytes on disk, for `recall_step`."""
     place = _step_place(needs)
     if place is not None:
         place[0].write(place[1], msgspec.json.encode(found), [])
@@ -306,7 +307,7 @@ def _trial_context(needs: PoolNeeds) -> int:
 
 
 def _room(needs: PoolNeeds, free: int) -> KVBudget:
-    """Return this process's budget out of `free` bytes."""
+    """Return this process's KV budget if the device has `free` bytes."""
     return choose_room(
         max(free - needs.reserved, 0),
         needs.device.type,
@@ -327,13 +328,14 @@ def _most_blocks(needs: PoolNeeds) -> int:
 
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
-    """Return a memory size as a number of blocks; raise an error if one request of the longest length does not fit into
-    them."""
+    """Return how many blocks fit into `num_bytes`. Raise an error if a request of the maximum length does not fit into
+    these blocks."""
     return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
-    """Run the largest step; return this step, and the bytes that it takes while it runs."""
+    """Run the largest step; return its description, and the peak bytes that it takes in addition to weights and
+    pool."""
     info = executor.info
     beside = needs.step_seqs * needs.block_size  # a block for each of the other sequences
     room = info.num_blocks * needs.block_size - beside
@@ -353,8 +355,8 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
 
 
 def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
-    """Return whether the largest step runs with the pool allocated. Several ranks would all have to shrink the pool, so
-    a rank whose step fails raises instead."""
+    """Return whether there is enough memory for the largest step next to the allocated pool. With tensor parallelism, a
+    rank whose step fails raises an error instead, because all ranks would have to shrink the pool together."""
     try:
         _try_step(needs, executor)
     except OutOfBlocks:

@@ -1,9 +1,7 @@
-"""The text part of a model that also takes images or sound, as a separate model. The text part gives the same logits
-for text, and takes features of images or sound as input rows.
-
-Embedding, layers and head are those of the whole model. The whole model is kept, because its tower turns images into
-features. All later changes (geometry, lean layers, weight formats, adapters) apply to the text part alone, so the tower
-keeps the form that transformers gave it.
+"""The text part of a multimodal model, as a separate model. The text part gives the same logits for text, and takes
+features of images or sound as input rows. It shares embedding, layers and output head with the whole model. The whole
+model is kept, because its tower turns images into features. All later changes (lean layers, weight formats, adapters)
+apply to the text part only; the tower stays as transformers made it.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def read_language_model(
     device: torch.device,
     progress: Callable[[float], None],
 ) -> LanguageModel:
-    """Read a model that also takes images or sound, as a separate model of its text."""
+    """Read the weights of a multimodal model, and return its text part."""
     from transformers import AutoModelForMultimodalLM
 
     names = attention_names(settings)
@@ -51,7 +49,8 @@ def read_language_model(
 
 
 def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
-    """Return the attention of each part of a model with this configuration, and make its text attend causally."""
+    """Return the name of the attention function for each part of a model. Also change the configuration so that the
+    text part attends causally."""
     _attend_causally(settings.get_text_config(decoder=True))
     if settings.model_type in HEARING_FAMILIES:
         return _PARTS
@@ -60,15 +59,16 @@ def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
 
 
 def _attend_causally(text: Any) -> None:
-    """Make layers causal that declare to attend in both directions. The runs of a prompt state which image tokens
-    attend to each other."""
+    """Make the text part causal if the configuration declares bidirectional attention. The ranges of image tokens that
+    attend to each other come with each prompt instead."""
     value = getattr(text, "use_bidirectional_attention", None)
     if isinstance(value, bool):  # PaliGemma
         text.use_bidirectional_attention = False
 
 
 def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
-    """Return the attention of each part of a model of which only the text is used. Some towers support only `eager`."""
+    """Return the attention function for each part of a model of which only the text part is used. The other parts get
+    `eager`, because some towers support no other function."""
     text = settings.get_text_config(decoder=True)
     names = {
         part: ATTENTION_NAME if getattr(settings, part, None) is text else "eager" for part in settings.sub_configs
@@ -77,7 +77,7 @@ def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
 
 
 class LanguageModel(nn.Module):
-    """Embedding, layers and head of `whole`, a model of images and text."""
+    """The embedding, layers and output head of `whole`, a multimodal model of transformers."""
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class LanguageModel(nn.Module):
             self._fit_head()
 
     def _fit_head(self) -> None:
-        """Find by trial whether the whole model scales or caps its head's outputs."""
+        """Find out by a trial pass whether the whole model scales or soft-caps its logits."""
         self.set_attn_implementation("eager")
         found = [token for token in range(3, 128) if token not in self.media_ids][:4]
         ids = torch.tensor([found]).to(self.device)  # [1, 4]
@@ -118,12 +118,12 @@ class LanguageModel(nn.Module):
 
     @property
     def whole(self) -> Any:
-        """Return the model of text and media of transformers."""
+        """Return the multimodal model of transformers."""
         return vars(self)["whole"]
 
     @property
     def media_ids(self) -> frozenset[int]:
-        """Return the ids that mark images, sounds or their surroundings."""
+        """Return the ids of tokens that stand for images or sounds, or mark their begin and end."""
         return self._ids_named("")
 
     def _ids_named(self, *begins: str) -> frozenset[int]:
@@ -140,7 +140,7 @@ class LanguageModel(nn.Module):
 
     @property
     def num_mutual_rows(self) -> int:
-        """Return the number of rows of an image if they attend to each other in both directions; else 0."""
+        """Return the number of rows of an image if these rows attend to each other in both directions; otherwise 0."""
         settings = self.inner.config
         if settings.model_type == "paligemma":
             return int((settings.vision_config.image_size // settings.vision_config.patch_size) ** 2)
@@ -150,7 +150,8 @@ class LanguageModel(nn.Module):
 
     @property
     def sees_locally(self) -> bool:
-        """Return whether the rows of an image attend to each other only within windows."""
+        """Return whether the rows of an image attend to later rows only within the window of layers that have a sliding
+        window."""
         return bool(self.inner.config.model_type == "gemma4")
 
     @property
@@ -188,8 +189,8 @@ class LanguageModel(nn.Module):
         places: Tensor | None = None,
         **extra: Any,
     ) -> SimpleNamespace:
-        """Run the layers and the head: ids [1, T] and rows [1, T, hidden], with features of images at `places` [N] ->
-        `logits` [1, T or R, V]."""
+        """Run the layers and the output head. Inputs are ids [1, T], or embedded rows [1, T, hidden] with image
+        features at `places` [N]. Returns an object with `logits` [1, T or R, V]."""
         if self._visual_ids and input_ids is not None and not _is_captured(input_ids):
             are_visual = reduce(torch.logical_or, (input_ids == each for each in self._visual_ids))
             extra["moe_mm_token_type_ids"] = are_visual.int()
@@ -206,13 +207,12 @@ class LanguageModel(nn.Module):
 
 
 def _is_captured(ids: Tensor) -> bool:
-    """Return whether a CUDA graph of the step is being captured. The tokens of such a step are sampled ones, and count
-    as text."""
+    """Return whether a CUDA graph of the step is being captured. Such a step has no image tokens."""
     return ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _body_of(whole: Any) -> Any:
-    """Return the layers that read and write text, with their embedding; None if they have no known name."""
+    """Return the module with the text embedding and layers; None if it has no known name."""
     inner = getattr(whole, "model", whole)
     for name in ("language_model", "text_model"):
         if (found := getattr(inner, name, None)) is not None:
@@ -223,7 +223,7 @@ def _body_of(whole: Any) -> Any:
 
 
 def _ways(config: Any) -> Iterator[tuple[float, float | None]]:
-    """Yield the pairs of scale and cap of logits that the configuration may mean, including no scale and no cap."""
+    """Yield the possible pairs of logits scale and soft-cap for a configuration, including no scale and no cap."""
     scales = [1.0, *(getattr(config, name, None) for name in ("logit_scale", "output_multiplier"))]
     scales += [1 / value for value in [getattr(config, "logits_scaling", None)] if value]
     caps = [None, getattr(config, "final_logit_softcapping", None)]

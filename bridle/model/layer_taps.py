@@ -1,7 +1,6 @@
-"""Readers and modifiers of the hidden states after each layer: control vectors, and recorders.
-
-A tap is called with the number of a layer and its output. Steps without a tap compute the layers as usual. A model with
-the layers of transformers has hooks on them while a step with a tap runs.
+"""Taps read or change the hidden states after each layer: they add control vectors and record states. A tap is called
+with the number of a layer and its output. Steps without a tap compute the layers as usual. For layers of transformers,
+forward hooks call the tap while a step with a tap runs.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Addition = tuple[int, int, Mapping[int, Tensor]]
 def vector_tap(
     rows: Sequence[PlanRow], vectors: ControlVectors | None, reader: ProbeReader | None = None
 ) -> LayerTap | None:
-    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. The tap then records
-    hidden states and lets `reader` read its probes. Returns None if there is nothing to add, record or read."""
+    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. The tap then passes the
+    hidden states to `vectors.recorder` and to `reader`. Returns None if there is nothing to add, record or read."""
     if vectors is None or not (vectors.recorder or reader or any(row.vectors for row in rows)):
         return None
     additions: list[Addition] = []
@@ -50,7 +49,8 @@ def _add(additions: Sequence[Addition], observers: Sequence[LayerTap], layer: in
 
 
 class ProbeReader:
-    """Reads hidden states along control vectors, at the positions of a step that give logits."""
+    """Projects hidden states onto directions of control vectors (probes), at the positions of a step that give
+    logits."""
 
     def __init__(self, rows: Sequence[PlanRow], vectors: ControlVectors) -> None:
         self._wanted: dict[int, list[tuple[int, int, int, Tensor]]] = {}  # position, logits row, probe, unit by layer
@@ -68,7 +68,7 @@ class ProbeReader:
             self._found.append((logits_row, number, rows[position].float() @ unit))
 
     def readings(self) -> dict[int, tuple[float, ...]]:
-        """Return the readings by logits row. Waits for the device."""
+        """Return the values of each row's probes, by logits row. Waits for the device."""
         found: dict[int, dict[int, float]] = {}
         for logits_row, number, value in self._found:
             found.setdefault(logits_row, {})[number] = float(value)
@@ -102,6 +102,6 @@ def hooked(model: nn.Module, tap: LayerTap) -> Iterator[None]:
 
 
 def _call(tap: LayerTap, number: int, layer: nn.Module, inputs: Any, output: Any) -> None:
-    """Forward hook of a layer whose output is [1, T, hidden], alone or first in a tuple."""
+    """Forward hook that passes a layer's output to the tap. The output is [1, T, hidden], alone or first in a tuple."""
     rows: Tensor = output[0] if isinstance(output, tuple) else output
     tap(number, rows[0])
