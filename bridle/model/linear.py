@@ -3,11 +3,10 @@ library).
 
 The C kernels compute float32 at least as fast as oneDNN does with its packed order, and two to three times as fast as
 plain torch (dev/log.md). The C kernels also give a row the same bits in any batch. oneDNN's order is used for bfloat16,
-and where no C kernels fit.
-
-A plain `nn.Linear` rearranges its weights in every call. Measured with one thread (docs/models.md), oneDNN's order
-makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices of some million values gain 1.5 to 2 times at 2 to
-32 rows and lose little elsewhere. Smaller matrices gain less, and are slower at one row.
+and for layers that the C kernels do not support. A plain `nn.Linear` rearranges its weights in every call. Measured
+with one thread (docs/models.md), oneDNN's order makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices
+of some million values are 1.5 to 2 times as fast with 2 to 32 rows, and slightly slower otherwise. Smaller matrices
+gain less, and are slower with one row.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ _reorder = torch.ops.mkldnn._reorder_linear_weight
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight is kept rearranged. Reading `weight` returns the weight in its usual order (perhaps
-    slowly).
-
-    With `keeps_plain` the usual order is kept as well, for calls with one or two rows.
+    """An `nn.Linear` whose weight is stored in oneDNN's order. Reading `weight` returns the weight in its usual order,
+    which may be slow. With `keeps_plain`, the weight is also stored in the usual order, for calls with one or two rows.
     """
 
     def __init__(self, linear: nn.Linear, keeps_plain: bool = False) -> None:
@@ -73,7 +70,7 @@ def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def is_worth_packing(linear: nn.Linear) -> bool:
-    """Return whether `linear` runs faster packed, on this machine."""
+    """Return whether `linear` is faster as a `PackedLinear` on this machine."""
     weight = linear.weight
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -83,8 +80,9 @@ def is_worth_packing(linear: nn.Linear) -> bool:
 
 
 def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], None] | None = None) -> int:
-    """Let the C kernels compute the plain linear layers that they support, one at a time; return the number of these
-    layers. Small layers are included only if all decoder layers are lean, and then one kernel call computes them."""
+    """Convert the plain linear layers that the C kernels support, one at a time. Return the number of converted layers.
+    Small layers are converted only if all decoder layers are lean, because then one kernel call computes whole
+    layers."""
 
     def is_theirs(linear: nn.Linear) -> bool:
         is_large = is_lean or linear.weight.numel() >= MIN_NATIVE_SIZE
@@ -98,10 +96,9 @@ def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], Non
 
 
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
-    """Replace every plain linear layer that becomes faster, one at a time; return their number.
-
-    In float32, one or two rows are faster with the usual order. The usual order is kept as well if it costs no memory,
-    as in a head that shares the embedding's weight, or very little of the free memory.
+    """Replace every plain linear layer that is faster as a `PackedLinear`, one at a time. Return the number of replaced
+    layers. In float32, one or two rows are faster with the usual order. So the usual order is kept as well if this
+    takes no memory, or little of the free memory. An output head that shares the embedding's weight takes none.
     """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     shared = embedding.weight if isinstance(embedding, nn.Embedding) else None
@@ -122,8 +119,8 @@ def replace_linears(
     make: Callable[[nn.Linear], nn.Module],
     progress: Callable[[float], None] | None = None,
 ) -> int:
-    """Replace each `nn.Linear` (not of subclasses) that is `wanted` by `make(linear)`. `progress` gets the share of
-    their weights that is done."""
+    """Replace each `nn.Linear` (not its subclasses) for which `wanted` returns true by `make(linear)`. `progress` gets
+    the share of these layers' weights that is done."""
     places = [
         (parent, name, child)
         for parent in model.modules()

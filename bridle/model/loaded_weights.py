@@ -1,4 +1,4 @@
-"""A model between its loader and its executor, and the memory of its weights."""
+"""The result of loading a model's weights, from which an executor is built; and the size of the weights in memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Loads prepared weights for a `ModelConfig`: find, inspect, read, check, arrange.
-
-Each stage may refuse the model, with a sentence that says why. Code in a checkpoint is never executed.
+"""Loads the model of a `ModelConfig` in stages: find, inspect, read, check, and prepare its weights. Each stage may
+refuse the model with an error that gives the reason. Code in a checkpoint is never executed.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def prepare_model(
     plan: dict[str, str] | None = None,
     report: Report = lambda what, share: None,
 ) -> LoadedWeights:
-    """Check and prepare a model whose weights were read or generated. The caller deletes or keeps the checkpoint's
-    files."""
+    """Check and prepare a model whose weights were read or generated. This does not change the checkpoint's files."""
     max_model_len = support_checks.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
@@ -168,13 +166,14 @@ def _read_packed(
 
 
 def lower_model(model: nn.Module, geometry: Geometry) -> None:
-    """Replace layers by lean layers that compute the same: less work for a CPU, fewer launches on a GPU."""
+    """Replace layers by equivalent lean layers, which need less Python code on a CPU and fewer kernel launches on a
+    GPU."""
     lower_layers(model, geometry)
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
-    """Return the quantization that `auto` selects for this model; weights that were stored quantized, and weights on a
-    GPU, stay unchanged."""
+    """Return the quantization that `auto` selects for this model. It is `none` on a GPU, and for weights that are
+    stored quantized."""
     from bridle.model.quality import choose_form
 
     if device.type != "cpu" or came_quantized(model):
@@ -184,7 +183,8 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 
 def came_quantized(model: nn.Module) -> bool:
-    """Return whether a model that was just read has weights that were stored quantized."""
+    """Return whether a model has weights that the checkpoint stores quantized. The model must not have been quantized
+    after reading."""
     from bridle.cpu_kernels.linear import QuantizedLinear
     from bridle.model.float8 import Float8Linear
     from bridle.model.quantization.code_linear import CodeLinear
@@ -215,7 +215,8 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
 def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
-    """Compare the results of a model family with its own eager attention, unless the family was compared before."""
+    """Unless the model's family is in the list of tested families, compare its results with the eager attention of
+    transformers. Raises `UnsupportedModel` if they differ."""
     if support_checks.is_compared(settings):
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64, floats=came_quantized(model))

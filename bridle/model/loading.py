@@ -1,8 +1,7 @@
-"""Loads a model with its draft model, if there is one, or a pooling model.
-
-A model and its draft model have KV pools for the same number of tokens, out of one budget. Once the weights of both are
-loaded, the model's pool is sized as if each token took the memory of both pools. The trial of the largest step, which
-measures its memory, runs on the model alone, because the two never compute at the same time.
+"""Loads a model, with its draft model if there is one, or a pooling model. A model and its draft model have KV pools
+for the same number of tokens, and share one memory budget. The weights of both are loaded first. The model's pool is
+then sized as if each token took the memory of both pools. The memory of the largest step is measured for the model
+alone, because the two models never compute at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def load_executor(
     """Load a model and make it ready to compute.
 
     `progress(what, share)` is called with the present stage and its progress from 0 to 1, from a thread that ends with
-    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with the necessary change.
+    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, whose messages say what to change.
     """
     report = progress or (lambda what, share: None)
     return run_in_thread(lambda: _load(config, report, sampler), "bridle-load")
@@ -70,7 +69,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 
 
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
-    """Return the executor of a model. The result contains the executor of the draft model."""
+    """Return the executor of a model that has a draft model. The executor contains that of the draft model."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
@@ -90,13 +89,13 @@ def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> 
 
 
 def _late(report: Report) -> Report:
-    """Return a report for the last 5 % of loading."""
+    """Return a progress callback that maps its share to the last 5 % of loading."""
     return lambda what, share: report(what, part_of(0.95, 1.0, share))
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration: the model's configuration, without the settings that belong to one
-    checkpoint."""
+    """Return the draft model's configuration. It is the model's configuration, with the draft model's name and without
+    settings that belong to one checkpoint."""
     assert config.draft_model is not None
     return replace(
         config,
@@ -117,6 +116,7 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
-    """Return the draft model with a KV pool of `num_tokens` tokens, for which memory was reserved."""
+    """Return the weights of the draft model, configured for a KV pool of `num_tokens` tokens. Memory for this pool was
+    reserved before."""
     block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

@@ -1,6 +1,5 @@
-"""Models on this machine and their sources: models that come with bridle, pulled models, and the hub's local cache.
-
-To add a source, write a class with the methods of `ModelSource` and add it to `SOURCES`. No torch.
+"""Lists models on this machine by source: models that come with bridle, pulled models, and the hub's local cache. To
+add a source, write a class with the methods of `ModelSource`, and add it to `SOURCES`. Does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class StoredModel:
 
 
 class ModelSource(Protocol):
-    """A source of models."""
+    """Interface of a source of models."""
 
     def stored(self) -> Iterator[StoredModel]:
         """Yield the models of this source that are on this machine."""
@@ -44,7 +43,7 @@ class ModelSource(Protocol):
 
 
 class Packaged:
-    """The demo models, which are part of the package."""
+    """The source of the demo models, which are part of the package."""
 
     def stored(self) -> Iterator[StoredModel]:
         for name in DEMO_MODELS:
@@ -64,7 +63,7 @@ class Packaged:
 
 
 class Library:
-    """The list of models with short names, and the user's folder of pulled models."""
+    """The source of models with short names, which are pulled into the user's folder."""
 
     def stored(self) -> Iterator[StoredModel]:
         for entry in installed_entries():
@@ -86,7 +85,7 @@ class Library:
 
 
 class HubCache:
-    """The hub, and its cache on this machine."""
+    """The source of models from the hub, which are in the hub's cache on this machine."""
 
     def stored(self) -> Iterator[StoredModel]:
         from huggingface_hub import scan_cache_dir
@@ -132,7 +131,7 @@ SOURCES: tuple[ModelSource, ...] = (Packaged(), Library(), HubCache())
 
 
 def stored_models() -> Iterator[StoredModel]:
-    """Yield all models on this machine that can be named without a path."""
+    """Yield the models of all sources that are on this machine. Each of them can be used by name, without a path."""
     for source in SOURCES:
         yield from source.stored()
 

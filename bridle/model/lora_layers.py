@@ -1,8 +1,7 @@
-"""Layers of a loaded model that support LoRA adapters: its linear layers, by the names that adapters use.
-
-The names are those of transformers. Where lean layers compute several of its layers as one product, each of these
-layers is a range of the product's columns. While a step with adapters runs, each site that the adapters change replaces
-the `forward` of its layer. In other steps the layers are exactly as they were loaded.
+"""The layers of a loaded model that LoRA adapters can change: its linear layers, under their names in transformers. If
+a lean layer computes several linear layers of transformers as one product, each of these is a range of the product's
+columns. While a step with adapters runs, each changed linear layer has another `forward` function. In other steps the
+layers are exactly as they were loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _PARTIAL = (".experts.", ".indexer.", ".compressor.")
 
 
 class Site:
-    """A linear layer of the model to whose outputs adapters can add."""
+    """A linear layer as the model computes it, to whose outputs adapters can add results."""
 
     def __init__(self, number: int, module: nn.Module) -> None:
         self.number = number
@@ -45,7 +44,7 @@ class Site:
         self._is_summed = isinstance(module, RowParallel)
 
     def run(self, rows: Tensor) -> Tensor:
-        """Return the layer's outputs for `rows`, with the outputs of the adapters added."""
+        """Return the layer's outputs for `rows`, plus the results of the adapters."""
         out = self._compute(rows)
         self.add(out, rows)
         return out
@@ -56,7 +55,7 @@ class Site:
         self.step.add(self.number, out, rows)
 
     def put_in(self, step: AdapterStep) -> None:
-        """Replace the layer's `forward` from now on, with the adapters of `step`."""
+        """Replace the layer's `forward` by one that adds the adapters of `step`."""
         self.step = step
         if self._is_summed:
             vars(self.module)["add"] = self.add
@@ -72,8 +71,8 @@ class Site:
 
 
 class Sites:
-    """All sites of a model. `layers` are the layers that adapters may name. `places` maps each of them to the site that
-    computes it."""
+    """All sites of a model. `layers` are the layers that adapters may change, by name. `places` maps each layer to the
+    site that computes it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: dict[str, LayerShape] = {}
@@ -88,7 +87,7 @@ class Sites:
 
     @contextmanager
     def applied(self, step: AdapterStep) -> Iterator[None]:
-        """Let the sites that `step` uses add its adapters inside the block."""
+        """Inside the block, let the changed sites of `step` add its adapters' results."""
         sites = [self._sites[number] for number in step.by_site]
         lean = {id(layer): layer for number in step.by_site if (layer := self._lean.get(number)) is not None}
         try:
@@ -120,14 +119,15 @@ class Sites:
     def _add_layer(
         self, name: str, share: Share, num_inputs: int, site: int, columns: IndexRange, is_transposed: bool = False
     ) -> None:
-        """Add a layer of transformers, `share` of which is computed at a site, in some of the site's columns."""
+        """Register a layer of transformers. This process computes its part `share` at `site`, in the range `columns` of
+        the site's outputs."""
         full_inputs = num_inputs * (share.count if share.dim == 1 else 1)
         full_outputs = columns.size * (share.count if share.dim == 0 else 1)
         self.layers[name] = LayerShape(full_inputs, full_outputs, is_transposed)
         self.places[name] = AdapterPlacement(site, columns, *_spans(share, num_inputs, columns.size))
 
     def _add_lean(self, name: str, layer: DenseLayer) -> None:
-        """Find the layers of transformers within the products of a lean layer."""
+        """Register the layers of transformers that a lean layer computes, each with its columns in a product."""
         heads, kv_heads = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         groups: tuple[tuple[Any, str, dict[str, int]], ...] = (
             (layer.qkv, "self_attn", _sizes(layer.attention_parts, heads, kv_heads, kv_heads)),
@@ -145,8 +145,8 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the lean and the linear layers by their names. The head, and layers that compute only some tokens of a step
-    at a time, are left out."""
+    """Yield the lean layers and the other linear layers with their names. The output head, and layers that get only
+    some tokens of a step at a time, are left out."""
     head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
@@ -162,24 +162,25 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Return whether a module is the linear layer of transformers with a weight [in, out]."""
+    """Return whether a module is `Conv1D` of transformers, a linear layer with a weight [in, out]."""
     library = sys.modules.get("transformers.pytorch_utils")  # imported if such a layer exists
     return library is not None and type(module) is library.Conv1D
 
 
 def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[IndexRange, IndexRange]:
-    """Return the ranges of a layer's inputs and outputs that this process has, if it computes these numbers of them."""
+    """Return the ranges of a layer's inputs and outputs that this process computes, which have these sizes."""
     inputs = share.rank * num_inputs if share.dim == 1 else 0
     outputs = share.rank * num_outputs if share.dim == 0 else 0
     return IndexRange(inputs, inputs + num_inputs), IndexRange(outputs, outputs + num_outputs)
 
 
 def _sizes(names: tuple[str, ...], *sizes: int) -> dict[str, int]:
-    """Return the number of outputs of each layer of transformers; if transformers joined them, of the joined layer."""
+    """Return the number of outputs of each layer of transformers by name. If transformers has one joined layer, return
+    the total."""
     return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
 
 
 def _bind(layers: Iterable[DenseLayer]) -> None:
-    """Let lean layers use the linear layers that they have now."""
+    """Let lean layers use their current linear layers (see `DenseLayer.bind`)."""
     for layer in layers:
         layer.bind()

