@@ -1,4 +1,5 @@
-"""Encodes images in this process and holds their features for the steps. The engine decides which features are kept."""
+"""Encodes images and sounds in this process, and stores their features for the steps. The engine decides which features
+are kept."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 class LocalMedia:
     """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features.
-    This class uses at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory is
-    for the images in the prompts."""
+    The features take at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory
+    caches the features of single images."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0
@@ -42,8 +43,8 @@ class LocalMedia:
         return medium.num_rows * self.row_bytes
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Encode one medium. On a CPU the method waits for the running step, because both need all cores. The encoding
-        uses a thread that ends afterwards: see `bridle.threads`."""
+        """Encode one image or other medium. On a CPU, the method waits for the running step, because both need all
+        cores. The encoding then runs in a temporary thread (see `bridle.threads`)."""
         num_clears = self._num_clears
         if self.encoder.is_on_cpu:
             features = run_after(lambda: self.encoder.encode(medium), "bridle-encode")
@@ -54,8 +55,9 @@ class LocalMedia:
                 self.kept_features[medium.key] = features
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
-        """Return the media to encode together with the first one. On a CPU each is encoded alone: batching gains little
-        there, and an image then has the same bits whatever other images there are."""
+        """Return the first of `media`, and those media that can be encoded together with it. On a CPU each medium is
+        encoded alone, because batching gains little there. An image then has the same bits whatever other images there
+        are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):
@@ -83,7 +85,8 @@ class LocalMedia:
         self.encoder.known.clear()
 
     def features(self, key: bytes) -> Features:
-        """Return the features of an image that the step's plan names. Raises `InternalError` if they are missing."""
+        """Return the features of the medium with this key, which a step needs. Raises `InternalError` if they are
+        missing."""
         found = self.kept_features.get(key)
         if found is None:
             raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")

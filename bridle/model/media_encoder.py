@@ -1,7 +1,6 @@
-"""Turns one image, or one sound, into its rows of a prompt, by the model's own tower.
-
-Images of one shape may be encoded together. The features of an image then differ only by rounding from those of the
-image alone. This module does not know requests or steps.
+"""Encodes images and sounds by the model's tower: one feature row for each placeholder token of the prompt. Images of
+one shape may be encoded together. The features of an image then differ only by rounding from features that were encoded
+alone. This module is independent of requests and steps.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from bridle.model.image_feature_cache import PictureRows
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of an image for the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its first
-    layers that adds further features."""
+    """Features of an image for the language model. `rows` [N, hidden] replace embedding rows. `further` has features
+    [N, hidden] for each of the first layers that adds image features to its output (DeepStack)."""
 
     rows: Tensor
     further: tuple[Tensor, ...] = ()
@@ -44,7 +43,7 @@ def alike(one: MultiModalItem, other: MultiModalItem) -> bool:
 
 
 class MediaEncoder:
-    """The part of a model that reads images. `inner` is the library's model of images and text without its head."""
+    """Encodes media by the towers of `inner`, the multimodal model of transformers without its output head."""
 
     def __init__(self, inner: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._inner = inner
@@ -63,15 +62,16 @@ class MediaEncoder:
         return self._device.type == "cpu"
 
     def encode(self, medium: MultiModalItem) -> Features:
-        """Return the features of an image, or of a prompt whose tokens attend to each other in both directions. Raises
-        `MediaRefused` if their number differs from the number of placeholders in the prompt."""
+        """Return the features of one medium: an image or a sound, or a whole prompt with images. The latter is for
+        models in which all tokens of such a prompt attend to each other. Raises `MediaRefused` if the number of feature
+        rows differs from the number of placeholders."""
         with torch.inference_mode():
             if medium.arrays[0].name == PROMPT_IDS:
                 return self._prompt(medium)
             return self._picture(medium.arrays, medium.num_rows)
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> list[Features]:
-        """Return the features of several images of one shape (`alike`), by one call of the tower."""
+        """Return the features of several images of one shape (see `alike`), from a single call of the tower."""
         with torch.inference_mode():
             return self._pictures([medium.arrays for medium in media], media[0].num_rows)
 
@@ -101,8 +101,8 @@ class MediaEncoder:
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
     def _with_markers(self, rows: Tensor, tokens: Tensor, markers: Tensor) -> Tensor:
-        """Return rows of images [N, hidden] at the positions of `tokens` that mark images, and the embedding of the
-        marker token at other positions."""
+        """Return one row [hidden] for each of `tokens`: for image tokens the next of `rows`, for marker tokens their
+        embedding in `markers`."""
         is_row = tokens == self._inner.config.image_token_id
         if int(is_row.sum()) != len(rows):
             return rows
@@ -113,7 +113,8 @@ class MediaEncoder:
         return placed
 
     def _prompt(self, medium: MultiModalItem) -> Features:
-        """Return the embedding at each position of a prompt: that of its token, or a row of an image."""
+        """Return the features of a whole prompt: at each position a feature row of an image, or the embedding of the
+        token."""
         ids, *pictures = medium.arrays
         tokens = self._tensor(ids)  # [N]
         places = (tokens == self._inner.config.image_token_id).nonzero()[:, 0]
@@ -124,8 +125,8 @@ class MediaEncoder:
         return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
-        """Return the rows of one image of a prompt. The rows come from the cache if an earlier prompt had an image with
-        this key."""
+        """Return the feature rows of one image in a prompt. If an earlier prompt had an image with this key, the rows
+        come from the cache."""
         rows = None if key is None else self.known.find(key)
         if rows is None or len(rows) != num_rows:
             rows = self._picture((picture,), num_rows).rows

@@ -1,4 +1,4 @@
-"""Free memory of a device, and peak memory of a computation, in bytes."""
+"""Measures the free memory of a device and the peak memory of a computation, in bytes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def free_memory(device: torch.device) -> int:
 
 
 def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None:
-    """Raise `UnsupportedModel` if weights of `needed` bytes, with values of `item_size` bytes, do not fit. Called
-    before the weights are read."""
+    """Raise `UnsupportedModel` if weights of `needed` bytes do not fit into the device's free memory. `item_size` is
+    the bytes of one value, for the message. Called before the weights are read."""
     free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(
@@ -47,8 +47,7 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    """Call `run`; return its result, and the peak of its memory in bytes, without the memory that it leaves
-    allocated."""
+    """Call `run`. Return its result, and its peak memory in bytes, minus the memory that it leaves allocated."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
     return_free_memory()
@@ -70,7 +69,8 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 
 
 def release_cached(device: torch.device) -> None:
-    """Return unused memory of torch to the driver of a GPU, such as that of released pools and graphs."""
+    """Return memory that torch caches without using it, such as that of released pools and graphs, to the GPU
+    driver."""
     if device.type != "cuda":
         return
     gc.collect()
@@ -82,14 +82,14 @@ def release_cached(device: torch.device) -> None:
 
 
 def return_memory() -> None:
-    """Return memory that the allocator keeps from earlier work to the system, so that other programs see it as free."""
+    """Return freed memory that malloc still holds to the system, so that other programs can use it."""
     gc.collect()
     return_free_memory()
 
 
 def _forget_peak() -> None:
-    """Reset the process's peak of memory, if the system supports it. Otherwise the peak is that of the process's whole
-    life, which is an overestimate."""
+    """Reset the process's peak of memory, if the system supports it. Otherwise the measured peak covers the whole life
+    of the process, and is an overestimate."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

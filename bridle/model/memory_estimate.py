@@ -1,5 +1,5 @@
-"""Estimates the memory of a model from its files, and the free memory of its device. All sizes are in bytes. Loads
-nothing."""
+"""Estimates the memory of a model from its files, and the free memory of its device. All sizes are in bytes. No model
+is loaded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
-    """Return the bytes that the weights of a model and its draft model will take. The bytes follow from the headers of
-    the files, which are downloaded if necessary. Raises the error of loading for a checkpoint that cannot be loaded."""
+    """Return the bytes that the weights of a model and its draft model will take in memory. The bytes are computed from
+    the headers of the files, which are downloaded if necessary. For a checkpoint that cannot be loaded, raises the same
+    error as loading."""
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     folder = folder_of(config)
@@ -57,8 +58,8 @@ def free_on(config: ModelConfig) -> int:
 
 
 def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
-    """Return `config` and `engine` with the memory of adapters set: `engine` has the sizes, and `config` reserves that
-    memory of the device. `num_copies` engines like this one share the machine."""
+    """Set the memory for adapters in both configurations and return them. `engine` gets the sizes of both adapter
+    memories; `config` reserves the device's memory. `num_copies` engines like this one share the machine."""
     device = choose_device(config.device)
     engine = replace(
         engine,
@@ -73,7 +74,7 @@ def _part(wanted: int, device: torch.device, num_copies: int) -> int:
 
 
 def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) -> int:
-    """Return the maximum bytes that adapters take of the memory that holds the model and its KV cache."""
+    """Return the maximum bytes of adapters in the memory that also holds the model and its KV cache."""
     assert engine.adapter_memory is not None
     assert engine.adapter_host_memory is not None
     reserve = engine.adapter_memory

@@ -1,8 +1,7 @@
-"""Caches dense models on disk in the form in which a CPU computes them. Weights that were loaded before are not
-unpacked, checked or rearranged again, and transformers is not imported.
-
-An entry depends on the checkpoint's files (path, size, time of change), on the options, on the kernels, and on the
-versions of all programs that computed it. An entry is only written if the restored model gave the same bits.
+"""Caches dense models on disk in the form in which a CPU computes them. Loading a cached model does not unpack, check
+or rearrange its weights, and does not import transformers. An entry is valid for the same checkpoint files (path, size,
+modification time), options, kernels, and versions of the programs that wrote it. An entry is written only if the model
+restored from it gives the same bits.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The JSON text of a cache entry."""
+    """The contents of a cache entry's JSON file."""
 
     key: str
     model: ModelPart
@@ -81,14 +80,14 @@ class _Place:
 
 
 def find_description(config: ModelConfig, folder: Path) -> Description | None:
-    """Return the description of the model that `config` names; None if the model has to be loaded from its
+    """Return the cache entry's description for the model in `config`; None if the model has to be loaded from its
     checkpoint."""
     place = _place(config, folder)
     return None if place is None else _describe(place, place.files.read_text(place.path))
 
 
 def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
-    """Return the cached model that `config` names; None if it is not cached, or the entry is unusable."""
+    """Return the cached model for `config`; None if the model is not cached, or its entry is unusable."""
     place, found = _place(config, folder), kernels()
     told = None if place is None else _describe(place, place.files.read_text(place.path))
     if place is None or found is None or told is None:
@@ -148,7 +147,8 @@ def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
 
 
 def key_of(config: ModelConfig, folder: Path) -> str | None:
-    """Return all data that a cached model depends on, as text; None for a model that is not cached."""
+    """Return the key of a model's cache entry; None for a model that cannot be cached. The key is a text with all data
+    that the entry depends on."""
     found = kernels()
     is_asked = config.dtype in ("auto", "float32") and config.device in ("auto", "cpu") and config.backend != "llamacpp"
     if found is None or not is_asked or tensor_parallel.num_ranks() > 1:
@@ -181,8 +181,8 @@ def _place(config: ModelConfig, folder: Path) -> _Place | None:
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]] | None:
-    """Return the files of a checkpoint with sizes and times of change in nanoseconds; None if the checkpoint has no
-    files."""
+    """Return the files of a checkpoint with their sizes and modification times in nanoseconds; None if the checkpoint
+    has no files."""
     gguf = weights_of(folder)
     try:
         weights = sorted(folder.glob("*.safetensors")) if gguf is None else pieces_of(gguf)
@@ -210,7 +210,8 @@ def _describe(place: _Place, text: bytes | None) -> Description | None:
 
 
 def _allocate(size: int) -> Bytes:
-    """Return memory in large pages. If the file itself were mapped into memory, a token would take a sixth longer."""
+    """Return `size` bytes of memory in huge pages. With the file mapped into memory instead, a token would take a sixth
+    longer."""
     data: Bytes = alloc_huge_pages(size).numpy()
     return data
 
@@ -227,7 +228,8 @@ def _tensors(described: Description, data: Bytes) -> list[Tensor]:
 
 
 def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[Bytes]]:
-    """Return the place of each tensor, and all bytes in order, with gaps so that each tensor begins at a cache line."""
+    """Return the position of each tensor in the file, and the file's contents in pieces. Gaps let each tensor begin at
+    a cache line."""
     places, parts, at = [], [], 0
     for tensor in tensors:
         name = str(tensor.dtype).removeprefix("torch.")
@@ -241,7 +243,8 @@ def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[B
 
 @torch.inference_mode()
 def restores_exactly(model: Any, restored: RestoredModel, max_model_len: int) -> bool:
-    """Return whether both models give equal bits for a few tokens, and equal angles for all positions."""
+    """Return whether both models give equal logits, to the bit, for a few tokens, and equal rotary angles for all
+    positions."""
     first, second = DenseModel(model), DenseModel(restored)
     positions = torch.linspace(0, max_model_len - 1, min(max_model_len, 4096)).long().unsqueeze(0)
     turns = [short.rotations(positions) for short in (first, second)]

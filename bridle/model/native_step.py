@@ -1,8 +1,8 @@
 """Computes all layers of a model in one call of the C kernels, if the kernels support every part of the layers.
 
 The call computes every step, prompts and single tokens alike, so that a token's result does not depend on the other
-tokens of its step. In a step with adapters, layers are computed in parts, and adapters add their results between the
-parts. Rows without an adapter get the same bits. The lean layers give the same results in torch.
+tokens of its step. In a step with adapters, layers are computed part by part, and adapters add their results between
+the parts. Rows without an adapter then still have the same bits. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 class NativeStep:
-    """The layers of one model, by their numbers in the caches. `parts` are the linear layers of each of a layer's four
-    products. `fits` returns whether the kernels can compute a step."""
+    """The layers of one model as the C kernels compute them. `numbers` are the layers' numbers in the caches. `parts`
+    has the linear layers of each layer's four products."""
 
     def __init__(
         self,
@@ -59,8 +59,9 @@ class NativeStep:
         self._num_known = 0
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Keep the angles of `num_positions` positions, so that no step computes them again, if memory allows. Most
-        requests are short, so angles are computed, and take memory, only when a step needs their positions."""
+        """Cache the rotary angles of up to `num_positions` positions, if memory allows, so that each angle is computed
+        once. Most requests are short, so the angles of a position are computed, and take memory, only when a step
+        reaches that position."""
         with torch.inference_mode():
             if fits_memory(compute, num_positions):
                 cos, sin = self._rotations(compute(torch.zeros(1, 1, dtype=torch.long)))
@@ -69,7 +70,8 @@ class NativeStep:
                 self._know(compute, 0)
 
     def _know(self, compute: Compute, position: int) -> None:
-        """Compute the angles up to a position, in pieces whose bounds do not depend on it."""
+        """Cache the angles of all positions up to `position`. They are computed in pieces whose bounds are always the
+        same."""
         assert self.angles is not None
         num_positions = self.angles[0].shape[1]
         while self._num_known <= min(position, num_positions - 1):
@@ -80,7 +82,7 @@ class NativeStep:
             self._num_known = end
 
     def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
-        """Return cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
+        """Return the cosines and sines of tokens at positions [1, T] or [3, 1, T], as two tensors [tables, T, D]."""
         if self.angles is None or position_ids.dim() != 2:
             return self._rotations(compute(position_ids))
         cos, sin = self.angles
@@ -94,8 +96,8 @@ class NativeStep:
 
     @contextmanager
     def first_layers(self) -> Iterator[Sequence[int]]:
-        """In this block, compute only the first layer of each kind. A pass then takes the same memory, and little time.
-        Yields the numbers of these layers."""
+        """In this block, compute only the first layer of each kind. A pass then takes the same memory but less time.
+        Yields the numbers of the computed layers."""
         whole = self.described, self._numbers, self._parts
         kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())
@@ -110,7 +112,8 @@ class NativeStep:
             self._ready = None
 
     def fits(self, cache: KVCache) -> bool:
-        """Return whether the kernels can read the cache, and no layer is replaced except by adapters."""
+        """Return whether the kernels can compute a step: they support the cache's type, and only adapters have replaced
+        `forward` of any layer."""
         is_free = all("adapt" in state for state in self._states if "forward" in state)
         return is_free and cache.layers[self._numbers[self._first_kv]].keys.dtype in KV_TYPES
 
@@ -124,8 +127,8 @@ class NativeStep:
         tap: LayerTap | None = None,
         states: StatePool | None = None,
     ) -> Tensor:
-        """Compute all layers: [T, hidden] -> [T, hidden]. Keys and values go to the cache, and states of recurrent
-        layers to `states`. `compute` returns angles that are not kept yet."""
+        """Compute all layers: [T, hidden] -> [T, hidden]. Keys and values are written to `cache`, and recurrent states
+        to `states`. `compute` computes angles that are not cached yet."""
         layers = self._over(cache, states)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = self._turns(compute, position_ids)
@@ -134,7 +137,7 @@ class NativeStep:
         return layers.advance(hidden, cos, sin, step.slots, rows, between, tap, spans)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
-        """Let adapters add to the result of one product of a layer."""
+        """Let adapters add their results to `out`, the result of one product of a layer."""
         end = 0
         for module in self._parts[layer][part]:
             begin, end = end, end + module.out_features
@@ -166,7 +169,7 @@ def _spans(step: PackedStep) -> Iterator[StateSpan]:
 
 
 def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
-    """Return the layers as one call; None if the kernels cannot compute a part of them."""
+    """Return an object that computes the layers in one call; None if the kernels do not support a part of a layer."""
     found = kernels()
     if found is None or are_in_floats():
         return None
@@ -220,7 +223,7 @@ def _describe(layer: DenseLayer) -> Layer | None:
 
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
-    """Return the properties of a layer on which the memory of its pass depends."""
+    """Return the properties of a layer that determine how much memory its computation takes."""
     return layer.window, *((matrix.kind, matrix.outputs, matrix.inputs) for matrix in layer.matrices)
 
 
@@ -237,7 +240,8 @@ def _have_one_eps(*norms: Norm | None) -> bool:
 
 
 def _matrices(module: Any) -> list[Matrix]:
-    """Return the packed matrices of a layer in order; none if a part of the layer is not packed."""
+    """Return the packed matrices of a linear layer or its parts, in order; an empty list if one of them is not
+    packed."""
     parts: list[nn.Module] = list(module.parts) if hasattr(module, "parts") else [module]
     weights = [getattr(part, "native", None) for part in parts]
     return [weight.matrix for weight in weights if isinstance(weight, NativeWeight)] if all(weights) else []
