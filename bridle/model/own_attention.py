@@ -1,10 +1,10 @@
 """Support for families whose layers have their own attention functions.
 
-During a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of a step these
+During a step, their queries, keys and values go to the attention handler and the paged cache. Outside of a step, these
 layers compute as in transformers, which is the reference for tests. Position biases (ALiBi) become additional
-components of each key. This works because a head's bias for a key may depend on the key's position alone: a term that
-all keys share does not change a softmax. Llama 4's chunks become windows of their length, in which keys of the previous
-chunk get no weight.
+components of each key. The bias may be a function of the key's position alone, because a term that all keys share does
+not change a softmax. Llama 4's attention chunks become sliding windows of the same length, in which keys of the
+previous chunk get no weight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ ChangedHeads = tuple[Tensor, Tensor, int | None]
 
 
 def lead_to_bridle(model: nn.Module) -> nn.Module:
-    """Make the layers of a family in `LIBRARY_ATTENTION` call bridle's attention. Other models are unchanged."""
+    """Make the layers of a model call bridle's attention, if its family is in `LIBRARY_ATTENTION`. Other models are
+    unchanged. Returns the model."""
     config: Any = model.config
     if config.model_type == "llama4_text":
         _lead_llama4(model)
@@ -65,7 +66,7 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
 
 
 def _number_shared(model: nn.Module) -> None:
-    """Give the attention layers of Zamba, which share weights, separate keys and values in the cache."""
+    """Give Zamba's attention layers separate layer numbers in the cache, because they share one module."""
     layers: Any = model.get_submodule("model.layers")
     for number, layer in enumerate(layers):
         for name in ("shared_transf", "shared_transformer"):
@@ -74,7 +75,7 @@ def _number_shared(model: nn.Module) -> None:
 
 
 def has_biases(model: nn.Module) -> bool:
-    """Return whether keys hold biases of their positions, which 8 bits would not keep."""
+    """Return whether the cached keys contain position biases (ALiBi), which need more precision than 8 bits."""
     config: Any = model.config
     return config.model_type in ("bloom", "mpt") or (config.model_type == "falcon" and bool(config.alibi))
 
@@ -84,7 +85,7 @@ def _layers_with(model: nn.Module, *names: str) -> Iterator[Any]:
 
 
 def _replace(module: Any, name: str, attend: Callable[..., Any]) -> None:
-    """Let `attend` replace a module's method inside steps."""
+    """Replace a module's method by `attend` inside steps."""
     original = getattr(module, name)
 
     def call(*args: Any, **options: Any) -> Any:
@@ -106,20 +107,20 @@ def _paged(
 
 
 def _lead_rotary(module: Any, number: int) -> None:
-    """Change GPT-J, CodeGen and GPT-NeoX Japanese, whose scores are divided by a root."""
+    """Change GPT-J, CodeGen and GPT-NeoX Japanese, whose scores are divided by the square root of the head size."""
     divisor = module.scale_attn if hasattr(module, "scale_attn") else module.norm_factor
     _replace(module, "_attn", partial(_paged, module, 1 / float(divisor), None))
 
 
 def _lead_neo(module: Any, number: int) -> None:
-    """Change GPT-Neo: its scores are not divided, and every other layer has a window."""
+    """Change GPT-Neo, whose scores are not scaled, and which has a sliding window in every other layer."""
     module.layer_idx = module.layer_id
     window = module.config.window_size if module.attention_type == "local" else None
     _replace(module, "_attn", partial(_paged, module, 1.0, window))
 
 
 def _lead_first(module: Any, number: int) -> None:
-    """Change the first GPT: its keys are transposed, and its results are in a list."""
+    """Change GPT-1, whose attention function gets transposed keys and returns a list."""
     module.layer_idx = number
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
@@ -182,7 +183,8 @@ _FAMILIES: dict[str, Callable[[Any, int], None]] = {
 
 
 class _Positions:
-    """The positions [T] of the current pass, which these families do not pass to their layers."""
+    """Records the positions [T] of the current pass, because models of these families do not pass them to their
+    layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.now = torch.empty(0)
@@ -194,7 +196,8 @@ class _Positions:
 
 
 def _attend_biased(module: Any, heads: Projected, scaling: float, biases: Tensor) -> Tensor:
-    """Compute attention with `biases` [H, T] of the keys, added before scores are scaled: [1, T, H * D]"""
+    """Compute attention [1, T, H * D] with `biases` [H, T], which are added to the scores of the keys before
+    scaling."""
     query, key, value = heads
     if key.shape[1] < query.shape[1]:  # each head has its own biases
         key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
@@ -205,7 +208,7 @@ def _attend_biased(module: Any, heads: Projected, scaling: float, biases: Tensor
 
 
 def _parts_of(numbers: Tensor) -> Tensor:
-    """Split float32 [H, T] into parts [H, T, 8] whose sum is the original. Each part fits into bfloat16."""
+    """Split float32 values [H, T] into bfloat16 parts [H, T, 8]. The sum of a value's parts is the value."""
     parts = numbers.new_zeros(*numbers.shape, _ADDED)
     for at in range(3):
         parts[..., at] = numbers.bfloat16()
@@ -246,8 +249,8 @@ def _lead_mpt(module: Any, positions: _Positions) -> None:
 
 
 def _lead_biased_falcon(module: Any, positions: _Positions) -> None:
-    """Change Falcon with ALiBi: its biases are rounded to bfloat16, and the mask that holds them is scaled as scores
-    are."""
+    """Change Falcon with ALiBi. As in transformers, biases are rounded to bfloat16, and scaled together with the
+    scores."""
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
     def attend(hidden_states: Tensor, **rest: Any) -> tuple[Tensor, None]:
@@ -272,8 +275,8 @@ _BIASED: dict[str, Callable[[Any, _Positions], None]] = {
 
 
 def _lead_llama4(model: nn.Module) -> None:
-    """Change Llama 4: its layers call bridle's attention, but cut it into chunks by a mask, and scale queries by their
-    index in a pass."""
+    """Change Llama 4. Its layers call bridle's attention, but express chunks by a mask, and scale queries by their
+    index in the pass instead of their position."""
     config: Any = model.config
     positions = _Positions(model)
     for module in _layers_with(model, "attn_temperature_tuning"):
@@ -285,8 +288,8 @@ def _lead_llama4(model: nn.Module) -> None:
 
 
 def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
-    """Mark the keys of even and odd chunks by a sign. A window covers two chunks at most, so two signs distinguish its
-    chunks."""
+    """Add a component to keys and queries whose sign differs between even and odd chunks, so that other chunks get no
+    weight. A window covers at most two chunks, so two signs are enough."""
     signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
     added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
     added[:, 0] = signs
@@ -301,7 +304,7 @@ def _scaled(positions: _Positions, floor: float, scale: float, query: Tensor, ke
 
 
 def _unscaled(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run the layer's pass without its own scaling of queries."""
+    """Run the forward pass of the layer without the layer's scaling of queries."""
     module.attn_temperature_tuning = False
     try:
         return forward(*args, **options)

@@ -1,8 +1,7 @@
-"""Recurrent mixers of transformers over packed steps: all tokens at once.
-
-A mixer's own code runs once per step. The functions that run along the tokens are replaced: short convolutions, gated
-delta rules, and the scans of Mamba and Mamba-2. On a CPU the replacements are C kernels. MiniMax-01's lightning
-attention is a scan of Mamba-2 with fixed decays.
+"""Runs recurrent mixers of transformers over packed steps. A mixer's own code runs once per step, for all tokens. The
+functions that process tokens sequentially are replaced: short convolutions, gated delta rules, and the scans of Mamba
+and Mamba-2. On a CPU the replacements are C kernels. MiniMax-01's lightning attention is a scan of Mamba-2 with fixed
+decays.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _KNOWN = _RULES | {_STATE_SPACE, _SCAN}
 
 
 def packed_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """Return a mixer's forward function, for `PackedMixer`; None if the mixer needs another recurrence than this module
-    has."""
+    """Return a mixer's forward function, for `PackedMixer`; None if this module does not support the mixer's
+    recurrence."""
     forward = inspect.unwrap(type(module).forward)
     names = {*forward.__code__.co_names}
     if "set_linear_cache" in names:
@@ -42,7 +41,7 @@ def packed_forward(module: nn.Module) -> Callable[..., Any] | None:
 
 
 class PackedMixer:
-    """A mixer whose forward function runs with the functions of `PackedStates` instead of its own."""
+    """A mixer whose forward function uses the sequential functions of `PackedStates`."""
 
     def __init__(self, module: nn.Module, layer: int, forward: Any) -> None:
         self._states = states = PackedStates(layer)
@@ -56,8 +55,8 @@ class PackedMixer:
         self._module = _Scanning(module) if hasattr(module, "dt_proj") else module
 
     def __call__(self, spans: Sequence[Span], cache: str, **inputs: Tensor) -> Tensor:
-        """Return the mixer's outputs for its inputs, the packed tokens of `spans`. `cache` is the name of the mixer's
-        cache argument."""
+        """Return the mixer's outputs for the packed tokens of `spans`. `inputs` are the mixer's arguments, and `cache`
+        is the name of its cache argument."""
         self._states.spans, self._states.num_scans = spans, 0
         with self._states:
             output: Tensor = self._forward(self._module, **{**inputs, cache: self._states})
@@ -65,8 +64,8 @@ class PackedMixer:
 
 
 class _Scanning:
-    """A Mamba mixer whose code multiplies by the weight of `dt_proj`. Here the layer itself computes that product, in
-    any weight format, and with adapters."""
+    """Wraps a Mamba mixer whose code multiplies by the weight of `dt_proj`. Here the layer `dt_proj` itself is called
+    instead, so that quantized weights and adapters work."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -88,7 +87,7 @@ class _Product:
 
 
 class PackedStates(TorchFunctionMode):
-    """The states of all sequences of a step in one layer, used in the place of a mixer's cache."""
+    """The recurrent states of a step's sequences in one layer. A mixer gets this object in the place of its cache."""
 
     def __init__(self, layer: int, spans: Sequence[Span] = ()) -> None:
         super().__init__()
@@ -97,7 +96,8 @@ class PackedStates(TorchFunctionMode):
         self.num_scans = 0  # of this pass: some mixers scan each head separately
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute gates by operations whose last digits do not depend on a value's place in a tensor."""
+        """Replace the gates' torch functions by operations whose rounding does not depend on a value's position in a
+        tensor."""
         other = _GATES.get(func)
         return other(args[0]) if other is not None and len(args) == 1 and not kwargs else func(*args, **(kwargs or {}))
 
@@ -108,7 +108,7 @@ class PackedStates(TorchFunctionMode):
         """Return None: the recurrence itself reads the state."""
 
     def update_conv_state(self, rows: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
-        """Record the convolution that comes next."""
+        """Record the arguments for the next call of the convolution."""
         self.conv = state_idx, conv_kernel_size
         return rows
 
@@ -121,7 +121,7 @@ class PackedStates(TorchFunctionMode):
         return False
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Return False: only the last inputs are kept."""
+        """Return False, because a state keeps only the last inputs of its sequence."""
         return False
 
     def causal_conv1d(
@@ -141,8 +141,9 @@ class PackedStates(TorchFunctionMode):
     def gated_delta_rule(
         self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [1, T, H, V]. Inputs are queries and keys [1, T, G, K], values [1, T, H, V] and rates [1, T,
-        H]. The logarithms of decays are [1, T, H], or [1, T, H, K] with one decay per channel."""
+        """Return outputs [1, T, H, V] of the gated delta rule. Inputs are queries and keys [1, T, G, K], values [1, T,
+        H, V] and rates `beta` [1, T, H]. `g`, the logarithms of decays, is [1, T, H], or [1, T, H, K] with one decay
+        per channel."""
         with torch._C.DisableTorchFunction():
             queries, keys, values = (_floats(part[0]) for part in (query, key, value))
             decays, rates = _floats(g[0]).contiguous(), _floats(beta[0]).contiguous()
@@ -162,15 +163,16 @@ class PackedStates(TorchFunctionMode):
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [1, T, H, P] for inputs [1, T, H, P], steps [1, T, H], rates [H], and rows [1, T, G, N]."""
+        """Return outputs [1, T, H, P] of a Mamba-2 scan for inputs [1, T, H, P]. Time steps `dt` are [1, T, H], decay
+        rates [H], `write` and `read` [1, T, G, N]."""
         with torch._C.DisableTorchFunction():
             steps = _softplus(_floats(dt[0]) if dt_bias is None else _floats(dt[0]) + dt_bias).clamp_(*dt_limit)
             out = self._space((hidden_states, write, read), steps, rate, _optional(others.get("D")))
             return out.unsqueeze(0), out
 
     def decay(self, value: Tensor, rate: Tensor, key: Tensor, query: Tensor) -> Tensor:
-        """Return outputs [1, T, H, V] of states that hold keys times values. Inputs are values [1, T, H, V], keys and
-        queries [1, T, H, K], and the logarithms of decays [H]."""
+        """Return outputs [1, T, H, V] of linear attention with decay, whose states hold sums of keys times values.
+        Inputs are values [1, T, H, V], keys and queries [1, T, H, K], and the logarithms of decays [H]."""
         with torch._C.DisableTorchFunction():
             steps = torch.ones(value.shape[1:3], device=value.device)
             return self._space((value.contiguous(), key.contiguous(), query.contiguous()), steps, rate)[None]
@@ -195,7 +197,7 @@ class PackedStates(TorchFunctionMode):
         delta_bias: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [1, C, T] of the state space. `hidden_states`, `dt` and gates are [1, C, T], decay rates are
+        """Return outputs [1, C, T] of a Mamba-1 scan. `hidden_states`, `dt` and gates are [1, C, T], decay rates are
         [C, N], and `write` and `read` are [1, N, T]."""
         with torch._C.DisableTorchFunction():
             inputs, steps, writes, reads = (_columns(part) for part in (hidden_states, dt, write, read))
@@ -211,8 +213,8 @@ class PackedStates(TorchFunctionMode):
     def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
-        """Yield groups of spans with their states, so that no group has two spans of one sequence. The work after a
-        span's complete state runs when the next group is requested."""
+        """Yield the spans with their states, in groups that have at most one span per sequence. When the next group is
+        requested, the states of the previous group must be complete; they are then saved where the plan requests it."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):
@@ -232,7 +234,8 @@ class PackedStates(TorchFunctionMode):
 
 
 def _lightning(self: Any, hidden_states: Tensor, past_key_values: PackedStates) -> tuple[Tensor, None]:
-    """Compute MiniMax-01's linear attention, whose own code uses blocks and a separate cache."""
+    """Compute MiniMax-01's linear attention. In transformers, this attention works in blocks and needs a special
+    cache."""
     heads = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (self.num_attention_heads, -1))
     query, key, value = heads.split(self.head_dim, 3)
     rows = past_key_values.decay(value, -self.slope_rate.flatten(), key, query).to(value.dtype).flatten(2)

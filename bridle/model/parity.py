@@ -1,9 +1,9 @@
-"""The third check of a model: compares a packed, paged run with the model's own eager attention.
-
-Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
-compared with those of one plain eager pass per sequence. In both runs, sliding windows are narrowed, so that a short
-run is longer than any window. The numbers of keys that indexes select are reduced likewise. If layers are recurrent,
-the first sequence is then rolled back to a copy of its state. That copy continues in another slot, as after a fork.
+"""The third check of a model: compares a run with packed steps and a paged cache with the eager attention of
+transformers. Three sequences run through chunked prefill, decodes and mixed steps over scattered blocks. The logits of
+every position are compared with those of one eager pass per sequence. In both runs, sliding windows are narrowed, so
+that even short sequences exceed them. The number of keys that an indexer selects is reduced likewise. If layers are
+recurrent, the first sequence is also rolled back to a copy of its state. The copy continues in another slot, as after a
+fork.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """Outcome of a comparison. Errors are of logits; `largest_logit` gives their scale."""
+    """Outcome of a comparison. Errors are absolute differences of logits; `largest_logit` gives their scale."""
 
     model: str
     family: str
@@ -55,7 +55,7 @@ class ParityReport:
 
     @property
     def is_equal(self) -> bool:
-        """Return whether every logit is within the tolerance (NaN is not)."""
+        """Return whether all logits are equal within the tolerance. NaN never is."""
         return self.max_error <= self.tolerance
 
     def __str__(self) -> str:
@@ -84,11 +84,10 @@ def compare_with_eager(
     prepare: Callable[[], None] = lambda: None,
     floats: bool = False,
 ) -> ParityReport:
-    """Compare a loaded model's packed, paged pass with its own eager attention.
+    """Compare a loaded model's results in packed steps over a paged cache with the eager attention of transformers.
 
-    `prepare` is called between the eager and the packed pass, while windows and indexes are narrowed. Apart from the
-    changes of `prepare`, the model is unchanged afterwards. With `floats`, quantized layers are computed in floating
-    point.
+    `prepare` may change the model between the eager and the packed pass; it is called while windows are narrowed. Other
+    changes are undone. With `floats`, quantized layers are computed in floating point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
@@ -127,8 +126,8 @@ def _largest_error(want: Tensor, have: Tensor) -> float:
 
 
 def _trial_sequences(vocab_size: int, max_tokens: int, avoided: Set[int] = frozenset()) -> list[list[int]]:
-    """Return a long, a medium and a short sequence of random tokens, the same in each call. Ids of image placeholders
-    are `avoided`."""
+    """Return a long, a medium and a short sequence of random tokens, the same in each call. The sequences do not
+    contain the ids in `avoided`, such as image placeholders."""
     generator = torch.Generator().manual_seed(20)
     lengths = (max_tokens, max(3, max_tokens // 2), max(2, max_tokens // 5))
     drawn = [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
@@ -193,7 +192,7 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
 
 
 def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, saved: int) -> PlanRow:
-    """Return a row of the trial. The first sequence's state is copied after `saved` of its tokens."""
+    """Return a batch row of the trial. The first sequence's recurrent state is copied after `saved` of its tokens."""
     row = PlanRow(sequence, start, length, num_logits=length)
     if runner.attention.states is not None:
         row.state = sequence
@@ -203,8 +202,8 @@ def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, save
 
 
 def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) -> Tensor:
-    """Return logits [L, V] of the first sequence from position `start` on, computed from a copy of the copy of its
-    state."""
+    """Return logits [L, V] of the first sequence from position `start` on. They are computed from its saved state,
+    which is first copied to another slot."""
     attention, length = runner.attention, len(mirror.tokens) - start
     assert attention.states is not None
     attention.states.copy([(_TRIAL_STATES - 2, _TRIAL_STATES - 1)])
@@ -220,8 +219,8 @@ def _chunk(sequence: int, step: int) -> int:
 
 @contextmanager
 def narrowed(model: nn.Module, size: int) -> Iterator[None]:
-    """Narrow every sliding window to `size` tokens inside the block, and let indexes select as many, for the paged and
-    the eager pass alike."""
+    """Inside the block, narrow every sliding window to `size` tokens, and let indexers select at most `size` positions.
+    This applies to the paged and the eager pass."""
     config: Any = model.config
     holders = [config.get_text_config(), config, *model.modules()]
     holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]

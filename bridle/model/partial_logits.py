@@ -1,7 +1,6 @@
-"""Logits of a large step on a CPU: computed in parts when they are sampled, so that their memory is bounded.
-
-A step of 256 sequences over a vocabulary of 262,144 tokens would need 256 MiB for its logits. A prompt that is scored
-needs as much for every 256 tokens.
+"""Computes the logits of a large step on a CPU in parts, when they are sampled, to bound their memory. All logits of
+256 sequences over a vocabulary of 262,144 tokens would take 256 MiB. So would the logits of every 256 tokens of a
+scored prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Strike = Callable[[Tensor, PaddedVocab], None]
 
 @dataclass(frozen=True, slots=True)
 class PartialLogits:
-    """Logits [R, V] that `head` computes from rows of `hidden` [R, H]; V is `vocab_size`."""
+    """Logits [R, V] that are not computed yet. `head` computes them from rows of `hidden` [R, H]; V is `vocab_size`."""
 
     hidden: Tensor
     head: Callable[[Tensor], Tensor]
@@ -36,7 +35,7 @@ class PartialLogits:
         return self.hidden.shape[0], self.vocab_size
 
     def sample(self, batch: SampleBatch, sampler: Sampler, history: HistoryLookup, strike: Strike) -> StepResult:
-        """Return the results for `batch` that `sampler` would give from all logits at once."""
+        """Return the result that `sampler` would return for `batch` if it got all logits at once."""
 
         def answer(numbers: Sequence[int], part: SampleBatch) -> StepResult:
             logits = self.head(self.hidden.index_select(0, torch.tensor(numbers)))
@@ -55,7 +54,8 @@ class PartialLogits:
 
 
 def _of_rows(batch: SampleBatch, rows: Sequence[SampleRow]) -> tuple[list[int], SampleBatch]:
-    """Return the logits rows that `rows` read, each once, and a batch that reads only these logits rows."""
+    """Return the indices of the logits rows that `rows` read, each once, and a batch that reads only these logits
+    rows."""
     numbers = sorted({row.logits_index for row in rows})
     places = {number: place for place, number in enumerate(numbers)}
     moved = [replace(row, logits_index=places[row.logits_index]) for row in rows]
@@ -63,13 +63,14 @@ def _of_rows(batch: SampleBatch, rows: Sequence[SampleRow]) -> tuple[list[int], 
 
 
 def _of_scores(batch: SampleBatch, wanted: Sequence[tuple[ScoreRun, int]]) -> tuple[list[int], SampleBatch]:
-    """Return logits rows and a batch as `_of_rows` does, for tokens of score runs."""
+    """Return the same as `_of_rows`, for tokens of score runs. `wanted` are pairs of a run and the index of a token in
+    it."""
     runs = [ScoreRun(run.seq_id, place, (run.tokens[i],), run.num_top) for place, (run, i) in enumerate(wanted)]
     return [run.logits_start + i for run, i in wanted], SampleBatch(batch.step, [], runs, batch.unnamed)
 
 
 def _joined(step: int, sampled: Sequence[tuple[int, StepResult]]) -> StepResult:
-    """Join the results of parts, given with their numbers of rows, to the result of all rows."""
+    """Concatenate the results of parts. `sampled` has each part's number of rows and result."""
     joined = StepResult(step)
     for _, part in sampled:
         joined.tokens += part.tokens

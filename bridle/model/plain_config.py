@@ -1,4 +1,5 @@
-"""Configurations of GGUF files whose decoders do not need transformers: see `bridle.model.plain_decoder`."""
+"""Configurations of GGUF files whose models run without transformers, by the decoders of
+`bridle.model.plain_decoder`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from bridle.model.checkpoint import Checkpoint
 
 
 class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rotary positions; `rope_type` is `default` or `linear`."""
+    """The settings of rotary positions; `rope_type` is `default` or `linear`."""
 
     rope_theta: float
     rope_type: str = "default"
@@ -17,7 +18,7 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a `config.json` that these decoders support, under their names in transformers."""
+    """The configuration fields that these decoders support, under their names in transformers."""
 
     model_type: str
     max_position_embeddings: int
@@ -61,8 +62,8 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def read_plain_config(checkpoint: Checkpoint) -> PlainConfig | None:
-    """Return the configuration of a GGUF file whose decoder is supported here, on a machine without a GPU; None
-    otherwise."""
+    """Return the configuration of a GGUF file if `bridle.model.plain_decoder` supports its model and the machine has no
+    GPU; None otherwise."""
     fields = checkpoint.config
     optional = _FAMILIES.get(str(fields.get("model_type")))
     if checkpoint.gguf is None or optional is None or torch.cuda.is_available() or fields.keys() - _REQUIRED - optional:

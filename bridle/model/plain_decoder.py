@@ -1,8 +1,8 @@
 """Decoders for common GGUF files, with the module names of transformers' classes. transformers itself is not imported,
 because that takes longer than reading a small model.
 
-The decoders support the layers of Llama, biases, the head norms of Qwen and Gemma, and windows. A configuration with
-any other field is computed by transformers. `bridle.model.dense_layer` replaces these layers with lean layers, as it
+The decoders support Llama's layers, with biases, the head norms of Qwen and Gemma, and sliding windows. A model with
+any other feature is computed by transformers. `bridle.model.dense_layer` replaces these layers with lean layers, as it
 does with transformers' layers.
 """
 
@@ -19,7 +19,7 @@ from bridle.model.plain_config import PlainConfig
 
 
 class PlainDecoder(nn.Module):
-    """Embedding, layers, norm and head. The weights have no memory until they are read."""
+    """Embedding, layers, norm and output head of a model. The weights have no memory until they are read."""
 
     def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,8 +40,9 @@ class PlainDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False, logits_to_keep: Tensor | None = None
     ) -> Any:
-        """Compute logits: ids and positions [1, T], R indices into T (None: all) -> an object with `logits` [1, R, V].
-        The current attention handler computes attention, as in models of transformers."""
+        """Return an object with `logits` [1, R, V]. Inputs are ids and positions [1, T], and R indices into T of the
+        tokens to compute logits for (None: all). The current attention handler computes attention, as in models of
+        transformers."""
         rows = self.model(input_ids, position_ids)
         logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
         if (cap := self.config.final_logit_softcapping) is not None:
@@ -157,7 +158,7 @@ class _Mlp(nn.Module):
 
 
 class GELUTanh(nn.GELU):
-    """GELU by tanh, under the class name that lean layers recognize."""
+    """The tanh approximation of GELU, under the class name that lean layers recognize."""
 
 
 class _RmsNorm(nn.Module):
@@ -175,7 +176,7 @@ class _RmsNorm(nn.Module):
 
 
 class GemmaRmsNorm(_RmsNorm):
-    """The norm whose factor is 1 plus its weight, under a class name that lean layers recognize."""
+    """An RMS norm with the factor 1 plus its weight, under a class name that lean layers recognize."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Normalize rows: [..., n] -> [..., n]"""
@@ -202,7 +203,7 @@ def _norm(config: PlainConfig, size: int, dtype: torch.dtype) -> _RmsNorm:
 
 
 class _Rotary(nn.Module):
-    """Cosines and sines of positions."""
+    """Computes the cosines and sines of positions."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -215,7 +216,7 @@ class _Rotary(nn.Module):
 
 
 class _RotaryByType(nn.Module):
-    """Cosines and sines of positions, by the type of a layer."""
+    """Computes the cosines and sines of positions, which depend on the type of the layer."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
