@@ -1,6 +1,7 @@
-"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. To try a
-form, quantized layers temporarily replace the model's own layers, which stay unchanged. So several forms can be tried
-on one loaded model. `choose_form` takes the fastest form that satisfies its error bound."""
+"""Measures the quality loss of quantization on one text: the change of perplexity, and how often the most probable
+token stays the same. To try a quantized form, quantized layers temporarily replace the model's layers, which stay
+unchanged. So several forms can be tried on one loaded model. `choose_form` selects the fastest form whose loss is
+within its bound."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ sea level, light travels about 300,000 kilometres in a second, and the capital o
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A quantized form compared with the loaded model, at `positions` of a text."""
+    """The quality of a quantized form compared with the loaded model, over a text of `positions` tokens."""
 
     form: str
     positions: int
@@ -76,7 +77,7 @@ class _Reading:
 
 
 def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[int]:
-    """Return the tokens of the beginning of `text`. Raises `InvalidRequest` if there are too few."""
+    """Return the first `max_tokens` tokens of `text`. Raises `InvalidRequest` if the text has less than 2 tokens."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -93,7 +94,7 @@ def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[i
 def measure_forms(
     model: nn.Module, geometry: Geometry, device: torch.device, forms: Sequence[str], tokens: Sequence[int]
 ) -> Iterator[Quality]:
-    """Yield the quality of each form."""
+    """Yield the quality of each quantized form on the text `tokens`."""
     before = _read(model, geometry, device, tokens)
     for form in forms:
         with answered_by(model, lambda module, form=form: _quantized(module, form)):  # type: ignore[misc]
@@ -103,8 +104,8 @@ def measure_forms(
 
 
 def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
-    """Return the fastest form that keeps `MIN_AGREEMENT` on the sample text, or `none` if no form does; the log says
-    why."""
+    """Return the fastest quantized form whose most probable tokens agree with the model's at `MIN_AGREEMENT` of the
+    sample text's positions. Return `none` if no form does. The log has the measurements."""
     candidates = [form for form in CANDIDATES if is_worthwhile(form)]
     try:
         tokens = read_tokens(folder, SAMPLE)
@@ -127,8 +128,7 @@ def _verb(is_taken: bool) -> str:
 
 @contextmanager
 def answered_by(model: nn.Module, make: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Inside the block, `make(module)` computes instead of each linear layer, or set of experts, that would be
-    quantized."""
+    """Inside the block, each linear layer or set of experts that would be quantized is replaced by `make(module)`."""
     layers = [m for m in model.modules() if (type(m) is nn.Linear and is_large(m)) or are_experts(m)]
     try:
         for layer in layers:

@@ -1,10 +1,10 @@
-"""Linear layers in 8 bits, with a scale per output channel for weights and a scale per token for activations. Weights
-may also be in blocks of 32 inputs, with 8 or 4 bits per value (`bridle.cpu_kernels.linear`).
+"""Quantizes linear layers to 8 bits, with one scale per output for weights and one scale per token for activations.
+Weights may also be in blocks of 32 inputs, with 8 or 4 bits per value (`bridle.cpu_kernels.linear`).
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend on the other
 rows of its batch. Weights take a quarter of the memory of float32. On a CPU, the experts of a mixture are quantized one
-by one. Embeddings, norms, attention and experts in uncommon layouts are unchanged. C kernels and plain torch give the
-same bits.
+by one. Embeddings, norms, attention, and experts in an unsupported layout are unchanged. C kernels and plain torch give
+the same bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def from_integers(cls, quantized: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Linear:
-        """Return a layer of int8 [out, in] with values of `scale` [out] times the integers."""
+        """Make a layer whose weight is `scale` [out] times the int8 integers `quantized` [out, in]."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._take(quantized, scale, None if bias is None else nn.Parameter(bias, requires_grad=False), dtype, True)
@@ -75,12 +75,12 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight [out, in] in floating point, computed from the integers."""
+        """Return the weight [out, in] in floating point, computed from the integers in each call."""
         integers, scale = self.integers()
         return (integers.float() * scale[:, None]).to(self.dtype)
 
     def integers(self) -> tuple[Tensor, Tensor]:
-        """Return int8 [out, in] and the scales [out] in float32."""
+        """Return the weight's int8 integers [out, in] and its float32 scales [out]."""
         if self.native is not None:
             return self.native.integers()
         return self.quantized, self.scale  # type: ignore[return-value]
@@ -109,7 +109,8 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[float], None] | None = None) -> int:
-    """Replace experts, and the linear layers that are large enough, one at a time; return the number of layers."""
+    """Quantize experts, and the linear layers that are large enough, one at a time. Return the number of quantized
+    layers."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if are_experts(child):
@@ -119,7 +120,8 @@ def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[f
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module is a set of experts that can be quantized: on a CPU, with one row per output."""
+    """Return whether a module is a set of experts that can be quantized. Its matrices must be on a CPU, large enough,
+    and [out, in]."""
     names = ("gate_up_proj", "down_proj") if getattr(module, "has_gate", True) else ("up_proj", "down_proj")
     weights = [module._parameters.get(name) for name in names]
     if not hasattr(module, "is_transposed") or module.is_transposed or module.has_bias or module.has_post_expert_norm:
@@ -133,7 +135,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 def quantize_experts(experts: nn.Module, form: str) -> PackedExperts:
-    """Return experts in `form` that replace `experts`."""
+    """Return quantized experts in `form` that replace `experts`."""
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     inner, down = (
         [make_quantized(_linear(weight), form) for weight in experts.get_parameter(name).detach()]
@@ -150,8 +152,8 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 
 def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
-    """Return `linear` in `form`: `int8`, `q8_0` or `q4_0`. If the number of inputs is no multiple of a block, the form
-    is `int8`."""
+    """Quantize `linear` to `form`: `int8`, `q8_0` or `q4_0`. If the number of inputs is not a multiple of the block
+    size, the form is `int8`."""
     if form == "int8" or linear.in_features % BLOCK:
         return Int8Linear(linear)
     layer = QuantizedLinear.from_float(linear.weight, form.upper(), linear.bias)
@@ -160,7 +162,8 @@ def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
 
 
 def prepare_quantized(model: nn.Module) -> int:
-    """Convert the layers whose weights were stored quantized to the kernels' order; return the number of layers."""
+    """Convert layers with weights that were stored quantized to the order of the kernels. Return the number of these
+    layers."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     return sum(layer.prepare() for layer in layers)
 
@@ -168,8 +171,8 @@ def prepare_quantized(model: nn.Module) -> int:
 def is_worthwhile(form: str) -> bool:
     """Return whether this processor computes in `form` at least as fast as in float32; if not, log it.
 
-    C kernels are at least as fast. Without them, blocks are decoded to floating point in each call. On a processor
-    without integer instructions, torch multiplies 8-bit integers one by one, a hundred times slower.
+    The C kernels always are. Without C kernels, blocks are decoded to floating point in each call. If the processor has
+    no instructions for integer products, torch multiplies 8-bit integers one by one, a hundred times slower.
     """
     if kernels() is not None:
         return True
@@ -190,8 +193,8 @@ def is_worthwhile(form: str) -> bool:
 
 @cache
 def int8_ratio() -> float:
-    """Return the time of torch's product in 8 bits relative to float32: the better ratio of two batch sizes, measured
-    once in this process."""
+    """Return the ratio of the times that torch takes for an 8-bit and a float32 product. It is the smaller ratio of two
+    batch sizes, measured once in this process."""
     linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
     is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     forms = (Int8Linear(linear, is_native=False), PackedLinear(linear, keeps_plain=True) if is_packed else linear)
@@ -210,5 +213,5 @@ def _best_time(form: nn.Module, rows: Tensor) -> float:
 
 
 def is_large(linear: nn.Linear) -> bool:
-    """Return whether the layer is large enough to gain from quantization."""
+    """Return whether the layer is large enough to become faster by quantization."""
     return min(linear.in_features, linear.out_features) >= MIN_SIDE

@@ -1,8 +1,6 @@
-"""Experts of a mixture whose matrices stay packed. These experts replace the experts of transformers, which keep all
-matrices of a kind in one tensor.
-
-An expert is two or three quantized products. Each token goes through its own experts, whose results are added in the
-order of the experts. So a token's result does not depend on the other tokens.
+"""Mixture-of-experts layers whose matrices stay quantized. They replace the experts of transformers, which store the
+matrices of all experts in one tensor. An expert is two or three quantized linear layers. The results of a token's
+experts are added in the order of expert numbers. So a token's result does not depend on the other tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ Gate = Callable[[Tensor], Tensor]
 
 
 class PackedExperts(nn.Module):
-    """Experts that compute the same as `original`, with packed weights."""
+    """Experts with quantized weights that replace the module `original`."""
 
     def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
         super().__init__()
@@ -31,7 +29,8 @@ class PackedExperts(nn.Module):
         self.down = nn.ModuleList(down for _, down in experts)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Compute the experts: [T, hidden], the experts [T, k] of each token and their weights -> [T, hidden]"""
+        """Return the weighted sum of each token's experts: [T, hidden] -> [T, hidden]. `top_k_index` [T, k] are the
+        token's experts, and `top_k_weights` [T, k] their weights."""
         out = torch.zeros_like(hidden_states)
         numbers, order = top_k_index.flatten().sort(stable=True)  # [T * k]: the tokens of each expert, in order
         tokens = order.div(top_k_index.shape[1], rounding_mode="floor")
@@ -51,7 +50,7 @@ class PackedExperts(nn.Module):
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield each number of a sorted sequence, with the begin and end of its run."""
+    """Yield each different number in a sorted sequence, with the begin and end of its run."""
     begin = 0
     for number, same in groupby(numbers):
         end = begin + sum(1 for _ in same)
@@ -82,7 +81,7 @@ def _plain(original: Any) -> Gate:
 
 
 def _clamped(original: Any) -> Gate:
-    """Return the gate of gpt-oss: gates and values are limited, and 1 is added to values."""
+    """Return the activation function of gpt-oss: gates and values are clamped, and 1 is added to the values."""
     alpha, limit = original.alpha, original.limit
 
     def apply(inner: Tensor) -> Tensor:

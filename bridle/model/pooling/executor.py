@@ -1,8 +1,6 @@
-"""Implements `Executor` for pooling models. Each row of a plan is a whole text, computed in one packed pass; `embed`
-returns its vector.
-
-The scheduler gives only whole prompts, because `info.task` says that the model does not generate. There is no KV cache,
-and no data of a text remains after its step.
+"""Implements `Executor` for pooling models. Each row of a plan is a whole text. One packed pass computes all rows, and
+`embed` returns their vectors. Since `info.task` says that the model does not generate, the scheduler never splits a
+text. There is no KV cache, and nothing about a text is kept after its step.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ class PooledExecutor:
         return 0 if self._model is None else self._model.num_bytes
 
     def forward(self, plan: StepPlan) -> None:
-        """Compute the texts of the plan. Raises `InternalError` for a plan that is stale or has part of a text."""
+        """Compute the texts of the plan. Raises `InternalError` for a stale plan, or a plan with only a part of a
+        text."""
         model = self._require_model()
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
@@ -57,7 +56,7 @@ class PooledExecutor:
         return StepResult(batch.step)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the vectors of these rows of the last plan, as the model computed them."""
+        """Return the vectors of these rows of the last plan, without further changes such as normalization."""
         self._require_model()
         vectors = self._vectors
         if step != self._step or vectors is None:

@@ -1,7 +1,6 @@
-"""Layers after the hidden states: the modules of an embedding model, or the head of a classifier.
-
-A head of transformers takes whole texts and selects a position itself. Here the positions of all texts of a packed pass
-are selected first, and the head gets one position per text.
+"""The layers after a pooling model's encoder: the modules of an embedding model, or the head of a classifier. A
+classifier head of transformers gets all hidden states of a text and selects one position. Here, this position is
+selected for all texts of a packed pass first, and the head gets one hidden state per text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Head = Callable[[Tensor, Segments], Tensor]
 
 
 def pooled(rows: Tensor, segments: Segments, mode: str) -> Tensor:
-    """Pool hidden states: [T, hidden] -> [N, hidden] in float32"""
+    """Pool the hidden states of each text to one vector: [T, hidden] -> [N, hidden] in float32"""
     return torch.cat([_POOLS[mode](block.of(rows).float()) for block in segments.blocks])
 
 
@@ -49,7 +48,7 @@ _POOLS: dict[str, Callable[[Tensor], Tensor]] = {  # [num_texts, length, hidden]
 
 def embedding_head(modules: Sequence[Module], folder: Path, size: int, device: torch.device) -> tuple[Head, int]:
     """Return the head of an embedding model over hidden states of `size` values, and the length of its vectors. Raises
-    `UnsupportedModel` for modules that do not fit each other."""
+    `UnsupportedModel` if the sizes of consecutive modules do not match."""
     first, *others = modules
     assert isinstance(first, PoolingLayer)  # other modules were refused before
     size *= len(first.modes)
@@ -92,7 +91,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _fill(layer: nn.Module, folder: Path, prefix: str, found: int, wanted: int) -> None:
-    """Read the layer's weights. Raises `UnsupportedModel` if one is missing or has another shape."""
+    """Read the weights of `layer` from its folder. Raises `UnsupportedModel` if a weight is missing or has another
+    shape."""
     if found != wanted:
         raise UnsupportedModel(f"{folder} takes vectors of {wanted} numbers; those before it have {found}")
     path = folder / "model.safetensors"
@@ -129,12 +129,12 @@ def classifier_head(model: Any) -> Head:
 
 
 def _picked(model: Any, rows: Tensor, segments: Segments, mode: str) -> Tensor:
-    """Pool hidden states to [N, hidden] in the model's own type."""
+    """Pool the hidden states of each text: [T, hidden] -> [N, hidden] in the type of the hidden states."""
     return pooled(rows, segments, mode).to(rows.dtype)
 
 
 def _by_pooler(model: Any) -> Head:
-    """Return the head of families whose encoder ends in a pooler of the first position."""
+    """Return the head for families whose encoder ends in a pooler that reads position 0."""
 
     def head(rows: Tensor, segments: Segments) -> Tensor:
         first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: the pooler reads position 0
@@ -145,7 +145,7 @@ def _by_pooler(model: Any) -> Head:
 
 
 def _by_position(model: Any) -> Head:
-    """Return the head of families whose head itself reads position 0."""
+    """Return the head for families whose classifier itself reads position 0."""
     return lambda rows, segments: model.classifier(_picked(model, rows, segments, "cls")[:, None])
 
 

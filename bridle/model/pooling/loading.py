@@ -37,7 +37,7 @@ _BLOCK_SIZE = 16
 
 
 def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Report) -> PooledExecutor:
-    """Return the executor of a model that gives vectors or labels of texts. Raises `UnsupportedModel` or
+    """Return the executor of a model that computes vectors or labels for texts. Raises `UnsupportedModel` or
     `InvalidRequest`."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
@@ -58,7 +58,7 @@ def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Rep
 
 
 def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelConfig) -> None:
-    """Raise an error for known failures before any weight is read."""
+    """Raise an error if the configuration or a setting is not supported. Called before any weight is read."""
     name = settings.model_type
     known = MODEL_MAPPING_NAMES if pooling.task == "embed" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if name not in known:
@@ -120,8 +120,8 @@ def build_pooled(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PooledExecutor:
-    """Return the executor, after a check that its family is computed correctly and the largest step fits into
-    memory."""
+    """Check that packed passes are correct for the model and that the largest step fits into memory. Return the
+    executor."""
     max_len = _max_len(config, settings, pooling, model)
     check_packing(model, settings.model_type, max_len)
     step_tokens = max(config.step_tokens or STEP_TOKENS[device.type], max_len)
@@ -150,8 +150,8 @@ def build_pooled(
 
 
 def _max_len(config: ModelConfig, settings: PreTrainedConfig, pooling: Pooling, model: PooledModel) -> int:
-    """Return the length of the longest text: the limit of the positions, or a lower limit of the folder or the
-    caller."""
+    """Return the maximum length of a text in tokens: the number of positions, or a lower limit set by the folder or by
+    `config`."""
     positions = support_checks.max_positions(settings) - model.position_offset
     limit = min(positions, pooling.max_length or positions)
     wanted = config.max_model_len

@@ -1,5 +1,5 @@
-"""Packed passes: many texts through an encoder at once, with one vector for each. This module does not know plans or
-the engine."""
+"""Runs an encoder on many texts at once, packed without padding, and returns one vector for each text. This module is
+independent of plans and the engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from bridle.model.pooling.segments import SegmentAttention, Segments
 
 
 class PooledModel:
-    """An encoder `base` of transformers with bridle's attention, and the `head` over its hidden states.
+    """An encoder `base` of transformers with bridle's attention, and a `head` that computes vectors from its hidden
+    states.
 
-    A token of the second text of a pair is its id plus `num_ids`. `size` is the length of the vectors.
+    In the second text of a pair, a token is given as its id plus `num_ids`. `size` is the length of the vectors.
     """
 
     def __init__(self, base: Any, head: Head, size: int, num_types: int, device: torch.device) -> None:
@@ -47,7 +48,7 @@ class PooledModel:
             return segments.restored(self.head(rows, segments).float())
 
     def hidden(self, texts: Sequence[Sequence[int]], segments: Segments) -> Tensor:
-        """Return the last hidden states of all tokens, [T, hidden], in the order of the layout."""
+        """Return the last layer's hidden states of all tokens, [T, hidden], in the order of `segments`."""
         packed = torch.tensor([token for number in segments.order for token in texts[number]])  # [T]
         given: dict[str, Any] = dict(self._options)
         if self._has_types:
@@ -61,7 +62,8 @@ class PooledModel:
 
 
 def _position_offset(base: Any) -> int:
-    """Return the first position id: RoBERTa, MPNet and related models count from one past the padding token's id."""
+    """Return the position id of a text's first token. In RoBERTa, MPNet and related models, it is the padding token's
+    id plus 1."""
     embeddings: Any = getattr(base, "embeddings", None)
     if not hasattr(embeddings, "create_position_ids_from_inputs_embeds"):
         return 0

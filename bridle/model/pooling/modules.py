@@ -1,7 +1,7 @@
-"""The modules of a sentence-transformers folder as plain data: the operations on a transformer's hidden states.
-
-`modules.json` names Python classes, none of which is imported. Each known class stands for a step of bridle's own.
-Other classes are refused by name, because the vectors would be wrong without them. This module uses no tensors.
+"""Reads the modules of a sentence-transformers folder as plain data. They are the operations on the encoder's hidden
+states. `modules.json` names Python classes, which are not imported. bridle has its own implementation of each known
+class. Other classes are refused, because the vectors would be wrong without them; the error names the class. This
+module uses no tensors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class PoolingLayer:
-    """Pools a text's hidden states to one vector: the vectors of all modes, concatenated."""
+    """Pools a text's hidden states to one vector. With several modes, such as mean and max, their vectors are
+    concatenated."""
 
     modes: tuple[str, ...] = ("mean",)
 
@@ -81,7 +82,8 @@ def has_modules(folder: Path) -> bool:
 
 
 def read_modules(folder: Path) -> tuple[Module, ...]:
-    """Return the steps after the transformer, the pooling first. Raises `UnsupportedModel` for unknown modules."""
+    """Return the modules after the encoder, the pooling layer first. Raises `UnsupportedModel` for an unknown
+    module."""
     entries = _read_list(folder / MODULES_NAME)
     if not entries or _kind(entries[0]) != "Transformer":
         first = _kind(entries[0]) if entries else "nothing"
@@ -114,7 +116,8 @@ def _read_list(path: Path) -> list[dict[str, Any]]:
 
 
 def _kind(entry: dict[str, Any]) -> str:
-    """The last part of a module's class name, if it is one of sentence-transformers; otherwise the whole name."""
+    """Return the name of an entry's class: without its package if the class is from sentence-transformers, in full
+    otherwise."""
     name = str(entry.get("type", ""))[:200]
     return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
 

@@ -1,8 +1,8 @@
 """Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-The encoders' own attention treats a row as one text. Here a module that projects all tokens at once replaces it. The
-module gives the pass's handler the bias of the scores of each block of texts. Outside a packed pass, the attention of
-transformers computes as before.
+The attention of transformers treats a row as one text. A module of this file replaces it, and projects the tokens of
+all packed texts at once. The module passes the attention handler a function that computes the score bias of a block of
+texts. Outside a packed pass, the attention of transformers is used unchanged.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from bridle.model.pooling.segments import Bias, SegmentAttention
 
 
 def lower_relative(base: Any) -> None:
-    """Replace the attention of a family that has positions relative to each other; other families are unchanged. Raises
-    `UnsupportedModel` for unknown variants of such a family."""
+    """Replace the attention of an encoder with relative positions; other encoders are unchanged. Raises
+    `UnsupportedModel` for an unknown variant."""
     lower = _FAMILIES.get(str(base.config.model_type))
     if lower is not None:
         lower(base)
 
 
 def by_distance(length: int, values: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """Return [..., length, length] of `values` [..., 2 * length - 1], which are given by the distance of two tokens.
-    The distance is the query's position minus the key's, from 1 - length to length - 1."""
+    """Return a matrix [..., length, length] with a value for each query and key. The function `values` returns values
+    [..., 2 * length - 1] for given distances. A distance is the query's position minus the key's, from 1 - length to
+    length - 1."""
     found = values(torch.arange(1 - length, length, device=device))
     return found.unfold(-1, length, 1).flip(-1)
 
 
 class _Packed(nn.Module):
-    """Replaces `inner`, an attention of transformers. `encoder` is not registered as a submodule."""
+    """Base class of modules that replace `inner`, an attention module of transformers. `encoder` is not registered as a
+    submodule."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ def _lower_mpnet(base: Any) -> None:
 
 
 class _PackedMPNet(_Packed):
-    """Attention of MPNet: one bias for each head and bucket of distances, the same in all layers."""
+    """Attention of MPNet. It has one bias for each head and distance bucket, which all layers share."""
 
     def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
         inner, heads = self.inner, self.inner.num_attention_heads
@@ -116,8 +118,8 @@ def _unless_packed(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _PackedDebertaV2(_Packed):
-    """Attention of DeBERTa v2 with two bias terms: one of the query and the distance, and one of the key and the
-    distance. Distances are counted in buckets."""
+    """Attention of DeBERTa v2, with two bias terms. One depends on the query and the distance, the other on the key and
+    the distance. Distances are grouped into buckets."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__(inner, encoder)
@@ -156,7 +158,7 @@ class _PackedDebertaV2(_Packed):
         return bias
 
     def _index(self, buckets: Tensor) -> Tensor:
-        """Return the table's rows for distances in buckets."""
+        """Return the table row for each bucket."""
         return (buckets + self._span).clamp(0, 2 * self._span - 1)
 
     @property
@@ -164,7 +166,7 @@ class _PackedDebertaV2(_Packed):
         return int(self.inner.pos_ebd_size)
 
     def _buckets(self, behind: Tensor) -> Tensor:
-        """Return the buckets of distances: small distances unchanged, large ones by their logarithm."""
+        """Return the bucket of each distance: small distances unchanged, large distances grouped by their logarithm."""
         size, most = self.inner.position_buckets, self.inner.max_relative_positions
         if size <= 0 or most <= 0:
             return behind
@@ -174,7 +176,7 @@ class _PackedDebertaV2(_Packed):
         return torch.where(behind.abs() <= middle, behind, (torch.ceil(steps).long() + middle) * behind.sign())
 
     def _table(self, kind: str) -> Tensor:
-        """Return the vector of each distance in a layer, [H, 2 * span, D]; it does not depend on texts."""
+        """Return the layer's vector for each distance, [H, 2 * span, D]. The vectors do not depend on the texts."""
         if kind not in self._tables:
             (encoder,) = self._encoder
             rows = self._layer(kind)(encoder.get_rel_embedding()[: 2 * self._span])
@@ -189,7 +191,8 @@ class _PackedDebertaV2(_Packed):
 
 
 class _PackedDeberta(_PackedDebertaV2):
-    """Attention of the first DeBERTa: one projection for all heads, and distances without buckets."""
+    """Attention of DeBERTa v1, with one joint projection for queries, keys and values, and distances without
+    buckets."""
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inner, heads = self.inner, self.inner.num_attention_heads
@@ -212,7 +215,7 @@ class _PackedDeberta(_PackedDebertaV2):
 
 
 class _PackedConv(nn.Module):
-    """A convolution over the tokens of each text, which must not mix neighbouring texts."""
+    """Applies a convolution to each packed text separately, so that neighbouring texts do not mix."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

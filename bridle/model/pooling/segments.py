@@ -1,7 +1,6 @@
-"""Several texts in one row of tokens, without padding: the layout of the texts, and attention within each text.
-
-Texts are laid out in order of their length, so that all of one length form a block `[num_texts, length]` that is
-computed in one call. A text's result does not depend on the other texts.
+"""Packs several texts into one row of tokens, without padding, and computes attention within each text. Texts are
+sorted by length. All texts of one length form a block `[num_texts, length]`, which is computed in one call. A text's
+result does not depend on the other texts.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ class TextBlock(NamedTuple):
     length: int
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the block's part of rows [T, ...] as a view [num_texts, length, ...]."""
+        """Return the block's tokens in `rows` [T, ...] as a view [num_texts, length, ...]."""
         part = rows[self.start : self.start + self.num_texts * self.length]
         return torch.unflatten(part, 0, (self.num_texts, self.length))
 
 
 class Segments:
-    """The layout of texts of these lengths. `order[i]` is the index of the text at place i."""
+    """The order and the blocks of texts with these lengths. `order[i]` is the index of the text that is packed as text
+    i."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -44,11 +44,11 @@ class Segments:
             start += count * length
 
     def positions(self, offset: int) -> Tensor:
-        """Return the position of each token in its text, counted from `offset`, [T]."""
+        """Return the position of each packed token in its text, [T], counted from `offset`."""
         return torch.cat([torch.arange(offset, offset + b.length).repeat(b.num_texts) for b in self.blocks])
 
     def restored(self, rows: Tensor) -> Tensor:
-        """Reorder rows [N, ...] from the order of the layout to the order of the texts."""
+        """Reorder rows [N, ...], one per packed text, to the original order of the texts."""
         return rows[torch.argsort(torch.tensor(self.order)).to(rows.device)]
 
 
@@ -57,8 +57,8 @@ Bias = Callable[[Tensor, Tensor], Tensor]
 
 
 class SegmentAttention:
-    """The handler of packed passes: each token attends to its own text. In a causal layer, it attends only to the part
-    of the text up to the token. A layer may pass a `Bias` as `bias`."""
+    """The attention handler of packed passes: each token attends to its own text. In a causal layer, a token attends
+    only to itself and earlier tokens. A layer may pass a `Bias` as the keyword `bias`."""
 
     def __init__(self, segments: Segments) -> None:
         self.blocks = segments.blocks
@@ -92,7 +92,7 @@ class SegmentAttention:
         return out
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, is_causal: bool) -> Tensor:
-        """Compute attention of a block: [num_texts, Hq, length, Dv]"""
+        """Return the attention of a block of texts: [num_texts, Hq, length, Dv]"""
         length, shares = query.shape[2], query.shape[1] != key.shape[1]
         narrow = options.window is not None and options.window < length
         if options.softcap is not None:
@@ -110,8 +110,8 @@ class SegmentAttention:
         )
 
     def _mask(self, length: int, window: int | None, is_causal: bool, device: torch.device) -> Tensor:
-        """Return a mask [length, length] of the tokens that attend to each other. A window counts the own token. The
-        window extends in both directions if the layer is not causal."""
+        """Return a mask [length, length] of the tokens that attend to each other. The size of a window includes the
+        token itself. If the layer is not causal, the window extends in both directions."""
         known = self._masks.get((length, window, is_causal))
         if known is None:
             places = torch.arange(length, device=device)
@@ -126,7 +126,7 @@ class SegmentAttention:
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, mask: Tensor) -> Tensor:
-    """Compute attention whose scores are bounded by tanh, which torch's fused attention does not support."""
+    """Compute attention with soft-capped scores (bounded by tanh), which torch's fused attention does not support."""
     times = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(times, 1) for part in (key, value))
     assert options.softcap is not None

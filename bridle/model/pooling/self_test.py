@@ -40,7 +40,8 @@ def check_packing(model: PooledModel, family: str, max_len: int) -> None:
 
 
 def compare_with_eager(model: PooledModel, max_len: int) -> tuple[float, float]:
-    """Return the largest difference of hidden states, and the largest hidden state."""
+    """Return the largest difference of hidden states between both computations, and the largest magnitude of a hidden
+    state."""
     texts = _trial_texts(model, max_len)
     segments = Segments([len(text) for text in texts])
     try:

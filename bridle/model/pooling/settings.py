@@ -1,7 +1,8 @@
-"""Pooling settings of a model folder: whether its model gives vectors or labels of texts, and how. No torch.
+"""Reads the pooling settings of a model folder: whether the model computes vectors or labels for texts, and how. Does
+not import torch.
 
 A folder holds an embedding model if sentence-transformers saved it, or if its model is an encoder or a decoder without
-a head. A folder holds a classifier if its architecture says so. All other models generate text.
+a head. A folder holds a classifier if its configuration names a classifier class. All other models generate text.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _MAX_TYPES = 2
 class Pooling:
     """Settings for turning a text into one vector.
 
-    `modules` are applied to the hidden states; in a classifier they precede its head. A classifier has `labels`, and
-    its scores are the `activation` of its logits. Texts have at most `max_length` tokens (None: the limit of the
-    positions). Texts are converted to lower case if `lowered` is set. A request may name one of `prompts` to be put
-    before its text; otherwise `default_prompt` is put before it. `dimensions` are the lengths to which vectors may be
-    cut (empty: any). There are `num_types` token types, and the second text of a pair has another type than the first.
-    A token of that text is its id plus the vocabulary's size.
+    `modules` are applied to the hidden states; in a classifier they come before the classifier head. A classifier has
+    `labels`, and applies `activation` to its logits to get scores. Texts have at most `max_length` tokens (None: the
+    limit of the positions). Texts are converted to lower case if `lowered` is set. A request may name one of `prompts`,
+    which is put before its text; otherwise `default_prompt` is put before the text. `dimensions` are the lengths to
+    which vectors may be cut (empty: any). There are `num_types` token types, and the second text of a pair has another
+    type than the first. In the second text, a token is given as its id plus the vocabulary's size.
     """
 
     task: Literal["embed", "classify"]
