@@ -1,7 +1,7 @@
 """Records the operations of a device so that they can be replayed with one call, as a CUDA graph.
 
-The recorded operations read and write the same memory in each replay. Recorded operations must not wait for the device.
-A number of the host keeps the value that it had while recording.
+Each replay reads and writes the same device memory. Recorded operations must not wait for the device. Numbers that the
+host passes to a kernel keep the values that they had during recording.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records work for later replays."""
+    """Interface that records work for later replays."""
 
     def record(self, work: Work) -> Work:
-        """Do and record the work; return the function that repeats it. Raises the error of work that cannot be
-        recorded."""
+        """Run and record `work`; return a function that repeats it. Raises the error if the work cannot be recorded."""
         ...
 
     def close(self) -> None:
-        """Release the memory of failed recordings, once the recorded graphs are not used any more."""
+        """Release the memory of failed recordings. Must be called when the recorded graphs are not used any more."""
         ...
 
 
 class CudaRecorder:
-    """Captures CUDA graphs of one device. The graphs share their memory, so they are never replayed at the same
-    time."""
+    """Captures CUDA graphs of one device. The graphs share their memory, so two graphs must never be replayed at the
+    same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,7 +70,7 @@ class CudaRecorder:
 
     def _undo(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed. Up to torch 2.11 `capture_end` raises before the allocator leaves the graph's pool
-        (pytorch#180395). After that, no code in the process may empty the cache any more."""
+        (pytorch#180395). From then on, no code in the process could empty torch's memory cache."""
         self._has_failed = True
         for end in (graph.capture_end, graph.reset):
             with suppress(RuntimeError):  # the capture has ended, or the call fails as the capture did
@@ -99,8 +98,8 @@ def _index(device: torch.device) -> int:
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """Raise an error at the end of the block if this thread waited for the device. torch's check covers the whole
-    process, so torch only warns here, and other threads may wait as usual."""
+    """Raise an error at the end of the block if this thread waited for the device. torch's check applies to the whole
+    process. So it is set to warn only, which lets other threads wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -132,7 +131,8 @@ def refusing_waits() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collection in the block, because the memory that it frees must not become part of a graph."""
+    """Disable garbage collection in the block, because memory that is freed during a capture could become part of the
+    graph."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

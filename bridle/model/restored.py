@@ -1,8 +1,6 @@
-"""Converts a dense model to a description and tensors, and back. The model's layers are lean, checked, and in the order
-of the kernels.
-
-The description holds only plain numbers and names. A model that is restored from it gives the same bits as the
-described model. `bridle.model.model_cache` compares the two models before it keeps a description.
+"""Converts a dense model to a description and tensors, and back. All layers of the model must be lean layers with
+weights in the order of the kernels. The description holds only numbers and names. A model that is restored from it
+gives the same bits as the original. `bridle.model.model_cache` compares the two models before it stores a description.
 """
 
 from __future__ import annotations
@@ -33,7 +31,8 @@ class CannotDescribe(Exception):
 
 
 class LinearPart(msgspec.Struct, frozen=True, array_like=True):
-    """A packed matrix, with tensors by their numbers. `kind` is one of `bridle.cpu_kernels.packing.KINDS`."""
+    """A packed matrix. Tensor fields are indices into the list of tensors. `kind` is one of
+    `bridle.cpu_kernels.packing.KINDS`."""
 
     kind: str
     weights: int
@@ -80,7 +79,7 @@ class LayerPart(msgspec.Struct, frozen=True):
 
 
 class TablePart(msgspec.Struct, frozen=True, array_like=True):
-    """Frequencies of rotary positions, for the layers that name this table."""
+    """Rotary frequencies for the layers that use the table of this name."""
 
     name: str | None
     frequencies: int
@@ -88,7 +87,8 @@ class TablePart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbeddingPart(msgspec.Struct, frozen=True):
-    """An embedding: rows of floats, or blocks of type `kind`. Without `rows`, its rows are those of the output head."""
+    """An embedding, with rows of floats or blocks of type `kind`. If `rows` is None, the embedding shares the rows of
+    the output head."""
 
     kind: str
     rows: int | None
@@ -113,7 +113,7 @@ class ModelPart(msgspec.Struct, frozen=True):
 
 
 class Describer:
-    """Collects the tensors of a model while describing the model."""
+    """Describes a model, and collects its tensors in a list."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -220,7 +220,8 @@ class Describer:
 
 
 class RestoredModel(nn.Module):
-    """Replaces the model of transformers, with the same attribute names. Only its parts compute."""
+    """A restored model, with the attribute names of the model class in transformers. Callers use its parts; it has no
+    forward pass of its own."""
 
     def __init__(self, part: ModelPart, tensors: Sequence[Tensor], found: Kernels) -> None:
         super().__init__()
@@ -241,8 +242,8 @@ class RestoredModel(nn.Module):
         body.embedding_multiplier = part.embedding_multiplier
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Tensor) -> Any:
-        """Show the model's signature to callers that inspect it. The method is never called, because the layers are
-        called one by one."""
+        """Provide the signature that callers inspect. This method is never called, because callers use the model's
+        layers directly."""
         raise NotImplementedError
 
     def get_input_embeddings(self) -> Any:
@@ -253,7 +254,7 @@ class RestoredModel(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of positions, computed from fixed frequencies as in transformers."""
+    """Computes cosines and sines of positions from fixed frequencies, as transformers does."""
 
     def __init__(self, parts: Sequence[TablePart], tensors: Sequence[Tensor]) -> None:
         super().__init__()

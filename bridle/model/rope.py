@@ -1,9 +1,7 @@
-"""Angles of rotary positions. Scalings that depend on the length of a batch are fixed, so that they depend only on
-`max_model_len`. Tables of cosines and sines for GPUs are made while loading.
-
-In transformers, `dynamic` and `longrope` choose frequencies from the largest position in a call. In a packed step that
-can be another sequence's position. So one long sequence would change the results of all others, and the keys already
-cached would not match. The choice is made once here, while loading.
+"""Rotary positions: fixes scalings that depend on the length of a batch, and makes tables of cosines and sines for
+GPUs. In transformers, the scalings `dynamic` and `longrope` choose frequencies by the largest position in a call. In a
+packed step, this can be the position of another sequence. So one long sequence would change the results of all others,
+and cached keys would have other frequencies. Here the frequencies are chosen once, while loading, for `max_model_len`.
 """
 
 from __future__ import annotations
@@ -66,22 +64,22 @@ Compute = Callable[[Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The cosines and sines [P, 2, D/2] of P positions for each of a model's tables, and each token's index [T] in the
-    tables."""
+    """The cosines and sines [P, 2, D/2] of P positions, for each rotation table of a model. `places` [T] has each
+    token's index in the tables."""
 
     tables: tuple[Tensor, ...]
     places: Tensor
 
 
 def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
-    """Return the angles that were computed for a step's own tokens."""
+    """Return `Angles` from cosines and sines that were computed for the tokens of one step."""
     made = _halves(turns)
     return Angles(made.unbind(1), torch.arange(made.shape[0], device=made.device))
 
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
-    """Return the angles of all positions up to `num_positions`, computed by `compute`. Return None if they take too
-    much memory, or if the halves of a head do not rotate by the same angles."""
+    """Return the tables of `num_positions` positions, computed by `compute`. Return None if they take too much memory,
+    or if the halves of a head do not rotate by the same angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
         last = min(first + POSITIONS, num_positions)
@@ -109,6 +107,6 @@ def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
 
 
 def _halves(turns: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the tables of all turns as [N, tables, 2, D/2]."""
+    """Return the second halves of all cosines and sines as one tensor [N, tables, 2, D/2]."""
     parts = [torch.cat([each[..., each.shape[-1] // 2 :] for each in turn], 1) for turn in turns]
     return torch.stack(parts, 1)

@@ -1,4 +1,4 @@
-"""Runs a loaded model over one packed step. This module uses tensors and the model, and does not know plans or
+"""Runs a loaded model over one packed step. This module uses tensors and the model; it does not handle plans or
 sampling."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bridle.model.tensor_parallel import num_ranks
 
 
 class ModelRunner:
-    """A model of transformers with its paged attention; one call per step."""
+    """Runs a model of transformers with paged attention, in one call per step."""
 
     def __init__(self, model: nn.Module, attention: PagedAttention) -> None:
         self.model = model
@@ -49,19 +49,21 @@ class ModelRunner:
         self._tap: LayerTap | None = None  # of the current step
 
     def keep_angles(self, num_positions: int) -> None:
-        """Keep the angles of `num_positions` positions in memory, if the model's short form uses them."""
+        """Compute the rotary angles of `num_positions` positions in advance, if the model's short function uses
+        them."""
         short = self.lowered or self.hybrid
         if short is not None:
             short.keep_angles(num_positions)
 
     def use_hybrid(self, short: HybridModel | None) -> None:
-        """Compute steps by the short form of a model with recurrent layers from now on, if it supports the step."""
+        """From now on, compute steps by the short function of a model with recurrent layers, if it supports the
+        step."""
         self.hybrid = short
         self._is_native = short is not None and short.is_whole
 
     def first_layers(self) -> AbstractContextManager[Sequence[int]]:
-        """In this block, the model may compute only some layers, if a pass then takes the same memory. Yields the
-        numbers of these layers."""
+        """In this block, a pass may skip layers that do not change its peak memory. Yields the numbers of the layers
+        that are computed."""
         native = None if self.lowered is None else self.lowered.native
         if native is not None and self.attention.kernel.name == "native" and native.fits(self.attention.cache):
             return native.first_layers()
@@ -69,19 +71,19 @@ class ModelRunner:
 
     @property
     def embedding_size(self) -> int:
-        """Return the length of a row of `hidden`; 0 if hidden states are never known."""
+        """Return the length of a row of `hidden`; 0 if the hidden states before the output head cannot be recorded."""
         return self._head_input.size
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the weights in all their forms, of the KV cache and of recurrent states."""
+        """Return the total bytes of weights, including converted copies, of the KV cache, and of recurrent states."""
         sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(self.model)}
         states = self.attention.states
         return sum(sizes.values()) + self.attention.cache.num_bytes + (0 if states is None else states.num_bytes)
 
     @contextmanager
     def tapped(self, tap: LayerTap | None) -> Iterator[None]:
-        """Call `tap` after each layer of the steps in this block, which must not be graphs."""
+        """Call `tap` after each layer in the steps of this block. These steps must not run as CUDA graphs."""
         hooks = nullcontext() if tap is None or self.lowered is not None else hooked(self.model, tap)
         self._tap = tap
         try:
@@ -105,8 +107,8 @@ class ModelRunner:
             return logits
 
     def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
-        """Compute a step as `run` does. On a CPU, logits that take much memory are computed when they are sampled, if
-        that is known to give the same result."""
+        """Compute a step as `run` does. On a CPU, large logits are computed later, when they are sampled, if this gives
+        the same result."""
         short = self._short_form(step)
         size = 0 if short is None else short.vocab_size
         is_small = step.logits_rows.numel() * size <= partial_logits.MAX_LOGITS
@@ -116,7 +118,7 @@ class ModelRunner:
             return PartialLogits(self._run_layers(short, step), partial(self._compute_logits, short), size)
 
     def _compute_logits(self, short: DenseModel | HybridModel, hidden: Tensor) -> Tensor:
-        """Compute logits from inputs of the head: [R, hidden] -> [R, V]"""
+        """Compute logits from inputs of the output head: [R, hidden] -> [R, V]"""
         with torch.inference_mode(), self._threads():
             return short.logits(hidden)
 
@@ -131,7 +133,7 @@ class ModelRunner:
 
     @contextmanager
     def _computing(self, step: PackedStep) -> Iterator[None]:
-        """In this block, the attention handler works on `step`."""
+        """In this block, the attention handler is set up for `step`."""
         self.attention.step = step
         self.attention.kernel.begin(step)
         with torch.inference_mode(), self._threads():
@@ -144,13 +146,13 @@ class ModelRunner:
         return self.hidden
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:
-        """Return rows [T, hidden] with image features at the positions of images."""
+        """Return the embedded rows [T, hidden], with image features in the rows of images."""
         places, features = self._seen(step)
         return rows.index_copy(0, places, features)
 
     def _seen(self, step: PackedStep, further: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the positions of images, [N] of the packed tokens, and their features, [N, hidden]. With `further`,
-        the features are those that this layer adds."""
+        """Return the indices [N] of the packed tokens that belong to images, and their features [N, hidden]. With
+        `further`, return the features that this layer adds (DeepStack)."""
         assert self.features is not None  # otherwise no plan names images
         numbers = [number for sight in step.sights for number in range(sight.offset, sight.offset + sight.length)]
         parts = []
@@ -204,8 +206,8 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 class HeadInput:
-    """Records the inputs of a model's head. `size` is their length; 0 if the model does not tell which module the head
-    is."""
+    """Records the inputs of a model's output head. `size` is the length of an input; 0 if the output head cannot be
+    found."""
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: Tensor | None = None
@@ -219,8 +221,8 @@ class HeadInput:
         self._seen = inputs[0]
 
     def rows(self, logits_rows: Tensor) -> Tensor | None:
-        """Return the hidden states [R, hidden] of the last pass for the rows that give logits, also if the head got all
-        T positions. None if there are none."""
+        """Return the recorded hidden states [R, hidden] of the rows that give logits, or None. If the output head got
+        all T positions, the rows are selected."""
         seen, self._seen = self._seen, None
         if seen is None:
             return None

@@ -1,12 +1,12 @@
-"""The three Triton kernels of `CodeLinear`, which describes how they divide the work. Importing this module needs
-Triton.
+"""The Triton kernels of `CodeLinear`, which describes how they divide the work. Importing this module needs Triton.
 
 The pointers (see `codes.py`) are `rows` [T, in], `words` int32 [slots * bits / 32, out], `scales` and `zeros` [groups,
 out], `order` int32 [slots]. Outputs are `sums` float32 [shares, T, out] and `out` [T, out].
 
-Slots are cut into *shares*, by the sizes of the weight alone. A share's products are added in the order of its slots,
-and shares in their order, whether they are computed in parallel or one after the other. Rows are multiplied in tiles of
-16 or 32, for which matrix units have the same instruction. So a row gives the same bits in any batch.
+Slots are cut into *shares*, whose sizes depend only on the shape of the weight. Products are added in the order of
+slots within a share, and then in the order of shares. This holds whether shares are computed in parallel or one after
+the other. Rows are multiplied in tiles of 16 or 32 rows, which use the same matrix instruction. So a row gives the same
+bits in any batch.
 
 Products of integers minus their zero points are exact. The sum of a run is multiplied by the run's scale.
 
@@ -34,7 +34,8 @@ def _values(
     is_float: tl.constexpr,
     has_zeros: tl.constexpr,
 ) -> tl.tensor:
-    """Return one code of each word as a float; for float8, divided by 256."""
+    """Return code number `part` of each word as a float, minus its zero point. float8 codes are returned divided by
+    256."""
     code = (packed >> (part * bits)) & ((1 << bits) - 1)
     if is_float:
         half = ((code & 128) << 8) | ((code & 127) << 7)
@@ -72,7 +73,7 @@ def _multiply(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sums [rows, columns] over blocks of slots `first` to before `last`."""
+    """Return the sums of products [rows, columns] over blocks of slots `first` to `last` (exclusive)."""
     is_row, is_column = row < num_rows, column < num_columns
     number = tl.arange(0, RUN)
     at_row = rows + row.to(tl.int64)[:, None] * row_stride

@@ -1,11 +1,9 @@
-"""A linear layer over `Codes`, computed by bridle's own Triton kernels. CUDA devices use it for weights that are stored
-packed.
-
-A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed. A
-second kernel adds the results of the shares. A step with more rows is fast without shares. Both ways add in the same
-order, and shares follow from the weight's sizes alone. So a row's bits depend neither on the other rows nor on their
-number, up to `MAX_CODED` rows. For more rows, it is several times as fast to decode the weight once and multiply by
-torch.
+"""A linear layer over `Codes`, computed by bridle's own Triton kernels. It is used on CUDA for weights that are stored
+packed. For few rows, the inputs are cut into shares, which are computed in parallel, so that even a small matrix is
+read at full speed. A second kernel adds the results of the shares. For more rows, one program computes all shares one
+after the other. Both methods add in the same order, and shares depend only on the weight's shape. So a row has the same
+bits in batches of any size up to `MAX_CODED` rows. For more rows, it is several times as fast to decode the weight once
+and multiply by torch.
 """
 
 from __future__ import annotations
@@ -148,15 +146,15 @@ class CodeLinear(nn.Module):
         }
 
     def _apply(self, fn: Any, recurse: bool = True) -> CodeLinear:
-        """Move the buffers, and let the codes refer to the moved buffers."""
+        """Apply `fn` to the buffers, as `nn.Module` does, and let the codes refer to the new buffers."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.codes = replace(self.codes, words=self.words, scales=self.scales, zeros=self.zeros, order=self.order)
         return self
 
 
 def share_blocks(num_blocks: int, num_columns: int) -> int:
-    """Return the number of blocks of slots in a share. The number depends only on the weight's sizes, so that no batch
-    and no GPU changes a bit."""
+    """Return the number of blocks of slots in a share. The number depends only on the weight's shape, so that results
+    have the same bits in any batch and on any GPU."""
     wanted = -(-ENOUGH // -(-num_columns // COLUMNS))
     num_shares = max(min(wanted, num_blocks // MIN_BLOCKS), 1)
     return -(-num_blocks // num_shares)

@@ -1,10 +1,8 @@
-"""Packed weights in the order that the CUDA kernels read: `Codes`, of 2, 4 or 8 bits, with groups of inputs of any
-length, in any order.
-
-Inputs are laid out in *slots*. Each group has separate slots, whose number is a multiple of `RUN`. So the slots of a
-run share their scales. A word of 32 bits holds one slot of each of several runs. So the values that a kernel gets after
-one load and a shift are neighbors. If groups are consecutive inputs, slot i is input i. Otherwise `order` has the input
-of each slot. A slot without an input counts as zero.
+"""Packed weights in the order that the CUDA kernels read: `Codes` of 2, 4 or 8 bits. Groups of inputs with a common
+scale may have any length, and inputs may be in any order. Inputs are laid out in *slots*. Each group has its own slots,
+whose number is a multiple of `RUN`. So the slots of a run of `RUN` slots share their scales. A word of 32 bits holds
+one slot of each of several runs. So a kernel gets adjacent slots from one load and one shift. If groups are consecutive
+inputs, slot i is input i. Otherwise `order` has the input of each slot. A slot without an input counts as zero.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Codes:
 
     @property
     def form(self) -> tuple[int, bool, bool, bool, torch.dtype]:
-        """Return the properties that kernels are compiled for: codes of one form share compiled code."""
+        """Return the properties that kernels are compiled for. Codes with equal properties share compiled kernels."""
         return self.bits, self.is_float, self.zeros is not None, self.order is not None, self.scales.dtype
 
     def number(self) -> Tensor:
@@ -69,7 +67,8 @@ class Codes:
 
 
 def make_codes(grouped: Grouped) -> Codes:
-    """Return codes of the same values. Raises `ValueError` for a type of weights that has no codes."""
+    """Convert a weight to codes with the same values. Raises `ValueError` for a value type that codes do not
+    support."""
     values, zeros = _as_bytes(grouped)
     num_inputs, num_groups = values.shape[1], grouped.scales.shape[1]
     order, group_slots = _slots(grouped.index, num_groups)
@@ -98,7 +97,7 @@ def make_codes(grouped: Grouped) -> Codes:
 
 
 def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
-    """Return the values as uint8, and their zero points."""
+    """Return the weight's values as uint8 codes, and the zero points of these codes."""
     values, zeros = grouped.values, grouped.zeros
     if values.dtype is torch.int8:
         moved = torch.full_like(grouped.scales, 128, dtype=torch.int16)
@@ -111,7 +110,8 @@ def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
 
 
 def _slots(index: Tensor, num_groups: int) -> tuple[Tensor | None, int]:
-    """Return the input of each slot, and the number of slots per group. `index` is the group of each input."""
+    """Return the input of each slot (None: slot i is input i), and the number of slots per group. `index` is the group
+    of each input."""
     num_inputs = index.shape[0]
     even = -(-num_inputs // num_groups)
     for size in {even, int(index.bincount().max())}:
@@ -138,7 +138,8 @@ def _pack(laid: Tensor, bits: int) -> Tensor:
 
 
 def join_codes(parts: list[Codes]) -> Codes | None:
-    """Join the outputs of several weights; None if their inputs are laid out differently."""
+    """Join several weights with the same inputs into one, by concatenating outputs. Return None if their layouts
+    differ."""
     first = parts[0]
     if any(part.form != first.form or part.group_slots != first.group_slots for part in parts):
         return None

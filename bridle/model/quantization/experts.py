@@ -1,8 +1,6 @@
-"""Experts of packed checkpoints. Files have a matrix for each expert, while the classes of transformers have all
-experts in one tensor.
-
-Each expert's products stay packed. The files of gpt-oss have all experts in blocks of MXFP4, with gates and values
-interleaved.
+"""Makes the experts of packed checkpoints. Files have a matrix for each expert, while the classes of transformers have
+all experts in one tensor. Each expert's matrices stay packed. gpt-oss is different: its files have all experts in one
+tensor of MXFP4 blocks, with gates and values interleaved.
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ _PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
 
 def has_packed_form(module: nn.Module) -> bool:
-    """Return whether a module has the matrices of several experts."""
+    """Return whether a module holds the matrices of several experts in one tensor, in a layout that this module
+    supports."""
     sides = [
         parameter.dim()
         for name in ("gate_up_proj", "down_proj")
@@ -34,8 +33,8 @@ def has_packed_form(module: nn.Module) -> bool:
 
 
 def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeLayer) -> nn.Module:
-    """Return experts whose matrices are separate. `has` tells whether the files have a name. Raises
-    `UnsupportedModel`."""
+    """Return experts with a separate layer for each matrix. `has` returns whether the files have a tensor of some name,
+    and `make` makes a layer. Raises `UnsupportedModel`."""
     parts = next((parts for parts in _PARTS if has(f"{name}.0.{parts[0]}")), None)
     if parts is None:
         raise UnsupportedModel(f"the checkpoint lacks the matrices of {name!r}, such as '{name}.0.gate_proj.weight'")
@@ -56,8 +55,8 @@ def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeL
 def make_mxfp4_experts(
     name: str, module: Any, stored: Mapping[str, Tensor], dtype: torch.dtype, *, keeps_blocks: bool
 ) -> nn.Module:
-    """Return the experts of gpt-oss: uint8 blocks [E, out, in / 32, 16] and scales [E, out, in / 32] of both products,
-    and biases."""
+    """Return the experts of gpt-oss. For both products, `stored` has uint8 blocks [E, out, in / 32, 16], scales [E,
+    out, in / 32] and biases."""
     try:
         gates = [(stored[f"gate_up_proj_{part}"]) for part in ("blocks", "scales", "bias")]
         downs = [(stored[f"down_proj_{part}"]) for part in ("blocks", "scales", "bias")]
@@ -82,8 +81,9 @@ def make_mxfp4_experts(
 def mxfp4_layer(
     blocks: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, keeps_blocks: bool
 ) -> nn.Module:
-    """Return the layer of one matrix: uint8 blocks [out, in / 32, 16] and scales [out, in / 32]. A byte of the file
-    holds two neighbouring values. A byte of llama.cpp's blocks holds two values with 16 places between them."""
+    """Return the layer for one matrix from uint8 blocks [out, in / 32, 16] and scales [out, in / 32]. A byte of the
+    file holds two neighbouring values. In llama.cpp's blocks, which the layer uses, a byte holds values i and i +
+    16."""
     values = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [out, blocks, 32]
     rows = torch.cat((scales.unsqueeze(-1), values[..., :16] | (values[..., 16:] << 4)), -1).flatten(1).contiguous()
     shape = (values.shape[0], values.shape[1] * 32)

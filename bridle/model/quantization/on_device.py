@@ -1,6 +1,6 @@
-"""Form of packed weights on CUDA. Float8 with a scale per output is multiplied in float8 if the GPU supports it. All
-other weights are multiplied by bridle's kernels from the packed bits. Each form is tried once against plain torch. If a
-form fails, its weights are converted to the model's type, and the log gives the reason."""
+"""Chooses the form of packed weights on CUDA. Float8 weights with a scale per output are multiplied in float8 if the
+GPU supports it. For all other weights, bridle's kernels read the packed bits. Each form is compared once with plain
+torch. If the results differ, weights of this form are converted to the model's type, and the log has the reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TRIAL_ROWS = (1, 40, 70, 300)
 
 
 def keeps_bits(device: torch.device) -> bool:
-    """Return whether packed weights stay packed on `device`, as far as is known before a trial."""
+    """Return whether packed weights can stay packed on `device`. The kernels are tested later."""
     return device.type == "cpu" or missing_for_triton(device) is None
 
 
 class DeviceForms:
-    """Makes the layers of one model on one device, and remembers which forms failed."""
+    """Makes the layers of one model on one device, and remembers which forms failed their test."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
@@ -78,7 +78,7 @@ class DeviceForms:
 
 @torch.inference_mode()
 def find_problem(layer: CodeLinear) -> str | None:
-    """Return the problem with the kernels for a layer like this, or None."""
+    """Test the kernels for a layer like this; return a description of the problem, or None."""
     generator = torch.Generator().manual_seed(layer.in_features)
     number = layer.codes.number()
     try:

@@ -1,5 +1,5 @@
-"""Saves a checkpoint in 8 bits, with the same weights as `--quantization int8` computes at each start. The format is
-compressed-tensors: integers with a scale for each output. Other programs read this format as well."""
+"""Saves a checkpoint in 8 bits, with the same weights that `--quantization int8` computes when a model is loaded. The
+format is compressed-tensors: integers with a scale for each output. Other programs can read this format as well."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def save_int8(checkpoint: Checkpoint, model: nn.Module, out: Path, progress: Cal
 
 
 def _tensors(model: nn.Module, progress: Callable[[float], None]) -> tuple[dict[str, Tensor], set[str]]:
-    """Return all tensors by name, and the names of the layers that were rounded."""
+    """Return all tensors by name, and the names of the layers that were rounded to 8 bits."""
     linears = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and is_large(m)}
     tensors: dict[str, Tensor] = {}
     parameters = list(model.named_parameters(remove_duplicate=False))

@@ -1,5 +1,5 @@
-"""Validated content of a checkpoint's `quantization_config`: the method, and the few values that tensors do not
-have."""
+"""Reads and checks a checkpoint's `quantization_config`: the method, and the parameters that the tensors do not
+contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantiz
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """`zero_offset` is added to stored zero points. `block` has the side lengths of FP8's blocks."""
+    """The quantization of a checkpoint. `zero_offset` is added to stored zero points. `block` has the two sizes of an
+    FP8 block."""
 
     method: str
     bits: int = 8
@@ -24,8 +25,8 @@ class Scheme:
 
 
 def read_scheme(config: Any) -> Scheme:
-    """Return the scheme of a configuration. Raises `UnsupportedModel`, with the method's name, for an unsupported
-    format."""
+    """Return the scheme in a configuration. Raises `UnsupportedModel` for an unsupported format; the error names the
+    method."""
     fields = config if isinstance(config, dict) else config.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     reader = _READERS.get(method)

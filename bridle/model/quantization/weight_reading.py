@@ -1,5 +1,6 @@
-"""Reads a packed checkpoint into the model class of transformers, as GGUF files are read. The model is created without
-memory and filled layer by layer. So only one layer at a time is in memory both as floating point and packed."""
+"""Reads a packed checkpoint into the model class of transformers. As with GGUF files, the model is created without
+memory and filled layer by layer. So only one layer at a time is in memory twice, in the file's form and in the new
+form."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def _read_experts(
 
 
 class _Files:
-    """The tensors of a checkpoint by module, each read once, under their names in transformers."""
+    """The tensors of a checkpoint by module, under their names in transformers. Each tensor can be taken once."""
 
     def __init__(self, stack: ExitStack, checkpoint: Checkpoint, model: Any) -> None:
         self._folder = checkpoint.folder
@@ -134,7 +135,7 @@ class _Files:
         return prefix.removesuffix(".") in self._modules
 
     def take(self, module: str) -> dict[str, Tensor]:
-        """Return all tensors of a module, by the last part of their names."""
+        """Take all tensors of a module; return them by the last part of their names."""
         names = [name for name in self._modules.get(module, ()) if name in self._homes]
         return {name.rpartition(".")[2]: self._pop(name) for name in names}
 
@@ -148,7 +149,8 @@ class _Files:
         return tensor
 
     def check_empty(self, model: Any) -> None:
-        """Raise `UnsupportedModel` for tensors that no module uses, except those that transformers leaves out, too."""
+        """Raise `UnsupportedModel` if there are tensors that no module took. Tensors that transformers also ignores are
+        no error."""
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
         without = model._keys_to_ignore_on_load_unexpected or ()
         left = [name for name in left if not any(re.search(pattern, name) for pattern in without)]
@@ -159,8 +161,8 @@ class _Files:
 
 
 def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
-    """Return a function from a tensor's name in the files to its name in transformers. Some checkpoints have older
-    names, or names of a model without a head. Scales of `stored` weights may have short names."""
+    """Return a function that converts a tensor's name in the files to its name in transformers. Some checkpoints have
+    older names, or names of a model without an output head. Scales of weights in `stored` may be named `.scale`."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
@@ -182,7 +184,7 @@ def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
 def _fill(
     model: Any, name: str, module: nn.Module, stored: dict[str, Tensor], files: _Files, dtype: torch.dtype
 ) -> None:
-    """Set the parameters of a module from its tensors in floating point."""
+    """Set the parameters of a module that are stored in floating point."""
     for field, parameter in list(module._parameters.items()):
         if parameter is None:
             continue
@@ -207,7 +209,8 @@ Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
 
 
 def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -> Maker:
-    """Return a function that makes the layers of a model on `device`. `put` moves tensors to the device."""
+    """Return a function that makes linear layers on `device` from packed tensors. `put` moves a tensor to the
+    device."""
     if device.type == "cpu":
         return lambda name, stored, linear: _on_cpu(
             read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype
@@ -232,7 +235,7 @@ def _bias_of(name: str, stored: dict[str, Tensor], linear: nn.Linear, dtype: tor
 
 
 def _on_cpu(weight: Weight, bias: Tensor | None, linear: nn.Linear, name: str, dtype: torch.dtype) -> nn.Module:
-    """Return the CPU layer that computes with a packed weight."""
+    """Return a layer for the CPU that computes with a packed weight."""
     shape = (linear.out_features, linear.in_features)
     _check_shape(name, weight.shape, shape)
     if weight.integers is not None and weight.scale is not None and is_worthwhile("int8"):

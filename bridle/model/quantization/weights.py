@@ -1,9 +1,7 @@
-"""Reads the tensors that a quantization method stores for one linear layer, and returns the weight.
-
-`read_grouped` returns integers, zero points and scales, for kernels that support all combinations. `read_weight`
-returns the formats of the CPU kernels. These kernels use 8-bit integers with a scale per output unchanged. The kernels
-also use 4-bit integers with zero point 8 and a scale per multiple of 32 inputs. Everything else becomes floating point,
-and the caller rounds it to Q8_0.
+"""Converts the tensors that a quantization method stores for one linear layer to a weight. `read_grouped` returns
+integers, zero points and scales, for kernels that support any combination. `read_weight` returns a format of the CPU
+kernels. They support 8-bit integers with a scale per output, and 4-bit integers with zero point 8. A group of 4-bit
+integers must have a multiple of 32 inputs. Every other weight becomes floating point, and the caller rounds it to Q8_0.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ _POWERS = torch.float8_e8m0fnu
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A weight whose values are `scale * (value - zero)`. `values` [out, in] are uint8 of `bits` bits, int8 or float8,
-    and `scales` are [out, groups]. `zeros` are int16 [out, groups], or None. `index` [in] is the group of each
-    input."""
+    """A weight whose values are `scale * (value - zero)`. `values` [out, in] are uint8 of `bits` bits, int8 or float8.
+    `scales` are [out, groups]. `zeros` are int16 [out, groups], or None. `index` [in] is the group of each input."""
 
     values: Tensor
     scales: Tensor
@@ -72,25 +69,27 @@ class Weight:
 
 
 def is_packed(stored: Stored) -> bool:
-    """Return whether these are tensors of a quantized layer."""
+    """Return whether the tensors of a layer are those of a quantized layer."""
     weight = stored.get("weight")
     return bool({"qweight", "weight_packed"} & stored.keys()) or (weight is not None and weight.itemsize == 1)
 
 
 def is_mxfp4(stored: Stored) -> bool:
-    """Return whether these tensors are MXFP4: bytes of two values, with a power of two for 32 inputs."""
+    """Return whether the tensors of a layer are in MXFP4. In this format, a byte has two values, and each 32 inputs
+    have a power of two as their scale."""
     weight, scale = stored.get("weight"), stored.get("weight_scale_inv")
     return weight is not None and weight.dtype is torch.int8 and scale is not None and scale.dtype is _POWERS
 
 
 def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
-    """Return the weight in the tensors of layer `name`, in a form of the CPU's kernels if one represents the same
-    values. Raises `UnsupportedModel` if the tensors are inconsistent."""
+    """Return the weight that `stored` holds for layer `name`. If a form of the CPU kernels can represent the same
+    values, the weight has this form. Raises `UnsupportedModel` if the tensors are inconsistent."""
     return _as_weight(read_grouped(name, stored, scheme))
 
 
 def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
-    """Return the weight in the tensors of layer `name`. Raises `UnsupportedModel` if the tensors are inconsistent."""
+    """Return the weight that `stored` holds for layer `name`. Raises `UnsupportedModel` if the tensors are
+    inconsistent."""
     try:
         if {"weight_global_scale", "weight_scale_2"} & stored.keys():
             return _read_fp4(stored)
@@ -109,14 +108,15 @@ def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Unpack words: int32 [..., n] -> uint8 [..., n * 32 / bits], the lowest bits first."""
+    """Unpack the values in words, the lowest bits first: int32 [..., n] -> uint8 [..., n * 32 / bits]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     fields = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return fields.to(torch.uint8).flatten(-2)
 
 
 def _read_awq(stored: Stored, scheme: Scheme) -> Grouped:
-    """Read AWQ: words along the outputs in AWQ's order, and a zero point for each group and output."""
+    """Read AWQ's tensors. A word packs neighbouring outputs in AWQ's own order. Each group and output has a zero
+    point."""
     order = torch.tensor(_AWQ_ORDER, device=stored["qweight"].device)
     integers, zeros = (
         unpack(stored[name], 4).view(stored[name].shape[0], -1, 8)[..., order].flatten(1)
@@ -126,8 +126,8 @@ def _read_awq(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_gptq(stored: Stored, scheme: Scheme) -> Grouped:
-    """Read GPTQ: words along the inputs, zero points along the outputs. With activation order, the group of each input
-    is stored."""
+    """Read GPTQ's tensors. A word packs neighbouring inputs; zero points are packed along the outputs. With activation
+    order, the file has the group of each input."""
     integers = unpack(stored["qweight"].t().contiguous(), scheme.bits)  # [out, in]
     zeros = unpack(stored["qzeros"], scheme.bits).t().to(torch.int16) + scheme.zero_offset  # [out, groups]
     zeros = zeros & ((1 << scheme.bits) - 1) if scheme.zero_offset else zeros
@@ -135,7 +135,8 @@ def _read_gptq(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
-    """Read compressed-tensors: words along the inputs, values shifted by half of their range."""
+    """Read the tensors of compressed-tensors. A word packs neighbouring inputs. Values are shifted by half of their
+    range."""
     num_outputs, num_inputs = (int(side) for side in stored["weight_shape"])
     words = stored["weight_packed"]
     bits = next((bits for bits in (4, 8, 2) if words.shape[1] == -(-num_inputs * bits // 32)), 0)
@@ -155,7 +156,7 @@ def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor | None, bits: int) -> Grouped:
-    """Return a weight of `scale * (integer - zero)`: integers [out, in], zeros and scales [out, groups]."""
+    """Return the weight `scale * (integer - zero)`, from integers [out, in] and from zeros and scales [out, groups]."""
     num_groups = scales.shape[1]
     plain = _evenly(integers.shape[1], num_groups, integers.device)
     index = plain if group_of is None or bool((group_of < 0).any()) else group_of.long()
@@ -165,7 +166,7 @@ def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor |
 
 
 def _evenly(num_inputs: int, num_groups: int, device: torch.device) -> Tensor:
-    """Return the group of each input if groups are runs of equal length."""
+    """Return the group of each input, for groups of consecutive inputs that have equal length."""
     return torch.arange(num_inputs, device=device) // -(-num_inputs // num_groups)
 
 
@@ -197,7 +198,8 @@ def _as_blocks(grouped: Grouped) -> Tensor | None:
 
 
 def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
-    """Read int8 or float8, with scales for the whole weight, for outputs, for groups of inputs, or for blocks."""
+    """Read int8 or float8 values. There is one scale for the whole weight, or one per output, per group of inputs, or
+    per block."""
     weight = stored["weight"]
     scale = stored["weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"]
     scales = _by_groups(scale.float() if scale.dtype is _POWERS else scale, weight, scheme)
@@ -211,8 +213,8 @@ def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_fp4(stored: Stored) -> Grouped:
-    """Read NVFP4: bytes of two neighbouring values, scales of groups in float8, and a scale of the whole weight to
-    multiply or divide by."""
+    """Read NVFP4's tensors. A byte packs two neighbouring values. Groups have scales in float8. A further scale of the
+    whole weight is a factor or a divisor."""
     packed = stored["weight_packed" if "weight_packed" in stored else "weight"]
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [out, in]
     values = torch.tensor(_FP4_DOUBLED, dtype=torch.int8, device=packed.device)[codes.long()]
@@ -225,7 +227,8 @@ def _read_fp4(stored: Stored) -> Grouped:
 
 
 def _by_groups(scale: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
-    """Return scales [out, groups] of a weight [out, in]. The shape of `scale` decides its meaning."""
+    """Convert stored scales to [out, groups], for a weight [out, in]. The shape of `scale` determines which outputs and
+    inputs a scale belongs to."""
     rows, columns = weight.shape
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(rows, 1)
@@ -245,7 +248,7 @@ def _are_squares(scale: Tensor, weight: Tensor, scheme: Scheme) -> bool:
 
 
 def _group_index(scales: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
-    """Return the group of each input. Blocks need not divide a weight's sides."""
+    """Return the group of each input. The last block of a row may be smaller than the others."""
     num_inputs, num_groups = weight.shape[1], scales.shape[1]
     if scheme.block is not None and num_groups == -(-num_inputs // scheme.block[1]):
         return torch.arange(num_inputs, device=weight.device) // scheme.block[1]
