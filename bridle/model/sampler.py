@@ -1,10 +1,9 @@
-"""The standard sampler of every torch backend, from logits to tokens.
-
-Each row passes these steps, in this order: gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma,
-temperature, top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat takes the place of the steps from top-k to XTC.
-Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are rebuilt from its
-rows, so a request may change its parameters from one token to the next. Operations that no row needs are skipped. The
-sampler knows nothing of KV, blocks or text.
+"""The standard sampler, which chooses tokens from logits in plain torch. Each row passes these steps, in this order:
+gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma, temperature, top-k, top-p, min-p, typical-p,
+XTC, sampling. Mirostat replaces the steps from top-k to XTC. Log-probabilities are computed from the original logits,
+or from the logits after bias and mask. The arrays of a step are rebuilt from its rows, so a request may change its
+parameters from one token to the next. Operations that no row needs are skipped. The sampler does not depend on KV,
+blocks or text.
 
 A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. The token is the
 same in any batch and with any padding of the vocabulary.
@@ -63,8 +62,8 @@ class StandardSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        """Return the results of every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias
-        leave no token, or whose logits are not numbers, has the token -1 and no log-probability."""
+        """Return the results of every row and every score of `batch` from `logits` [R, V]. If mask and bias leave no
+        token in a row, or its logits are NaN, the row gets the token -1 and no log-probability."""
         with torch_alone() if sampling_kernels(logits) is not None else nullcontext():
             return self._answer(logits, batch, history)
 
@@ -120,8 +119,8 @@ class StandardSampler:
 def _read(
     logits: torch.Tensor, indices: Sequence[int], rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the largest values that masks allow and their columns, both [len(rows)]; None if a copy of the rows is
-    needed."""
+    """Return the largest logit that each row's mask allows, and its column, both [len(rows)]. Return None if the rows
+    must be copied."""
     if not any(_is_changed(row) for row in rows):
         return largest(pick(logits, indices))
     if any(_is_biased(row) or (row.mask is not None and _wants_processed(row)) for row in rows):
@@ -130,8 +129,8 @@ def _read(
 
 
 def _largest(work: torch.Tensor, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest value of each row of `work` [R, W] and its column, both [R]. Only greedy rows need the column,
-    and torch takes ten times as long to find it as the value."""
+    """Return the largest value of each row of `work` [R, W] and its column, both [R]. Only greedy rows need the column.
+    To find it, torch takes ten times as long as to find the value."""
     if has_greedy or sampling_kernels(work) is not None:
         return largest(work)
     best = work.amax(-1)
@@ -143,8 +142,8 @@ _Processed = dict[int, torch.Tensor]
 
 @dataclass(slots=True)
 class _Drawn:
-    """Return the tokens, the rows [W] that mask or bias changed (if reported), and the states of Mirostat after
-    sampling. For traced rows it also returns the data about all rows after mask and bias. This is None if later steps
+    """Result of sampling. `processed` has the rows [W] that mask or bias changed, if they are reported. `mus` are the
+    states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. It is None if later steps
     changed these rows."""
 
     tokens: list[int]
@@ -154,7 +153,7 @@ class _Drawn:
 
 
 def _is_changed(row: SampleRow) -> bool:
-    """Return whether bias or mask apply."""
+    """Return whether the row has a bias or a mask."""
     return row.mask is not None or _is_biased(row)
 
 
@@ -175,8 +174,8 @@ def _draw(
     rows: Sequence[SampleRow],
     kinds: Sequence[SamplingFlags],
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Return tokens [n] sampled from the rows `where` of logits `work` [R, W], with `index` on the same device. Also
-    return the next states of Mirostat by row, and the total weights [n, 1] of the distributions. `best` [n] are the
+    """Sample from the rows `where` of logits `work` [R, W]; `index` has the same rows as a tensor. Return tokens [n],
+    the next states of Mirostat by row, and the total weights [n, 1] of the distributions. `best` [n] are the rows'
     largest logits."""
     found, params = sampling_kernels(work), [row.sampling for row in rows]
     is_cut = any(kind.is_cut for kind in kinds)
@@ -193,7 +192,8 @@ def _draw(
 def _draw_cut(
     work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Do `_draw` on rows `work` [n, W], which are overwritten, after all filters that remove tokens."""
+    """Apply all filters that remove tokens to rows `work` [n, W], then sample. Returns the same as `_draw`. Overwrites
+    `work`."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]

@@ -1,5 +1,5 @@
-"""Compares the sampler of a GPU with the standard one, on random logits, before a model uses it, because compilers and
-drivers may fail. The comparison also compiles all kernels for this vocabulary."""
+"""Compares the GPU sampler with the standard sampler on random logits before a model uses it, because compilers and
+drivers may fail. The comparison also compiles all kernels for the model's vocabulary size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS: tuple[SamplingParams, ...] = (
 
 
 def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
-    """Return the kernel sampler if it samples the same tokens as the standard sampler from logits of this type and
+    """Return the GPU sampler if it samples the same tokens as the standard sampler from logits of type `dtype` and
     width `vocab`. Otherwise return the standard sampler, and log the reason."""
     problem = missing_for_triton(device)
     problem = find_problem(DeviceSampler(device), device, dtype, vocab) if problem is None else f"that needs {problem}"
@@ -46,7 +46,7 @@ def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampl
 
 
 def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, vocab: int) -> str | None:
-    """Return the problem with this sampler, or None."""
+    """Compare the sampler with the standard sampler; return a description of the problem, or None."""
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(_NUM_LOGITS, vocab, generator=generator) * _SCALE).to(device, dtype)
     batch = SampleBatch(0, trial_rows(vocab))
@@ -60,7 +60,7 @@ def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, voc
 
 
 def trial_rows(vocab: int) -> list[SampleRow]:
-    """Return rows for each kind of sampling and each row of logits; some of the rows have a mask or a bias."""
+    """Return trial rows for each kind of sampling parameters. Some rows have a mask or a bias."""
     mask = bytes(range(1, 256)) * (vocab // (8 * 255) + 1)
     return [
         SampleRow(i, i % _NUM_LOGITS, sampling, key=i, draw=7, mask=mask if i % 3 == 0 else None, bias=_bias(i))

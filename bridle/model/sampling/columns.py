@@ -1,5 +1,5 @@
-"""Parameters of the sampling kernels, in one array of words for one upload: the parameters of rows as columns, the
-token histories for penalties, and the biases of tokens."""
+"""Packs the parameters of the sampling kernels into one array of 32-bit words for one upload. The array has the
+parameters of rows as columns, the token histories for penalties, and the biases of tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Words = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Sampling parameters that are constant for a request. Rows that are `rare` are sampled by the standard sampler."""
+    """Sampling parameters that are constant for a request, as the kernels need them. If `is_rare`, the standard sampler
+    must sample the rows."""
 
     sampling: SamplingParams  # kept alive, so that its id is not reused
     floats: tuple[float, float, float, float, float]
@@ -44,7 +45,7 @@ class Fixed:
 
 
 def fixed_of(sampling: SamplingParams) -> Fixed:
-    """Return the constant parameters of a request, which are derived once."""
+    """Derive the constant parameters of a request from its sampling parameters."""
     kind = kind_of(sampling)
     is_rare = kind.is_bent and not kind.is_greedy
     is_rare |= sampling.has_dry or sampling.watermark is not None or isinstance(sampling.logit_bias, LogitBias)
@@ -56,7 +57,7 @@ def fixed_of(sampling: SamplingParams) -> Fixed:
 
 
 class FixedTable:
-    """`Fixed` by sampling parameters, which are the same objects at every step of a request."""
+    """A cache of `Fixed`, keyed by the sampling parameters object, which is the same at every step of a request."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Fixed] = OrderedDict()
@@ -70,14 +71,15 @@ class FixedTable:
         return known
 
     def is_rare(self, row: SampleRow, vocab: int) -> bool:
-        """Return whether the kernels cannot sample this row from `vocab` logits."""
+        """Return whether the kernels do not support this row, so that the standard sampler must sample it. `vocab` is
+        the number of logits."""
         fixed = self.of(row.sampling)
         is_long = MAX_BEST < row.sampling.top_k < vocab and not fixed.is_greedy
         return fixed.is_rare or is_long or row.num_traced > 0
 
 
 class Section(NamedTuple):
-    """Words `start` to before `stop`."""
+    """The words from `start` to `stop` (exclusive) of the array."""
 
     start: int
     stop: int
@@ -85,8 +87,8 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Columns:
-    """The words of some rows, and their positions. `told` are the rows that report log-probabilities, each with its
-    `num_best` best tokens at most. `cut` are the rows that top-k or top-p cut."""
+    """The array of words for some rows, and its sections. `told` are the rows that report log-probabilities, each with
+    at most `num_best` best tokens. `cut` are the rows with top-k or top-p."""
 
     words: Words
     doubles: Section
@@ -106,7 +108,7 @@ class Columns:
 
 
 class _Writer:
-    """Appends sections one after the other."""
+    """Builds an array of words, section by section."""
 
     def __init__(self) -> None:
         self._parts: list[Words] = []
@@ -133,8 +135,7 @@ def columns_of(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> Columns:
-    """Return the description of `rows` for the kernels. Row i has its mask in `mask_slots[i]`, or no mask if that is
-    -1."""
+    """Pack the parameters of `rows` for the kernels. The mask of row i is in slot `mask_slots[i]` (-1: no mask)."""
     params = [row.sampling for row in rows]
     ints = _ints(rows, mask_slots, vocab)
     cut = [i for i, p in enumerate(params) if (ints[i, 5] or p.top_p < 1.0) and not fixed[i].is_greedy]
@@ -167,7 +168,7 @@ def columns_of(
 
 
 def _ints(rows: Sequence[SampleRow], mask_slots: Sequence[int], vocab: int) -> Words:
-    """Return the integers of rows, except for the slots of optional features."""
+    """Return the integer parameters of rows, except the slots of optional features, which are set later."""
     ints = np.full((len(rows), INTS), -1, np.int32)
     ints[:, 0] = [row.logits_index for row in rows]
     ints[:, 1] = mask_slots
@@ -183,9 +184,9 @@ def _write_histories(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> tuple[Words, int]:
-    """Write the tokens for penalties that the device lacks; return spans [histories, SPAN], and the length of the
-    longest history. A span has the start of its new tokens, the number of prompt tokens, and the number of all tokens.
-    A span also has the number of tokens that the device has, and their position."""
+    """Write the tokens that penalties need and that the device lacks. Return one span per history, [histories, SPAN],
+    and the length of the longest history. A span has the start of the new tokens, the number of prompt tokens, and the
+    number of all tokens. It also has the number of tokens that are already on the device, and their position."""
     asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     found = [history(rows[i]) for i in asked]
     arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]
@@ -214,5 +215,5 @@ def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fi
 
 
 def _small(tokens: npt.NDArray[np.int64]) -> Words:
-    """Return tokens as 32-bit integers; larger ones become -1, because they are not in the vocabulary."""
+    """Return tokens as 32-bit integers. Ids too large for 32 bits become -1, because they are not in the vocabulary."""
     return np.where((tokens >= 0) & (tokens < 1 << 31), tokens, -1).astype(np.int32)

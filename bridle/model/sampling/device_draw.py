@@ -1,9 +1,8 @@
-"""Samples on a GPU by bridle's own kernels, from the logits to results in the host's memory.
-
-All parameters are uploaded in one copy, and all results are downloaded in one copy. The host does not wait in between.
-The kernels read a row directly from the model's output. Each kernel applies bias, mask and penalties to a logit when it
-reads it, because that is faster than writing a changed matrix. Only rows with top-k, top-p or log-probabilities are
-written, because their best tokens are searched for.
+"""Samples on a GPU by bridle's Triton kernels, from logits on the device to results in host memory. All parameters are
+uploaded in one copy, and all results are downloaded in one copy. The host does not wait in between. The kernels read a
+row directly from the model's output. Each kernel applies bias, mask and penalties to a logit when it reads it, because
+that is faster than writing a changed matrix. Only rows with top-k, top-p or log-probabilities are written, because
+their best tokens are searched for.
 
 1. `count_tokens` and `place_biases`, for rows that need them: tables over the vocabulary.
 2. `find_peaks`: the largest logit of each part of a row.
@@ -48,7 +47,7 @@ _ALIGNED = 16  # bytes
 
 
 class SampleField(NamedTuple):
-    """A field of an answer: the start of its bytes, its type and its shape."""
+    """A field of the result buffer: its first byte, type and shape."""
 
     start: int
     dtype: torch.dtype
@@ -59,12 +58,12 @@ class SampleField(NamedTuple):
         return self.start + self.dtype.itemsize * int(np.prod(self.shape))
 
     def of(self, data: Tensor) -> Tensor:
-        """Return this field of the answer's bytes."""
+        """Return a view of this field in the bytes of a result buffer."""
         return data[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
 class SampleLayout:
-    """Byte offsets of the fields of an answer."""
+    """The fields of the result buffer, which is downloaded in one copy."""
 
     def __init__(self, num_rows: int, num_told: int, num_parts: int, num_best: int) -> None:
         self.num_bytes = 0
@@ -81,7 +80,7 @@ class SampleLayout:
 
 
 class DeviceDraws:
-    """Sampling in progress."""
+    """Sampling in progress on the device; `take` waits for the results."""
 
     def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: SampleLayout, data: Tensor) -> None:
         self._rows, self._told, self._answer = rows, told, answer
@@ -99,7 +98,7 @@ class DeviceDraws:
         return tokens, logprobs
 
     def _places(self, data: Tensor) -> list[list[float]]:
-        """Return the values that `place_of` reads, for each row with log-probabilities."""
+        """Return a list of values for `place_of`, for each row with log-probabilities."""
         if not self._told:
             return []
         answer = self._answer
@@ -131,8 +130,8 @@ class Drawer:
     def start(
         self, logits: Tensor, rows: Sequence[SampleRow], fixed: Sequence[Fixed], history: HistoryLookup
     ) -> DeviceDraws:
-        """Sample a token for each of `rows` from `logits` [R, V]. All rows must be usual ones, not `rare`. Returns at
-        once."""
+        """Start to sample a token for each of `rows` from `logits` [R, V], without waiting. The kernels must support
+        all rows (see `is_rare`)."""
         vocab = logits.shape[1]
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)
@@ -241,13 +240,13 @@ class DrawStep:
         kernel[grid](**{each: given[each] for each in kernel.arg_names}, **OPTIONS)
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return uninitialized memory. An empty shape also gets some memory, because a kernel needs a pointer in any
-        case."""
+        """Return an uninitialized tensor on the device. Sizes of 0 are raised to 1, because a kernel always needs a
+        valid pointer."""
         return torch.empty(shape if all(shape) else (_MIN_BLOCK,), dtype=dtype, device=self._device)
 
 
 def _read_keys(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the logits of keys [n, k] and their columns."""
+    """Decode keys [n, k] to logits and columns."""
     bits = (keys >> 32).astype(np.int32)
     logits = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(np.int32).view(np.float32)
     return logits.astype(np.float64), (0x7FFFFFFF - (keys & 0xFFFFFFFF)).astype(np.float64)
@@ -258,5 +257,5 @@ def _part_of(words: Tensor, section: Section) -> Tensor:
 
 
 def block_of(number: int) -> int:
-    """Return the smallest power of two that is at least `number` and the minimum block."""
+    """Return the smallest power of two that is at least `number`, and at least the minimum block size."""
     return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

@@ -1,4 +1,5 @@
-"""The sampling itself: one uniform number per row selects a token by the cumulated weights in order of token id."""
+"""The sampling step: one uniform random number per row selects a token by the cumulative weights in order of token
+id."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from bridle.model.sampling.rows import CHUNK
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens [R] sampled from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
-    in [0, 1), float64. Also return the totals of the rows' weights [R, 1]. A forbidden token is never sampled. Rows of
-    NaN give an arbitrary index."""
+    """Sample a token [R] from each row of `shifted` [R, W], which are logits minus the row's largest logit. `uniform`
+    [R] are random numbers in [0, 1), float64. Also return the totals of the rows' weights [R, 1]. A token with the
+    logit -inf is never sampled. Rows of NaN give an arbitrary index."""
     found = sampling_kernels(shifted)
     if found is None:
         return draw_by_torch(shifted, uniform)
@@ -21,7 +22,7 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def draw_by_torch(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `draw` on any device, in plain torch."""
+    """Compute the same as `draw` in plain torch, on any device."""
     weights = weights_of(shifted)
     sums = chunk_sums(weights)  # [R, W / CHUNK]
     running = sums.cumsum(1)

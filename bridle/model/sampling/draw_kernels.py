@@ -1,10 +1,11 @@
-"""The Triton kernels of `device_draw`, which documents their order. Importing this module needs Triton.
+"""The Triton kernels of `bridle.model.sampling.device_draw`, which documents their order. Importing this module needs
+Triton.
 
 Pointers: `logits` [R, V]; `masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. `ints`
 [N, INTS] and `floats` [N, FLOATS] are the parameters of rows (`columns` names them). A row is cut into P parts of
 `part` columns. The results of the parts are in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V] has
-the logits of rows with top-k or top-p, and `heads` the best logits of these rows in order. Sums are of whole numbers
-(`draw_numbers`), so they are the same on any GPU.
+the logits of rows with top-k or top-p (cut rows), and `heads` the best logits of these rows in order. Sums are of whole
+numbers (`draw_numbers`), so they are the same on any GPU.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from bridle.model.sampling.draw_numbers import (
 def count_tokens(
     words: tl.tensor, histories: tl.tensor, kept: tl.tensor, counts: tl.tensor, vocab: tl.tensor, block: tl.constexpr
 ) -> None:
-    """Count each token's occurrences in the output and in the prompt; append new tokens to the history. Program axes:
-    histories, blocks of tokens."""
+    """Count how often each token occurs in the output and in the prompt; append new tokens to the history. Program
+    axes: histories, blocks of tokens."""
     slot = tl.program_id(0)
     span = histories + slot * SPAN
     place = tl.program_id(1) * block + tl.arange(0, block)
@@ -57,7 +58,7 @@ def count_tokens(
 def place_biases(
     words: tl.tensor, addends: tl.tensor, biases: tl.tensor, vocab: tl.tensor, block: tl.constexpr
 ) -> None:
-    """Write addends to the columns of their tokens. Program axes: biases, blocks of tokens."""
+    """Write each bias value to the column of its token. Program axes: biases, blocks of tokens."""
     slot = tl.program_id(0)
     span = addends + slot * SPAN
     place = tl.program_id(1) * block + tl.arange(0, block)
@@ -83,7 +84,7 @@ def find_peaks(
     num_parts: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """Find the largest logit of each part and its first column. Program axes: rows, parts."""
+    """Find the largest logit of each part of a row, and the first column that has it. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     column = number * part + tl.arange(0, part)
@@ -117,8 +118,9 @@ def weigh_parts(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """Compute the weight of each part. At first the weight is of all logits in the part. In the last call it is of the
-    logits above edge and floor, and the kernel also counts the logits equal to the edge. Program axes: rows, parts."""
+    """Compute the weight of each part of a row. Before the last call, all logits in the part count. In the last call,
+    logits above the bound of top-k and top-p (edge) and of min-p (floor) count. The kernel then also counts logits
+    equal to the edge. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     floats += row * FLOATS
@@ -142,7 +144,7 @@ def weigh_parts(
 def _weight_to(
     work: tl.tensor, best: tl.tensor, temperature: tl.tensor, edge: tl.tensor, vocab: tl.tensor, part: tl.constexpr
 ) -> tl.tensor:
-    """Return the weight of all logits of at least `edge` in a row of `work`."""
+    """Return the total weight of the logits in a row of `work` that are at least `edge`."""
     found = tl.zeros((part,), tl.int64)
     for begin in range(0, vocab, part):
         column = begin + tl.arange(0, part)
@@ -163,8 +165,8 @@ def _searched(
     vocab: tl.tensor,
     part: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the largest edge down to which a row has the weight `wanted`, and how many logits equal to the edge are
-    kept."""
+    """Search for the bound of top-p. Return the largest logit such that it and larger logits have the weight `wanted`,
+    and how many logits equal to it are kept."""
     # The values are at most 0, so the bits of their absolute values have the same order as the absolute values.
     low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
     high = low * 0 + LEAST_BITS
@@ -201,8 +203,8 @@ def find_edges(
     block_heads: tl.constexpr,
 ) -> None:
     """Find the bounds of top-k and top-p: the smallest logit that is kept, and how many logits equal to it are kept.
-    Program axis: cut rows. Usually the best logits are enough to find the bound. Otherwise a search over the bits of
-    all values that have a weight finds it, over the whole row."""
+    Program axis: cut rows. Usually the bound is among the best logits. Otherwise it is found by a bitwise search over
+    the whole row."""
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)
@@ -237,7 +239,7 @@ def find_edges(
 
 @triton.jit
 def _offset(weight: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """Return the first index at which the cumulated weights exceed `target`; the last index if they never do."""
+    """Return the first index at which the cumulative weights exceed `target`; the last index if they never do."""
     running = tl.cumsum(weight, 0)
     return tl.minimum(tl.sum((running <= target).to(tl.int32), 0), weight.shape[0] - 1)
 
@@ -250,7 +252,7 @@ def _greedy(
     num_parts: tl.tensor,
     block_parts: tl.constexpr,
 ) -> tl.tensor:
-    """Return the first column of the largest logit."""
+    """Return the first column that has the row's largest logit."""
     number = tl.arange(0, block_parts)
     peak = tl.load(peaks + number, number < num_parts, NEVER)
     return tl.min(tl.load(places + number, (number < num_parts) & (peak == best), 2147483647), 0).to(tl.int64)
@@ -278,7 +280,7 @@ def pick(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """Select the token of each row, -1 if there is none. Program axis: rows."""
+    """Select the token of each row; -1 if no token can be sampled. Program axis: rows."""
     row = tl.program_id(0)
     ints += row * INTS
     floats += row * FLOATS
@@ -323,8 +325,8 @@ def pick(
 
 @triton.jit
 def _key(x: tl.tensor, column: tl.tensor) -> tl.tensor:
-    """Return logits and their columns as integers, int64. A larger logit has a larger key. Of equal logits, the first
-    has the largest key. NaN is the largest."""
+    """Encode logits and their columns as int64 keys. A larger logit has a larger key. Of equal logits, the first has
+    the largest key. NaN counts as the largest logit."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), 0x7FC00000)
     return (bits.to(tl.int64) << 32) + (0x7FFFFFFF - column)
@@ -349,7 +351,7 @@ def copy_told(
     mask_words: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """Copy the logits of rows that report log-probabilities, as keys. Program axes: these rows, parts."""
+    """Copy the logits of rows that report log-probabilities, encoded as keys. Program axes: these rows, parts."""
     slot = tl.program_id(0)
     ints += tl.load(told + 2 * slot) * INTS
     column = tl.program_id(1) * part + tl.arange(0, part)
@@ -375,8 +377,8 @@ def tell(
     num_best: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """Return the logit of the sampled token, the weights of parts, and the number of their logits that are larger than
-    that token's. Program axes: rows that report log-probabilities, parts."""
+    """Write, for each part of a row, its weight and the number of its logits that are larger than the sampled token's.
+    Also write the sampled token's logit. Program axes: rows that report log-probabilities, parts."""
     slot, number = tl.program_id(0), tl.program_id(1)
     keys += slot.to(tl.int64) * vocab
     token = tl.maximum(tl.load(tokens + tl.load(told + 2 * slot)), 0)

@@ -1,8 +1,9 @@
 """Arithmetic of the sampling kernels: weights, random numbers, and the logits of a row after its bias, mask and
 penalties. Importing this module needs Triton. Pointers are those of `draw_kernels`.
 
-Results have the same bits on any GPU. Products are fused only in `fma`, divisions are rounded, and sums are of
-integers. The exponential repeats the operations of the C kernels one by one, so both give equal weights.
+Results have the same bits on any GPU. Multiplication and addition are fused only in explicit `fma` calls, divisions are
+correctly rounded, and sums are of integers. The exponential repeats the operations of the C kernels one by one, so both
+give equal weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def weigh(shifted: tl.tensor) -> tl.tensor:
-    """Return the weights, int64, of logits minus the largest logit."""
+    """Return the int64 weights of logits from which the row's largest logit was subtracted."""
     x = tl.maximum(shifted, LEAST)
     n = (x * 1.44269504 + 12582912.0) - 12582912.0  # to the nearest whole number
     r = tl.fma(n, -0.693359375, x)
@@ -57,7 +58,7 @@ def _mix(word: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def uniform_of(key: tl.tensor, draw: tl.tensor) -> tl.tensor:
-    """Return the random number of `uniform`, float64 in [0, 1)."""
+    """Return the same random number as `bridle.model.sampling.uniform`, float64 in [0, 1)."""
     golden = tl.full((), GOLDEN, tl.uint64)
     state = _mix(key.to(tl.uint64, bitcast=True) + golden) + (draw.to(tl.uint64, bitcast=True) + 1) * golden
     return (_mix(state) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
@@ -123,6 +124,6 @@ def best_of(peaks: tl.tensor, row: tl.tensor, num_parts: tl.tensor, block_parts:
 
 @triton.jit
 def edge_of(ints: tl.tensor, edges: tl.tensor, rooms: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return the smallest logit of a row that is kept, and how many logits equal to it are kept."""
+    """Return the smallest logit of a row that top-k and top-p keep, and how many logits equal to it are kept."""
     slot = tl.load(ints + 6)
     return tl.load(edges + slot, slot >= 0, NEVER), tl.load(rooms + slot, slot >= 0, 0)

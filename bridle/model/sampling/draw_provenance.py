@@ -1,8 +1,7 @@
-"""Distributions behind traced tokens: the model's own, and the one left by mask and bias.
-
-The distributions of all traced rows of a step are computed together, from the sampler's own results if available.
-Distributions remain arrays until a reader needs them, which may be long after the step. Only then they are converted to
-a `Draw`.
+"""The distributions from which traced tokens were sampled: the model's own distribution, and the distribution after
+mask and bias. They are computed for all traced rows of a step together, from results of the sampler if available. A
+distribution is kept as arrays, and is converted to a `Draw` only when a reader needs it, which may be long after the
+step.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from bridle.traces import Draw, Odds
 
 @dataclass(slots=True)
 class RowProvenance:
-    """Distributions of some rows. If mask or bias changed a row, `after` is its distribution after them. `shares` [R,
-    2] then has the number of allowed tokens and the removed probability. Row i is reported with the `sizes[i]` best
-    tokens."""
+    """The distributions of some rows. For rows that mask or bias changed, `after` is the distribution after this
+    change. `shares` [R, 2] then has the number of allowed tokens and the removed probability. Row i is reported with
+    its `sizes[i]` best tokens."""
 
     before: LogprobQuery
     sizes: list[int]
@@ -50,8 +49,8 @@ class RowProvenance:
 
 
 class TracedDraws(Sequence[Draw | None]):
-    """The distributions of all rows of a step, made when they are read. A row that is not traced, or from which no
-    token was sampled, has None."""
+    """The `Draw` of each row of a step, made when it is read. It is None for a row that is not traced or has no sampled
+    token."""
 
     def __init__(self, num_rows: int = 0) -> None:
         self._num_rows = num_rows
@@ -98,9 +97,9 @@ def traced_draws(
     steered: Mapping[int, torch.Tensor],
     seen: RowTotals | None,
 ) -> TracedDraws:
-    """Return the distributions behind the sampled `tokens` of the traced `rows`, in `logits` [R, V]. `steered` are the
-    rows [W] that mask or bias changed. `seen` are all rows after mask and bias, if the sampler kept them unchanged;
-    their memory is reused. A row from which nothing was sampled has no distribution."""
+    """Return the distributions from which `tokens` were sampled, for the traced `rows` of `logits` [R, V]. `steered`
+    has the rows [W] that mask or bias changed. `seen` has all rows after mask and bias, if the sampler kept them; this
+    call overwrites them. A row without a sampled token has no distribution."""
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]

@@ -1,10 +1,10 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677, 2024): a penalty that grows with the
 length of the repetition that a token would continue.
 
-Suppose that the last tokens of the sequence also occur earlier in it, followed by token t. Then the logit of t is
-reduced by multiplier * base ** (length - allowed_length), where length is that of the longest such repetition. If the
-length is below `allowed_length`, the logit is unchanged. No repetition is counted across a sequence breaker. Lengths
-above 50 count as 50, as in the original, which bounds the work.
+Suppose that the last tokens of a sequence also occur earlier in the sequence, followed by token t. Then the logit of t
+is reduced by multiplier * base ** (length - allowed_length). Here length is the number of tokens in the longest such
+repetition. If the length is below `allowed_length`, the logit is unchanged. No repetition is counted across a sequence
+breaker. Lengths above 50 count as 50, as in the original, which bounds the work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHED_BREAKERS = 64
 
 
 class Dry:
-    """Applies the penalty. The breakers of a `SamplingParams` are sorted once, not at every step."""
+    """Applies the DRY penalty. The sequence breakers of a `SamplingParams` are sorted once, not at every step."""
 
     def __init__(self) -> None:
         self._breakers: OrderedDict[int, tuple[SamplingParams, IntArray]] = OrderedDict()

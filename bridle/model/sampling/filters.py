@@ -1,9 +1,9 @@
 """Top-k, top-p, min-p and typical-p: filters of the tokens that may be sampled.
 
-Top-k and top-p keep a prefix of the tokens in descending order of logits, with ties in ascending order of ids. So they
-need only the largest values of a row, sorted: first a short head, then a longer head for rows that need it. Typical-p
-(arXiv 2202.00666) keeps no prefix and sorts the whole row. The caller has subtracted each row's largest logit and
-divided by the temperature. Removed tokens are set to -inf in place.
+Top-k and top-p keep a prefix of the tokens in descending order of logits, with ties in ascending order of ids. So only
+the largest logits of a row must be sorted: at first a few, then more in rows where these are not enough. Typical-p
+(arXiv 2202.00666) does not keep a prefix, so the whole row is sorted. The caller has subtracted each row's largest
+logit and divided by the temperature. Removed tokens are set to -inf in place.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
-    """Return top-k, top-p and min-p of some rows as arguments of the kernels."""
+    """Return top-k, top-p and min-p of some rows as an argument for the C kernels."""
     top_k = [p.top_k if p.top_k <= MAX_BEST else 0 for p in params]
     return Cuts(top_k, [p.top_p for p in params], torch.tensor([p.min_p for p in params], dtype=torch.float32).log())
 
 
 def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:
-    """Run `change` on rows `where` of `work`. If these are all rows, `change` gets the matrix itself, otherwise a
-    copy."""
+    """Let `change` modify the rows `where` of `work`. If these are all rows, `change` gets `work` itself; otherwise it
+    gets copies, which are written back."""
     if not where:
         return
     if len(where) == len(work):
@@ -59,8 +59,8 @@ def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor
 
 def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     """Keep the first tokens of each row of `x` [R, W], in descending order of logits, with ties in ascending order of
-    ids. At most `top_k` tokens are kept. A token is kept only if the ones before it hold less than `top_p` of the
-    weight of those `top_k`."""
+    ids. At most `top_k` tokens are kept. A token is kept only if the tokens before it have less than `top_p` of the
+    total weight of the `top_k` tokens."""
     width, device = x.shape[1], x.device
     ks = [p.top_k if 0 < p.top_k < width else width for p in params]
     top_k = upload_list(ks, torch.int64, device).unsqueeze(1)  # [R, 1], as all below
@@ -104,7 +104,7 @@ def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor
 
 
 def _drop_surplus(x: torch.Tensor, tied: torch.Tensor, edge: torch.Tensor, room: torch.Tensor) -> None:
-    """In rows `tied`, of the tokens whose logit equals `edge` [R, 1], keep the first `room` [R, 1]."""
+    """In the rows `tied`, of the tokens whose logit equals `edge` [R, 1], remove all but the first `room` [R, 1]."""
     part = x[tied]
     equal = part == edge[tied]
     x[tied] = part.masked_fill_(equal & (equal.cumsum(1) > room[tied]), _NEVER)

@@ -1,8 +1,8 @@
-"""Probabilities as whole numbers. All computations that decide the sampled token use these numbers.
+"""Represents probabilities as integers (weights). All computations that decide the sampled token use these weights.
 
 The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
-2**19 such weights are exact in float64, in any order. So they do not depend on how a kernel splits a row, on how wide
-the row is padded, or on its neighbours. Tokens less likely than the best one by a factor of 2**34 have weight 0.
+2**19 such weights are exact in float64, in any order. So sums do not depend on how a kernel splits a row, on the row's
+padding, or on other rows. A token that is 2**34 times less likely than the best token has weight 0.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FLOOR = -24.0
 
 
 def weights_of(shifted: torch.Tensor) -> torch.Tensor:
-    """Return the weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
-    `UNIT`."""
+    """Return the weights of `shifted` [..., W], which are logits minus the row's largest logit. Weights are integers of
+    at most `UNIT`, as float32."""
     return _weigh(shifted.clamp(min=_FLOOR))
 
 
@@ -29,7 +29,7 @@ def _weigh(clamped: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(weights: torch.Tensor) -> torch.Tensor:
-    """Return `weights` [R, W] (W in whole chunks) chunk by chunk: [R, W / CHUNK, CHUNK]."""
+    """Return a view of `weights` [R, W] by chunks: [R, W / CHUNK, CHUNK]. W must be a multiple of `CHUNK`."""
     return weights.reshape(weights.shape[0], weights.shape[1] // CHUNK, CHUNK)
 
 

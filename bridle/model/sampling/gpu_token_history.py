@@ -1,5 +1,5 @@
-"""Token histories for penalties, kept on the device. A step uploads the tokens that a sequence received since its last
-sampling, and the kernel that counts tokens appends them."""
+"""Keeps the token histories for penalties on the device. A step uploads only the tokens that a sequence received since
+it was last sampled. The kernel that counts tokens appends them to the history."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MIN_WIDTH, _MIN_ROWS = 256, 16
 
 
 class HistoryRow(NamedTuple):
-    """Position of a sequence's row in `words`, -1 if it has none, and the number of its tokens in the row."""
+    """The position of a sequence's row in the device's memory (-1: none), and the number of tokens in this row."""
 
     base: int
     num_kept: int
 
 
 class DeviceTokenHistory:
-    """Rows on one device, for the sequences sampled most recently."""
+    """Token histories on one device, one row per sequence, for the most recently sampled sequences."""
 
     def __init__(self, device: torch.device, max_words: int = MAX_WORDS) -> None:
         self._device, self._max_words = device, max_words
@@ -33,7 +33,7 @@ class DeviceTokenHistory:
         self.words = torch.empty(_MIN_WIDTH, dtype=torch.int32, device=device)  # [rows * width]
 
     def place(self, owners: Sequence[Known | None], lengths: Sequence[int]) -> list[HistoryRow]:
-        """Return a row for each of a step's histories, by their lengths."""
+        """Assign a row to each history of a step; `lengths` are the numbers of tokens."""
         self._placed = []
         if not owners:
             return []
@@ -50,7 +50,7 @@ class DeviceTokenHistory:
             owner.num_kept = length
 
     def _reserve(self, num_rows: int, length: int) -> None:
-        """Grow by doubling. After that no sequence has a row."""
+        """Grow the memory by doubling, if necessary. If it grows, all sequences lose their rows."""
         width, rows = self._width, max(self._num_rows, _MIN_ROWS)
         while width < length:
             width *= 2
@@ -71,7 +71,8 @@ class DeviceTokenHistory:
         return owner.row < len(self._owners) and self._owners[owner.row] is owner
 
     def _give_row(self, owner: Known) -> bool:
-        """Give `owner` a free row, or the row of the sequence sampled longest ago; return whether there was one."""
+        """Give `owner` a free row, or the row of the least recently sampled sequence. Return whether there was such a
+        row."""
         if len(self._owners) < self._num_rows:
             owner.row = len(self._owners)
             self._owners.append(owner)

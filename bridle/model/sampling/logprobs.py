@@ -1,8 +1,6 @@
-"""Log-probabilities of sampled and of given tokens. Log-probabilities are always finite: an impossible token has
-`FLOOR`.
-
-A step may score thousands of prompt positions over a large vocabulary. Scores are computed in parts, so that the memory
-does not grow with the prompt.
+"""Log-probabilities of sampled tokens, and of given tokens (scores). Log-probabilities are always finite: an impossible
+token has `FLOOR`. A step may score thousands of prompt positions over a large vocabulary. So scores are computed in
+parts, and the memory does not grow with the prompt.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ Places = npt.NDArray[np.float64]
 
 
 class LogprobQuery:
-    """Ranks and logits of tokens in their rows: `told`, float64 [R, 4 + 2n], has the token's logit and rank, the n
-    best logits, their positions, the largest logit and the total of the weights."""
+    """Ranks and logits of tokens in their rows. `told`, float64 [R, 4 + 2n], has the token's logit and rank, then the n
+    best logits and their positions. The last columns are the row's largest logit and total weight."""
 
     __slots__ = ("_places", "_told", "largest", "totals")
 
@@ -61,15 +59,15 @@ class LogprobQuery:
 
     @property
     def places(self) -> Places:
-        """Return the values of all rows, computed at the first read. `place_of` converts a row."""
+        """Return the log-probabilities of all rows, computed at the first read. `place_of` converts a row."""
         if not self._places.size:
             self._places = _places_of(self._told)
         return self._places
 
 
 def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuery:
-    """Return the ranks and logits of `tokens` in their rows, with the `num_best` best tokens. Rows whose totals are not
-    counted yet are overwritten."""
+    """Return the ranks and logits of `tokens` in their rows, and the `num_best` best tokens of each row. Rows in `seen`
+    whose total weight is not known yet are overwritten."""
     found = sampling_kernels(seen.work)
     if found is not None and num_best <= MAX_BEST:
         return LogprobQuery(found.survey(seen.work, tokens, seen.known_totals(), num_best))
@@ -77,7 +75,7 @@ def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuer
 
 
 def _survey_by_torch(seen: RowTotals, tokens: torch.Tensor, num_best: int) -> torch.Tensor:
-    """Return the tensor of a `LogprobQuery` for `tokens` [R]. Ids and ranks are exact in float64."""
+    """Return the tensor `told` of a `LogprobQuery` for `tokens` [R]. Ids and ranks are exact in float64."""
     work, maxima = seen.work, chunk_maxima(seen.work)
     best, places = top(work, maxima, num_best)  # [R, n]
     chosen, largest = work.gather(1, tokens.unsqueeze(1)), maxima.amax(1, keepdim=True)  # [R, 1]
@@ -96,28 +94,30 @@ def _places_of(told: Places) -> Places:
 
 
 def place_of(values: list[float], size: int) -> Place:
-    """Return the values of one row of `survey`, with the `size` best tokens."""
+    """Convert one row of log-probabilities to a token's log-probability, its rank, and the `size` best tokens."""
     value, rank, *best = values
     most = len(best) // 2
     return (max(value, FLOOR) if math.isfinite(value) else FLOOR), _best(best[:most], best[most:], size), int(rank)
 
 
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
-    """Return the best tokens first. The tokens are already sorted, except for ties."""
+    """Return pairs of token and log-probability, the best first, ties in order of id. The input is sorted except for
+    ties."""
     if values and values[-1] > -math.inf and len(set(values)) == len(values):
         return tuple(zip(map(int, ids[:size]), values[:size], strict=True))
     return tuple(_sorted_pairs([int(token) for token in ids], values)[:size])
 
 
 def _sorted_pairs(tokens: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """Return pairs with the best token first, ties by id; forbidden tokens are left out."""
+    """Return pairs of token and log-probability, the best first, ties in order of id. Forbidden tokens are left out."""
     pairs = [(token, value) for token, value in zip(tokens, logprobs, strict=True) if math.isfinite(value)]
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs
 
 
 def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
-    """Return the answers to `runs` from `logits` [R, V], with at most about `max_elements` logits in memory at once."""
+    """Return the log-probabilities of the tokens of `runs` in `logits` [R, V], one list per run. At most about
+    `max_elements` logits are in memory at once."""
     vocab = logits.shape[-1]
     wanted = [(run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)]
     answers: list[Logprob] = []
@@ -129,8 +129,8 @@ def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> 
 
 
 class LateScores:
-    """The answers to `runs`, computed by a device while its host does other work. All results come in one copy, for any
-    number of parts."""
+    """The log-probabilities of the tokens of `runs`, computed asynchronously by a device. All results are downloaded in
+    one copy."""
 
     def __init__(self, logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> None:
         self._runs, self._vocab = runs, logits.shape[-1]
@@ -157,7 +157,7 @@ class LateScores:
 
 
 def parts(rows: Sequence[_T], vocab: int, max_elements: int) -> Iterator[Sequence[_T]]:
-    """Yield slices of `rows` that each need about `max_elements` logits, with `vocab` logits per row."""
+    """Yield slices of `rows` that have about `max_elements` logits each. A row has `vocab` logits."""
     size = max(1, max_elements // vocab)
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

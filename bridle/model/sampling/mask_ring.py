@@ -1,8 +1,7 @@
-"""Masks of tokens on a device: a ring of slots, each as wide as the vocabulary.
-
-Masks that arrive during a forward pass are copied in parallel to the pass, on a separate stream. A mask that is in the
-ring is not copied again, whether it is the same object or another one with the same bits. Equal masks are common with a
-fixed set of tokens, or with many rows that have the same constraint.
+"""Stores token masks on a device, in a ring of slots. A slot has one bit for each token of the vocabulary. Masks that
+arrive during a forward pass are copied in parallel to the pass, on a separate stream. A mask is not copied if the ring
+already has the same object or a mask with the same bits. Equal masks are common, for example if many rows have the same
+constraint.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SAMPLED = 64
 
 
 class MaskRing:
-    """Slots of masks. One thread calls it: `place`, then launches that read `masks`, then `release`."""
+    """The ring of slots. One thread calls `place`, launches kernels that read `masks`, and then calls `release`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,7 +35,8 @@ class MaskRing:
         self._released: torch.cuda.Event | None = None
 
     def place(self, masks: Sequence[bytes | None], vocab: int) -> list[int]:
-        """Return the slot of each mask, -1 for None. Launches on the current stream run after the copies."""
+        """Return the slot of each mask (-1 for None); copy masks that the ring does not have. Later launches on the
+        current stream wait for the copies."""
         if all(mask is None for mask in masks):
             return [-1] * len(masks)
         self._make_room(len(masks), -(-vocab // 32))
@@ -54,8 +54,8 @@ class MaskRing:
         return slots
 
     def release(self) -> None:
-        """Record that the launches that read the masks were made. The next writes to their slots wait for these
-        launches."""
+        """Record that all kernels that read the masks were launched. Later writes to these slots wait for these
+        kernels."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))
@@ -63,7 +63,7 @@ class MaskRing:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, number: int, num_words: int) -> None:
-        """Forget the masks in the slots that fresh masks need."""
+        """Free slots for `number` new masks: forget the masks in these slots."""
         if self.masks.shape[0] < number * _STEPS or self.masks.shape[1] != num_words:
             num_slots = max(_MIN_SLOTS, number * _STEPS)
             self.masks = torch.empty(num_slots, num_words, dtype=torch.int32, device=self._device)
@@ -99,7 +99,7 @@ class MaskRing:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _copy(self, fresh: Sequence[bytes]) -> None:
-        """Copy masks to the next slots, in parallel to the device's work."""
+        """Copy new masks to the next slots, on the separate stream."""
         staged = pinned((len(fresh), self.masks.shape[1]), torch.int32, self._device)
         _write(fresh, staged.numpy())
         target = self.masks[self._next : self._next + len(fresh)]
@@ -118,12 +118,12 @@ class MaskRing:
 
 
 def _sample(mask: bytes) -> bytes:
-    """Return some bytes of a mask, spread over its whole length."""
+    """Return some bytes spread over the whole mask, which are compared before whole masks are."""
     return mask[:: max(1, len(mask) // _SAMPLED)]
 
 
 def _write(masks: Sequence[bytes], staged: npt.NDArray[np.int32]) -> None:
-    """Write masks as rows of words; tokens beyond a mask's end are forbidden."""
+    """Write masks to `staged` as rows of words. Tokens beyond a mask's end are forbidden."""
     rows = staged.view(np.uint8)
     for row, mask in zip(rows, masks, strict=True):
         size = min(len(mask), len(row))

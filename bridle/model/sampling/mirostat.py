@@ -3,7 +3,8 @@
 Only tokens whose surprise, -log2 p, is at most mu may be sampled; the most probable token always may. After each token,
 mu decreases by eta times the difference between the observed surprise and the target tau.
 
-mu begins at twice tau. This module keeps no mu: rows contain the mu of their sequence, and results contain the next mu.
+mu begins at twice tau. This module stores no state: a row contains its sequence's mu, and the result contains the next
+mu.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ _MOST = 1000.0  # limit of mu, so that 2 ** mu is finite
 
 
 def mu_of(row: SampleRow) -> float:
-    """Return the largest surprise that may be sampled."""
+    """Return the row's mu, the largest surprise of a token that may be sampled."""
     return 2.0 * row.sampling.mirostat_tau if row.mu is None else row.mu
 
 
 def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Remove, in place, the tokens that are too surprising from rows `x` [R, W], whose largest logit is 0."""
+    """Remove, in place, tokens whose surprise exceeds the row's mu from rows `x` [R, W]. The largest logit of each row
+    must be 0."""
     weights = weights_of(x)
     shares = [[2.0 ** -min(max(mu_of(row), -_MOST), _MOST)] for row in rows]
     edge = upload_list(shares, torch.float64, x.device) * totals(weights).unsqueeze(1)
@@ -37,7 +39,7 @@ def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -> list[float]:
-    """Return mu after `tokens` [R] were sampled from the cut rows `x` [R, W]."""
+    """Return each row's next mu, after `tokens` [R] were sampled from the rows `x` [R, W]."""
     weights = weights_of(x)
     seen = (totals(weights) / weights.gather(1, tokens.unsqueeze(1)).squeeze(1).double()).log2().tolist()
     return [_next(row, surprise) for row, surprise in zip(rows, seen, strict=True)]

@@ -1,4 +1,5 @@
-"""Operations that sampling parameters require, derived once per request rather than at each token."""
+"""Flags for the operations that sampling parameters require. They are derived once per request rather than at each
+token."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _CACHED = 4096
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """Operations that a row needs."""
+    """The sampling operations that a row needs."""
 
     is_greedy: bool
     looks_back: bool  # earlier tokens change the row
@@ -22,7 +23,7 @@ class SamplingFlags:
 
 
 def kind_of(sampling: SamplingParams) -> SamplingFlags:
-    """Return the operations that rows with these parameters need."""
+    """Return the operations that rows with these sampling parameters need."""
     is_cut = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     is_bent = sampling.typical_p < 1.0 or sampling.top_n_sigma > 0.0 or sampling.xtc_probability > 0.0
     is_bent = is_bent or sampling.dynatemp_range > 0.0 or sampling.has_mirostat
@@ -32,7 +33,7 @@ def kind_of(sampling: SamplingParams) -> SamplingFlags:
 
 
 class Kinds:
-    """The flags of sampling parameters, which are the same objects at every step of a request."""
+    """A cache of flags, keyed by the sampling parameters object, which is the same at every step of a request."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[SamplingParams, SamplingFlags]] = OrderedDict()

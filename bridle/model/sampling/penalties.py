@@ -1,7 +1,6 @@
-"""Repetition, presence and frequency penalties, from each sequence's tokens so far.
-
-Token lists are turned into arrays incrementally. For a sequence that grew by one token since the last step, the list is
-compared with the known tokens, and only the new token is converted.
+"""Repetition, presence and frequency penalties for the tokens that a sequence already has. Token lists are converted to
+arrays incrementally. If a sequence grew by one token since the last step, only this token is converted. The other
+tokens are compared with the known array.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Known:
-    """One sequence's tokens at its last sampling: the list, for comparison, and the array, for computation. `row`,
-    `num_kept` and `last_step` are for code that also keeps these tokens on a device."""
+    """The tokens that a sequence had when it was last sampled: as a list for comparison, and as an array for
+    computation. `row`, `num_kept` and `last_step` are used by `DeviceTokenHistory`."""
 
     __slots__ = ("_array", "_tokens", "last_step", "num_kept", "row")
 
@@ -35,8 +34,8 @@ class Known:
         self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
 
     def follow(self, tokens: Sequence[int]) -> IntArray | None:
-        """Return the array of `tokens` if they only continue the known tokens, else None. After this method returned
-        None, the object must not be used again."""
+        """Return `tokens` as an array if they begin with the known tokens, otherwise None. After None, this object must
+        not be used again."""
         known, start, size = self._tokens, len(self._tokens), len(tokens)
         known.extend(tokens[start:])
         if known != (tokens if isinstance(tokens, list) else list(tokens)):
@@ -48,13 +47,14 @@ class Known:
 
 
 class Histories:
-    """Token arrays by sequence, for the sequences sampled most recently."""
+    """A cache of token arrays by sequence, for the most recently sampled sequences."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Known] = OrderedDict()
 
     def array(self, seq_id: int, tokens: Sequence[int]) -> IntArray:
-        """Return `tokens` as an array; valid until the next call for this sequence. Numpy arrays are not copied."""
+        """Return `tokens` as an array, which is valid until the next call for this sequence. A numpy array is returned
+        without a copy."""
         given: object = tokens
         if isinstance(given, np.ndarray):
             return given.astype(np.int64, copy=False)
@@ -70,12 +70,11 @@ class Histories:
         return array
 
     def known(self, seq_id: int) -> Known | None:
-        """Return the known tokens of a sequence whose tokens were only appended to; None for a sequence without state
-        here."""
+        """Return the known tokens of a sequence; None if the sequence is not in the cache."""
         return self._known.get(seq_id)
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
-        """Penalize, in place, the tokens that each row's sequence already holds. `work` is [len(rows), W]."""
+        """Penalize, in place, the tokens that each row's sequence already has. `work` is [len(rows), W]."""
         repeated: list[tuple[int, IntArray, float]] = []
         counted: list[tuple[int, IntArray, float, float]] = []
         for i in [i for i, row in enumerate(rows) if row.sampling.has_penalties]:
@@ -94,7 +93,7 @@ class Histories:
 
 
 def _known_to(array: IntArray, vocab: int) -> IntArray:
-    """Return the tokens for which the model has logits."""
+    """Return the tokens below `vocab`, which have logits."""
     inside = (array >= 0) & (array < vocab)
     return array if bool(inside.all()) else array[inside]
 

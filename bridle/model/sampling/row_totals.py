@@ -1,7 +1,5 @@
-"""Rows of logits with the totals of their weights, so that the totals are computed only once.
-
-Reading a row over a large vocabulary takes longer than all later work with the results. So the totals of sampling are
-reused for its log-probabilities and traces.
+"""Rows of logits with their total weights, so that a total is computed only once. Reading a row over a large vocabulary
+takes longer than all later work. So the totals from sampling are reused for log-probabilities and traces.
 """
 
 from __future__ import annotations
@@ -20,14 +18,15 @@ UNKNOWN = -1.0
 
 @dataclass(slots=True)
 class RowTotals:
-    """Rows `work` [R, W]. Row i has weights with the total `totals[i]` [1], float64, if `is_counted[i]`."""
+    """Rows of logits `work` [R, W]. If `is_counted[i]`, the total weight of row i is `totals[i]` [1], float64."""
 
     work: torch.Tensor
     totals: torch.Tensor | None = None  # None if no row is counted
     is_counted: Sequence[bool] = ()
 
     def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
-        """Record the `totals` [n, 1] of the rows `index` [n]. `is_counted` tells which rows have known totals."""
+        """Record the total weights `totals` [n, 1] of the rows `index` [n]. `is_counted` are the new flags of all
+        rows."""
         self.totals, self.is_counted = totals, is_counted
         if len(index) < len(is_counted):
             self.totals = totals.new_empty(len(is_counted), 1)
@@ -42,7 +41,7 @@ class RowTotals:
         return RowTotals(pick(self.work, indices), pick(self.totals, indices), [self.is_counted[i] for i in indices])
 
     def known_totals(self) -> torch.Tensor:
-        """Return the totals, with `UNKNOWN` for rows that are not counted."""
+        """Return the total weights of all rows; `UNKNOWN` for rows whose total was not computed."""
         if self.totals is None:
             return self.work.new_full((len(self.work), 1), UNKNOWN, dtype=torch.float64)
         if not all(self.is_counted):
@@ -50,8 +49,8 @@ class RowTotals:
         return self.totals
 
     def take_totals(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the totals of all rows, whose largest values are `largest` [R, 1]. Rows that are not counted yet are
-        overwritten."""
+        """Return the total weights of all rows, whose largest logits are `largest` [R, 1]. Rows whose total was not
+        computed before are overwritten."""
         missing = self._missing()
         if self.totals is None or len(missing) == len(self.work):
             return take_totals(self.work, largest)

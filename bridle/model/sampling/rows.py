@@ -1,8 +1,8 @@
 """The working matrix of a step: one private float32 copy of a logits row per sampled row, with bias and
 masks.
 
-The matrix's width is padded to whole chunks, and padding counts as forbidden. So no later step depends on the width to
-which a model pads its vocabulary.
+The matrix's width is padded to whole chunks, and padding is never sampled. So the result does not depend on how far a
+model pads its vocabulary.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _DENSE_SHARE = 16
 
 
 class BiasTable:
-    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step. A bias that names much of
-    the vocabulary is stored as a row that is added directly."""
+    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step. A bias for a large part of
+    the vocabulary is stored as a full row."""
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[int, tuple[SamplingParams, Pairs | torch.Tensor]] = OrderedDict()
@@ -96,7 +96,8 @@ class BiasTable:
 
 
 def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pairs | torch.Tensor:
-    """Return a bias as arrays of tokens and values, or as a row [V] on the device of `work` if it names many tokens."""
+    """Return a bias as arrays of tokens and values. If it has many tokens, return it as a row [V] on the device of
+    `work`."""
     if not isinstance(bias, LogitBias):
         return pairs_of(tuple(bias.items()))
     tokens = np.frombuffer(bias.tokens, np.int64)
@@ -110,7 +111,7 @@ def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pair
 
 
 def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
-    """Return token and value arrays. Values of a token that is named twice are added here, in order."""
+    """Return arrays of tokens and values. If a token occurs several times, its values are added in order."""
     total: dict[int, float] = {}
     for token, value in pairs:
         total[token] = total.get(token, 0.0) + value
@@ -121,7 +122,8 @@ def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
 
 
 def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Forbid, in place, every token that its row's mask does not allow. Tokens beyond a mask's end are forbidden."""
+    """Set the logits of tokens that the row's mask does not allow to -inf, in place. Tokens beyond a mask's end are
+    forbidden."""
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     if not masked:
         return

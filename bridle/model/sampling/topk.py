@@ -1,7 +1,6 @@
-"""The largest values of wide rows, by the kernels or through the largest value of each chunk of columns.
-
-To find the index of the largest of 150,000 values, torch needs several times as long as to find the value. So the index
-is searched for only in the chunks that can contain it.
+"""Finds the largest values of wide rows, by the C kernels or in plain torch. To find the index of the largest of
+150,000 values, torch takes several times as long as to find the value. So the largest value of each chunk of columns is
+computed first, and indices are searched only in chunks that can contain them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def largest_allowed(
     logits: torch.Tensor, indices: Sequence[int], masks: Sequence[bytes | None]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return `largest` of rows `indices` of `logits` [R, V], each under its mask, without copying rows. None if no
-    kernel supports this."""
+    """Return the largest allowed value and its index for the rows `indices` of `logits` [R, V], each with its mask.
+    Rows are not copied. Return None if no kernel supports this."""
     found = sampling_kernels(logits)
     return None if found is None else found.largest(logits, indices, masks)
 
@@ -53,7 +52,7 @@ def _by_torch(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
-    """Return the largest value of each chunk of `work` [R, W], W in whole chunks: [R, W / CHUNK]."""
+    """Return the largest value of each chunk of `work` [R, W]: [R, W / CHUNK]. W must be a multiple of `CHUNK`."""
     return _chunked(work).amax(-1)
 
 
@@ -68,8 +67,8 @@ def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tens
 
 
 def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`top` of rows with few chunks: column j belongs to group j mod G. Each group that has one of the largest values
-    also has one of the largest maxima. So most columns are compared only once, in vectors."""
+    """Compute the same as `top` for rows with few chunks. Column j belongs to group j mod G. A group with one of the
+    largest values also has one of the largest maxima. So most columns are compared only once, in vectors."""
     num_groups = work.shape[1] // _PER_GROUP
     if num_groups < 4 * size:
         values, places = work.topk(size, dim=1)

@@ -1,13 +1,13 @@
 """Top-n-sigma, dynamic temperature and XTC. The caller has subtracted each row's largest logit. Removed tokens are set
-to -inf in place. Each function gets only the rows that request it.
+to -inf in place. Each function gets only the rows that use it.
 
 Top-n-sigma (Tang et al., arXiv 2411.07641): a token is kept if its logit is at most n standard deviations below the
-largest one. The deviation is that of the logits of all allowed tokens, before the temperature. The temperature does not
-change which tokens are kept.
+largest one. The deviation is that of the logits of all allowed tokens, before the temperature. So the temperature does
+not change which tokens are kept.
 
 Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is temperature - range if the next token is
-certain, and temperature + range if all tokens are equally likely. In between it grows with the entropy, divided by the
-largest possible entropy, to the power of the exponent.
+certain, and temperature + range if all tokens are equally likely. In between it grows with the normalized entropy
+(entropy divided by its largest possible value) to the power of the exponent.
 
 XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. XTC removes
 all tokens with a probability of at least `threshold`, except for the least likely of them.
@@ -61,7 +61,7 @@ def dynamic_temperatures(x: torch.Tensor, params: Sequence[SamplingParams]) -> t
 
 
 def exclude_top(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """Apply XTC to rows `x` [R, W] for which the random number selected it."""
+    """Apply XTC to rows `x` [R, W], whose random numbers were below the XTC probability."""
     weights = weights_of(x).double()
     threshold = upload_list([[p.xtc_threshold] for p in params], torch.float64, x.device)
     is_top = (weights >= threshold * totals(weights).unsqueeze(1)) & (weights > 0)

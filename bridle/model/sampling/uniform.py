@@ -1,7 +1,5 @@
-"""Random numbers as a pure function of (key, draw): SplitMix64 over a hashed key.
-
-No generator state is kept anywhere. So a sequence can be moved, resumed or replayed, and other sequences of the batch
-cannot change its tokens.
+"""Random numbers as a pure function of a key and a draw number: SplitMix64 over a hashed key. There is no generator
+state. So a sequence can be moved, resumed or replayed, and other sequences of the batch cannot change its tokens.
 """
 
 from __future__ import annotations

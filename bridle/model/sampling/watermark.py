@@ -1,8 +1,7 @@
 """The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226). Half of the vocabulary, chosen by a hash of the
-previous token, gets a small bonus. So text of a model can later be distinguished from other text.
-
-Without a key, the list is that of text-generation-inference: it is seeded with 15485863 times the previous token. So
-the detectors of text-generation-inference detect this text. With a key, the list is that of `bridle.watermark`.
+previous token, gets a small bonus. So text of a model can later be distinguished from other text. Without a key, the
+tokens are chosen as in text-generation-inference, with the seed 15485863 times the previous token. So detectors for
+text-generation-inference work. With a key, the tokens are chosen by `bridle.watermark`.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: His
 
 
 def keyed_green_list(key: str, last: Sequence[int], vocab: int, gamma: float, device: torch.device) -> torch.Tensor:
-    """Return [vocab] of bool on `device`: `bridle.watermark.is_green` of each token, computed with 64-bit integers that
-    wrap."""
+    """Return `bridle.watermark.is_green` for each token, bool [vocab] on `device`. The computation uses 64-bit integers
+    with overflow."""
     value = _hashes(vocab, device).bitwise_xor(_signed(seed_of(key, last))).mul_(_signed(FACTOR))
     return value < limit_of(gamma)
 
 
 @lru_cache(_CACHED_HASHES)
 def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
-    """Return [vocab] of int64: `bridle.watermark.hash_of` each token."""
+    """Return `bridle.watermark.hash_of` for each token, int64 [vocab]."""
     value = torch.arange(1, vocab + 1, dtype=torch.int64, device=device).mul_(_signed(GOLDEN))
     for shift, factor in ((30, FIRST), (27, SECOND)):
         value.bitwise_xor_(_shifted(value, shift)).mul_(_signed(factor))
@@ -54,18 +53,19 @@ def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
 
 
 def _shifted(value: torch.Tensor, places: int) -> torch.Tensor:
-    """Shift logically to the right. torch's own shift keeps the sign."""
+    """Shift `value` logically to the right by `places` bits. torch's own shift keeps the sign."""
     return (value >> places).bitwise_and_((1 << (64 - places)) - 1)
 
 
 def _signed(value: int) -> int:
-    """Return the signed integer with the same 64 bits."""
+    """Return the signed integer that has the same 64 bits as `value`."""
     return value - (1 << 64) if value >> 63 else value
 
 
 @lru_cache(_CACHED_LISTS)
 def _green_list(previous: int, vocab: int, gamma: float) -> torch.Tensor:
-    """Return [vocab] of 0 and 1. The list is sampled on the CPU, so that it does not depend on the device."""
+    """Return 1 for each green token and 0 for each other token, [vocab]. The tokens are chosen on the CPU, so that they
+    do not depend on the device."""
     generator = torch.Generator().manual_seed(_HASH_KEY * previous)
     green = torch.zeros(vocab, dtype=torch.float32)
     green[torch.randperm(vocab, generator=generator)[: int(vocab * gamma)]] = 1.0
