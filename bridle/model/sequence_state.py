@@ -17,8 +17,8 @@ Span = tuple[int, int]  # first slot, number of slots
 
 @dataclass(slots=True, eq=False)
 class BlockTableRow:
-    """A row of the block table that a device keeps, last used in step `last_step`. The row contains the first
-    `num_told` blocks of the sequence."""
+    """A sequence's row in the block table on a device, last used in step `last_step`. The first `num_told` blocks of
+    the sequence have been uploaded to the row."""
 
     number: int
     last_step: int
@@ -26,8 +26,8 @@ class BlockTableRow:
 
 
 class CachedRequestState:
-    """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt, `media` are the
-    images among the tokens."""
+    """The executor's copy of one sequence: its tokens and block table. `num_prompt` is the number of prompt tokens, and
+    `media` has the images among the tokens."""
 
     __slots__ = ("_runs", "blocks", "media", "num_prompt", "seat", "tokens")
 
@@ -56,11 +56,11 @@ class CachedRequestState:
         self.media = before(self.media, num_tokens)
 
     def seen(self, start: int, end: int) -> list[PlaceholderRange]:
-        """Return the images among tokens `start` to `end` (exclusive)."""
+        """Return the images that overlap tokens `start` to `end` (exclusive)."""
         return [run for run in self.media if run.position < end and run.end > start]
 
     def keep_blocks(self, num_blocks: int) -> None:
-        """Forget the blocks from index `num_blocks` on."""
+        """Truncate the block table to its first `num_blocks` blocks."""
         if num_blocks >= len(self.blocks):
             return
         del self.blocks[num_blocks:]

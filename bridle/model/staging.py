@@ -1,7 +1,6 @@
-"""Copies weights to a GPU through a ring of pinned buffers, so that one buffer is copied while the next is read. The
-driver makes a copy from ordinary memory through its own small buffer, and the host waits for each such copy.
-
-Loading a model uses no other pinned memory than this ring, for weights of any size.
+"""Copies weights to a GPU through a ring of pinned buffers, so that one buffer is copied while the next one is filled.
+A copy from ordinary memory would go through a small buffer of the driver, and the host would wait for it. The ring has
+a fixed size, so loading weights of any size uses the same amount of pinned memory.
 """
 
 from __future__ import annotations
@@ -28,24 +27,26 @@ Put = Callable[[Tensor], Tensor]
 
 
 class Mark(Protocol):
-    """A point in a device's queue."""
+    """Interface of a point in a device's queue of operations."""
 
     def synchronize(self) -> Any:
         """Wait until the device has reached this point."""
 
 
 class Queue(Protocol):
-    """Queue of operations that a device executes in order."""
+    """Interface of a queue of operations that a device executes in order."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy pinned `source`, which must not change until a mark set later is reached."""
+        """Queue a copy from pinned memory `source` to `target`. `source` must not change until a later mark is
+        reached."""
 
     def mark(self) -> Mark:
         """Return the point after all copies so far."""
 
 
 class StreamQueue:
-    """The current stream of a GPU. Work that is launched later on the stream sees the weights."""
+    """Implements `Queue` by the current CUDA stream. Work that is launched on this stream later sees the copied
+    weights."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,8 +61,8 @@ class StreamQueue:
 
 
 class Stager:
-    """Copies tensors to one device, through `num_buffers` pinned buffers of `buffer_bytes`. A buffer is written again
-    when the device has reached the mark after its last copy."""
+    """Copies tensors to one device, through `num_buffers` pinned buffers of `buffer_bytes`. A buffer is reused when the
+    device has reached the mark after the buffer's last copy."""
 
     def __init__(
         self, device: torch.device, queue: Queue, *, buffer_bytes: int = BUFFER_BYTES, num_buffers: int = NUM_BUFFERS
@@ -72,7 +73,8 @@ class Stager:
         self._number, self._used = 0, 0  # index of the current buffer, and the number of its bytes that are written
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Return the same values on the device, for work launched later; `tensor` itself may be freed."""
+        """Copy a tensor to the device, and return the copy for later work on the device. The original may be freed at
+        once."""
         if tensor.device.type != "cpu" or tensor.numel() == 0:
             return tensor.to(self._device)
         source = tensor.detach().contiguous()
@@ -95,7 +97,7 @@ class Stager:
                 mark.synchronize()
 
     def _room(self) -> Tensor:
-        """Return the free part of the current buffer, or of the next buffer if the current one is full."""
+        """Return the free part of the current buffer. If that buffer is full, return the next one."""
         self._used = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         if self._used >= self._buffers[self._number].numel():
             self._turn()
@@ -111,7 +113,7 @@ class Stager:
 
 @contextmanager
 def staged(device: torch.device) -> Iterator[Put]:
-    """Yield a function that copies tensors to `device`; all copies are finished when the block ends."""
+    """Yield a function that copies a tensor to `device`. All copies are complete when the block ends."""
     stager = None if device.type == "cpu" else _try_stager(device)
     if stager is None:
         yield lambda tensor: tensor.to(device)
@@ -121,8 +123,8 @@ def staged(device: torch.device) -> Iterator[Put]:
 
 
 def move_model(model: nn.Module, device: torch.device, progress: Callable[[float], None] = lambda share: None) -> Any:
-    """Move `model` to `device`, and return it. `progress` gets the share of bytes that were copied, if copies are
-    needed."""
+    """Move `model` to `device`, and return it. If the weights must be copied, `progress` gets the share of copied
+    bytes."""
     if device.type == "cpu":
         return model.to(device)
     total = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) or 1

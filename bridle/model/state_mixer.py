@@ -1,8 +1,7 @@
-"""Recurrent layers of transformers over packed steps: each row uses the state of its own sequence.
-
-The mixers of transformers (gated delta nets, state space layers, short convolutions) get their states from a cache by a
-few methods. A mixer whose recurrence `packed_mixer` supports is wrapped, and computes a step at once. A state depends
-only on tokens. The state does not depend on the chunks of a prompt, or on which tokens were draft tokens.
+"""Runs recurrent layers of transformers over packed steps, in which each row uses the state of its own sequence. The
+mixers of transformers (gated delta nets, state space layers, short convolutions) get their states from a cache object.
+If `packed_mixer` supports a mixer's recurrence, the mixer is wrapped, and computes a whole step in one call. A state
+depends only on the sequence's tokens, not on the chunking of the prompt or on which tokens were draft tokens.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ _CACHES = ("cache_params", "past_key_values")
 
 @runtime_checkable
 class StateHandler(Protocol):
-    """A handler of forward passes that also keeps recurrent states."""
+    """An attention handler that also stores recurrent states."""
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """The packed tokens of the pass in order, with their states in a layer. A sequence may have several spans, so
-        each span is read and written before the next."""
+        """Return the packed tokens of the pass as spans in order, with their states in a layer. A sequence may have
+        several spans. So a span's state must be written before the next span is read."""
         ...
 
 
 def wrap_mixers(model: nn.Module) -> int:
-    """Wrap all mixers of a model whose recurrences are supported. Return their number."""
+    """Wrap the mixers of a model whose recurrence `packed_mixer` supports. Return the number of supported mixers."""
     count = 0
     for module in model.modules():
         forward = packed_forward(module) if keeps_states(module) else None
@@ -44,8 +43,8 @@ def wrap_mixers(model: nn.Module) -> int:
 
 
 def _use_configured_limit(module: Any) -> None:
-    """Bound time steps as the configuration says. One family's mixer raises the lower bound, but only when it computes
-    several tokens at once. The mixer's results would then depend on the number of tokens, and the model was trained
+    """Set the bounds of time steps to those in the configuration. One family's mixer raises the lower bound when it
+    computes several tokens at once. Its results would then depend on the number of tokens, and the model was trained
     without this bound."""
     limit = getattr(getattr(module, "config", None), "time_step_limit", None)
     if limit is not None and hasattr(module, "time_step_limit"):
@@ -53,13 +52,13 @@ def _use_configured_limit(module: Any) -> None:
 
 
 def keeps_states(module: nn.Module) -> bool:
-    """Return whether a module is a layer that takes a cache."""
+    """Return whether a module is a recurrent layer, whose forward function has a cache argument."""
     parameters = inspect.signature(type(module).forward).parameters
     return isinstance(getattr(module, "layer_idx", None), int) and not parameters.keys().isdisjoint(_CACHES)
 
 
 class StateMixer:
-    """Replaces a mixer's `forward`. Outside packed steps the mixer computes as usual."""
+    """Replaces a mixer's `forward` function. Outside of packed steps, the original function is called."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._compute = module.forward

@@ -1,7 +1,8 @@
-"""The pool of recurrent states of one loaded model: a slot holds the states of all its recurrent layers.
+"""The memory pool for recurrent states of one loaded model. A slot holds the states of one sequence in all recurrent
+layers.
 
 A layer keeps several tensors, such as the last inputs of a convolution and the state of a recurrence. Shapes and types
-are learned from a dry pass. This module does not know which sequence owns which slot.
+are determined by a dry pass. This module does not know which sequence owns which slot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ StateKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Shape of one tensor of a layer, for one sequence."""
+    """The shape and type of one state tensor of a layer, for one sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -42,7 +43,8 @@ def state_bytes(shapes: StateShapes) -> int:
 
 
 class StatePool:
-    """Tensors [slots, ...] of each recurrent layer. A slot is uninitialized until a row has written it."""
+    """The state tensors [slots, ...] of each recurrent layer. A slot is uninitialized until a batch row writes to
+    it."""
 
     def __init__(self, shapes: StateShapes, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
@@ -61,8 +63,8 @@ class StatePool:
         return sum(part.nbytes for layer in self.layers.values() for part in layer.values())
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy slot source to slot target in every layer, for each (source, target) of `pairs`. All sources are read
-        before any target is written."""
+        """In every layer, copy slot `source` to slot `target` for each (source, target) in `pairs`. All sources are
+        read before any target is written."""
         if self._device.type == "cpu" and {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
             for number, parts in self.layers.items():
                 for key in parts:
@@ -75,8 +77,8 @@ class StatePool:
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
     def view(self, layer: int, slot: int) -> dict[StateKey, Tensor]:
-        """Return the tensors of one slot in one layer. The views are cached, because making them takes time in each
-        step."""
+        """Return views of the tensors of one slot in one layer. The views are cached, because creating them in each
+        step takes time."""
         found = self._views.get((layer, slot))
         if found is None:
             found = {key: part[slot] for key, part in self.layers[layer].items()}
@@ -91,8 +93,8 @@ class StatePool:
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one sequence in one layer. With `is_fresh` the sequence has no state yet, and the contents are
-    ignored."""
+    """The state tensors of one sequence in one layer. If `is_fresh`, the sequence starts here, and the tensors'
+    contents are ignored."""
 
     tensors: dict[StateKey, Tensor]
     is_fresh: bool
@@ -114,6 +116,6 @@ class Span:
     after: Callable[[StateKey], None] | None = None
 
     def went_in(self, key: StateKey) -> None:
-        """Report that the tensor of a key now has the state after the last token."""
+        """Report that the state tensor `key` now includes the last token of this span."""
         if self.after is not None:
             self.after(key)

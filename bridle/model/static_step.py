@@ -1,9 +1,8 @@
-"""The inputs of a step at fixed addresses of a device, where a captured graph reads them.
-
-Every token is a separate row: a sequence of one token after its context. All keys and values are written before any row
-attends. So decodes, forced tokens, rolled-back tails and short chunks are handled in the same way, and the number of
-tokens describes a step. A step is padded with tokens of a dummy sequence, in a dummy block. In steps that may have long
-chunks, these chunks have separate entries, and their tokens are rows of length 0.
+"""The inputs of a step at fixed device addresses, where a captured CUDA graph reads them. Every token is a separate
+row, like a sequence with one new token. All keys and values are written before attention runs. So decode tokens, forced
+tokens and short chunks are handled in the same way, and a graph depends only on the number of tokens. A step is padded
+with tokens of a dummy sequence, in a dummy block. In graphs for long chunks, these chunks have separate entries, and
+their tokens are rows of length 0.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepCapacity:
-    """Capacity of steps: the largest shape, and attention works."""
+    """Capacity of all captured steps: the largest shape, and the maximum number of attention works."""
 
     shape: StepShape
     num_works: int
 
 
 class StaticStep:
-    """One step's inputs, for steps of any shape within `room`. `spare_block` is a block that no sequence uses."""
+    """Device memory for the inputs of one step, of any shape within `room`. `spare_block` is a block that no sequence
+    uses."""
 
     def __init__(
         self, kernel: PagedKernel, room: StepCapacity, block_size: int, spare_block: int, device: torch.device
@@ -57,7 +57,7 @@ class StaticStep:
         self._spare = spare_block
 
     def view(self, shape: StepShape) -> PackedStep:
-        """Return the inputs of a forward pass of this shape."""
+        """Return the inputs of a forward pass of this shape, as views of the device memory."""
         columns = _columns(self.words, shape.num_tokens)
         return PackedStep(
             input_ids=columns[0].unsqueeze(0),
@@ -69,11 +69,11 @@ class StaticStep:
         )
 
     def numbers(self, shape: StepShape) -> RowNumbers:
-        """Return the tensors that attention reads for a step of this shape."""
+        """Return the tensors that attention reads for a step of this shape, as views of the device memory."""
         return parts_of(self.words[_COLUMNS * aligned(shape.num_tokens, 8) :].view(torch.int32), shape)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:
-        """Return whether these rows have no images, and block tables that fit."""
+        """Return whether these rows can be written: they have no images, and their block tables fit."""
         seats = self._kernel.seats
         if len(rows) >= seats.num_seats:  # one row is for the padding
             return False
@@ -89,8 +89,8 @@ class StaticStep:
         logits: Sequence[int],
         rows: Sequence[PackedRow],
     ) -> bool:
-        """Copy the inputs of a step, padded to `shape`, to the device. Return False, without changes, if the step has
-        too many works, long chunks or rows of logits."""
+        """Copy the inputs of a step, padded to `shape`, to the device. Return False, and change nothing, if the step
+        has too many works, long chunks or logits rows for the graph."""
         size = shape.num_tokens
         lengths = np.array([*(row.length for row in rows), size - len(ids)])
         is_long = np.array([*(row.length > paged.MAX_SHORT for row in rows), False])
@@ -111,7 +111,7 @@ class StaticStep:
         return True
 
     def _columns_of(self, size: int, *found: Sequence[int]) -> Ints:
-        """Return ids, positions, slots and logits rows, padded with those of the dummy sequence."""
+        """Return ids, positions, slots and logits rows, padded to `size` with values of the dummy sequence."""
         columns = np.zeros((_COLUMNS, size), np.int64)
         columns[2] = self._spare * self._block_size
         for column, values in zip(columns, found, strict=True):
@@ -119,7 +119,7 @@ class StaticStep:
         return columns
 
     def _write_news(self, room: npt.NDArray[np.int32], news: npt.NDArray[np.int32], seat: int) -> None:
-        """Write new pages. The unused entries repeat the page of the dummy sequence."""
+        """Write new pages of the block table. Unused entries repeat the page of the dummy sequence."""
         if len(news) > NEWS_ROOM:
             device = self.words.device
             self._kernel.take(upload(np.ascontiguousarray(news[NEWS_ROOM:]), device), len(news) - NEWS_ROOM)
@@ -135,7 +135,7 @@ def _columns(words: Any, size: int) -> Any:
 
 
 def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -> None:
-    """Write each token as a sequence, and its works. Tokens of long chunks have no works, and length 0."""
+    """Write each token as a sequence, with its works. Tokens of long chunks have length 0 and no works."""
     size, num_works = len(positions), int(chunks.sum())
     firsts = np.cumsum(chunks) - chunks
     parts.counts[:] = num_works
@@ -147,8 +147,8 @@ def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -
 
 
 def _write_long(parts: RowNumbers, chunks: Sequence[tuple[PackedRow, int]]) -> None:
-    """Write long chunks with their rows of the block table, and their tiles. The unused entries belong to the dummy
-    sequence."""
+    """Write the long chunks with their rows of the block table, and their tiles. Unused tiles have a number that no
+    chunk has, so that their programs end at once."""
     parts.long[:] = 0
     for number, (row, seat) in enumerate(chunks):
         parts.long[number] = row.offset, row.length, row.context, 0, seat
