@@ -1,8 +1,6 @@
-"""The first check of a model: refuses models because of their configuration alone. See `geometry` for the second check,
-`parity` for the third.
-
-A family that loads and then gives wrong results is worse than a refused one. So a model is refused by name, with the
-reason, if it keeps state or order outside of attention over past tokens.
+"""The first check of a model: refuses models because of their configuration. `geometry` has the second check, and
+`parity` the third. A refused model is better than a model that loads and gives wrong results. So a model is refused if
+its results depend on more than attention over past tokens and supported recurrent layers. The error has the reason.
 """
 
 from __future__ import annotations
@@ -169,8 +167,8 @@ _TEXT_ALONE = frozenset({"gemma3n"})
 
 
 def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
-    """Return the transformers configuration of a checkpoint that can be served. With `pools` it need not be a decoder.
-    Raises `UnsupportedModel` with the reason."""
+    """Return the transformers configuration of a checkpoint after this module's checks. With `pools`, the model need
+    not be a decoder. Raises `UnsupportedModel` with the reason."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -194,8 +192,8 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 
 
 def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """Return the configuration for a model that is to be served. The configuration is bridle's own if the model does
-    not need transformers, with the same fields. Otherwise it is that of `read_config`."""
+    """Return the configuration of a model to serve. If the model can run without transformers, this is bridle's own
+    `PlainConfig`, which has the same fields. Otherwise it is the result of `read_config`."""
     from bridle.model.plain_config import read_plain_config
 
     plain: Any = read_plain_config(checkpoint)
@@ -203,7 +201,8 @@ def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def _other_config(fields: Mapping[str, Any]) -> PreTrainedConfig | None:
-    """Return the configuration of a model type that is read as another type; None for other model types."""
+    """Return the configuration of a checkpoint whose model type is treated as another type; None for all other model
+    types."""
     from transformers import CONFIG_MAPPING
 
     name = str(fields.get("model_type"))
@@ -236,7 +235,8 @@ def takes_media(config: PreTrainedConfig) -> bool:
 
 
 def is_compared(config: PreTrainedConfig) -> bool:
-    """Return whether the family's results were already compared with transformers in the test-suite."""
+    """Return whether this family's results were compared with transformers before. Other families are compared while
+    loading."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
     compared = KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
@@ -259,13 +259,13 @@ def num_layers(config: PreTrainedConfig) -> int:
 
 
 def num_mixing_layers(config: PreTrainedConfig) -> int:
-    """Return the number of layers in which tokens depend on other tokens, by attention or through a state."""
+    """Return the number of layers that mix tokens, by attention or by a recurrent state."""
     kinds = getattr(text_config(config), "layer_types", None) or ()
     return num_layers(config) - sum(kind in _LOCAL_LAYERS for kind in kinds)
 
 
 def check_kind(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModel` for a model that is not one stack of layers over text."""
+    """Raise `UnsupportedModel` unless the model is a single stack of layers over text."""
     name = config.model_type
     _check_one_stack(name, config)
     for part in ("vision_config", "audio_config", "vq_config"):
@@ -286,7 +286,7 @@ def _check_one_stack(name: str, config: PreTrainedConfig) -> None:
 
 
 def check_structure(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModel` for a model that is not a plain decoder of text, or has none as its text part."""
+    """Raise `UnsupportedModel` unless the model, or its text part, is a plain decoder of text."""
     name = config.model_type
     if takes_media(config):
         text = text_config(config)
@@ -320,8 +320,8 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_experts(name: str, size: int, inner: int) -> None:
-    """Refuse experts whose matrices are square. Files of this family may store matrices transposed, and transformers
-    detects this by their shapes."""
+    """Raise `UnsupportedModel` if the experts' matrices are square. Files of this family may store matrices transposed,
+    and only the shapes show whether they do."""
     if size in (inner, 2 * inner):
         raise UnsupportedModel(
             f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "
@@ -341,7 +341,7 @@ def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
 
 
 def max_positions(config: PreTrainedConfig) -> int:
-    """Return the longest sequence that the configuration allows; 2,048 if the configuration has no limit."""
+    """Return the maximum number of positions in the configuration; 2,048 if the configuration has no limit."""
     config = text_config(config)
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
         value = getattr(config, field, None)
@@ -366,7 +366,7 @@ def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def rope_types(config: PreTrainedConfig) -> set[str]:
-    """Return the names of the rotary scalings in use, over all layer types."""
+    """Return the names of all rotary scalings that layers use."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
         return set()

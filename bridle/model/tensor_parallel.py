@@ -1,16 +1,15 @@
-"""One model over several processes. Each process keeps a part of every linear layer, according to the model's
-tensor-parallel plan in transformers.
+"""Tensor parallelism: one model over several processes. Each process has a part of every linear layer, according to the
+model's tensor-parallel plan in transformers. In a column-parallel layer, this is a part of the outputs. In a
+row-parallel layer, it is a part of the inputs, and the processes then add up their results. Each attention head belongs
+to one process. The output head is split by tokens, and each process gets the logits of all tokens. All processes run
+the same passes at the same time, and each has all embeddings and norms. `torch.distributed` gives the rank of this
+process, and does the communication.
 
-A column-parallel layer keeps a part of its outputs. A row-parallel layer keeps a part of its inputs, and the processes
-then add up their results. Each attention head belongs to one process. The head is split by tokens, and each process
-gets the logits of all tokens. All processes run the same passes at the same time, and each keeps all embeddings and
-norms. `torch.distributed` gives the rank of this process, and does the communication.
-
-A layer has three implementations: that of transformers, the lean and the fused one. Each of them sums twice per pass,
-over rows of the same size and type, so processes may use different ones. CUDA graphs pad steps, so either all processes
-use graphs or none does (`all_agree`). Trials of layers sum nothing (`unsummed`), because one process may try an
-implementation that another does not. On GPUs a sum is queued in the compute stream, and the host does not wait for the
-result.
+A layer has three implementations: transformers, lean, and fused. Each of them sums twice per pass, over rows of the
+same size and type, so processes may use different implementations. CUDA graphs pad steps, so either all processes use
+graphs or none does (`all_agree`). While implementations of a layer are compared, sums are skipped (`unsummed`), because
+another process may not run the same comparison. On GPUs a sum is queued in the compute stream, and the host does not
+wait for the result.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 
 def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
-    """Connect to the other processes by the file `store`; each process has its own device. Blocks until all have
-    connected and summed a number. Raises `ShardUnavailable` if they cannot."""
+    """Connect to the other processes, which find each other by the file `store`. Each process has its own device.
+    Blocks until all processes have connected and computed a test sum. Raises `ShardUnavailable` if this fails."""
     is_cpu = device.type == "cpu"
     if is_cpu:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
@@ -74,7 +73,7 @@ def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> 
 
 
 def num_ranks() -> int:
-    """Return the number of processes that share the model: 1 unless this one has joined a group."""
+    """Return the number of processes that share the model: 1 unless this process has joined a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -100,7 +99,7 @@ def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
 
 
 def split_model(model: nn.Module, plan: dict[str, str]) -> None:
-    """Keep this process's part of each layer that the plan names. Raises `UnsupportedModel` if a layer cannot be
+    """Reduce each layer that the plan names to this process's part. Raises `UnsupportedModel` if a layer cannot be
     split."""
     rank, count = dist.get_rank(), dist.get_world_size()
     body = model.base_model
@@ -132,7 +131,7 @@ def _split_head(model: Any, rank: int, count: int) -> None:
 
 
 def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], count: int) -> float:
-    """Return the share of a checkpoint's weights that each of `count` processes keeps."""
+    """Return the share of a checkpoint's bytes that each of `count` processes keeps."""
     split = {pattern for pattern, style in plan.items() if _STYLES[style] != "keep"}
     kept = total = 0.0
     for name, size in tensor_bytes.items():
@@ -144,7 +143,8 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 
 @contextmanager
 def unsummed() -> Iterator[None]:
-    """Let this thread's row-parallel layers return only this process's part of their sums, for trials of layers."""
+    """In this block, row-parallel layers in this thread return the result of this process without the sum over
+    processes. Used to compare implementations of layers."""
     token = is_summing.set(False)
     try:
         yield
@@ -191,14 +191,14 @@ def share_of(module: nn.Module) -> Share:
 
 
 def shared(module: nn.Module, share: Share) -> nn.Module:
-    """Mark `module` as computing that part of a layer, and return it."""
+    """Record that `module` computes the part `share` of a layer, and return the module."""
     vars(module)["share"] = share
     return module
 
 
 class RowParallel(nn.Module):
-    """A linear layer whose inputs are spread over the processes; each computes its part of the sum. `add(out, rows)`
-    may change that part before the parts are summed."""
+    """A linear layer whose inputs are split over the processes. Each process computes its part of the sum. `add(out,
+    rows)` may change this part before the parts are summed."""
 
     add: Callable[[Tensor, Tensor], None] | None = None
 
@@ -219,8 +219,8 @@ class RowParallel(nn.Module):
 
 
 class VocabParallelHead(nn.Module):
-    """An output head whose tokens are spread over the processes. Each process computes the logits of its part; the last
-    parts may be empty. All processes get the logits of all tokens."""
+    """An output head whose vocabulary is split over the processes. Each process computes the logits of its part; the
+    last parts may be empty. All processes then get the logits of all tokens."""
 
     def __init__(self, head: nn.Linear, rank: int, count: int) -> None:
         super().__init__()
@@ -256,13 +256,13 @@ def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
 
 
 def all_agree(is_right: bool, device: torch.device) -> bool:
-    """Return whether `is_right` is true in all processes. Processes that then took different paths would wait for each
-    other forever."""
+    """Return whether `is_right` is true in all processes. This lets all processes take the same path; otherwise they
+    would wait for each other forever."""
     return bool(agree_on_least(int(is_right), device))
 
 
 def agree_on_least(number: int, device: torch.device) -> int:
-    """Return the smallest `number` of all processes."""
+    """Return the smallest of the values that the processes pass as `number`."""
     if num_ranks() == 1:
         return number
     least = torch.tensor(number, device=device)

@@ -1,5 +1,5 @@
 """Reads weights into the model classes of transformers, with bridle's attention. Every weight must be in the
-checkpoint. No code and no pickle of a checkpoint is used."""
+checkpoint. Code and pickles in a checkpoint are not used."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read_weights(
     progress: Callable[[float], None] = lambda share: None,
     **options: Any,
 ) -> nn.Module:
-    """Read the weights into the class that `kind`, an auto class of transformers, chooses; `options` are for that
-    class. `progress` gets the share of bytes that were read."""
+    """Read the weights into the model class that `kind`, an auto class of transformers, selects. `options` are passed
+    to that class. `progress` gets the share of bytes that were read."""
     attention.register()
     found = 1.0 if device.type == "cpu" else _FOUND
     try:
@@ -85,8 +85,8 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Silence the progress bars and load reports of transformers. Findings of transformers are raised as errors by this
-    module."""
+    """Disable the progress bars and load reports of transformers. This module raises an error instead if a weight is
+    missing or unexpected."""
     from transformers.utils import logging as library_logging
 
     verbosity = library_logging.get_verbosity()
@@ -111,9 +111,9 @@ _hook_before: Any = None
 
 @contextmanager
 def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
-    """Report to `progress` the share of the tensors with these `sizes` that transformers has loaded, through its hook
-    for progress bars. The hook is global to the process. The hook is set as long as a thread reads weights, and each
-    thread counts its own."""
+    """Report to `progress` the share of a checkpoint's bytes that transformers has loaded, through transformers' hook
+    for progress bars. `sizes` are the bytes of the tensors. The hook is global to the process, and is set as long as
+    any thread reads weights. Each thread counts its own tensors."""
     token = _counting.set(lambda items: _count(items, sizes, progress))
     _hook(1)
     try:
@@ -136,7 +136,8 @@ def _hook(change: int) -> None:
 
 
 def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
-    """Return a progress bar for transformers: bridle's counter for the parameters of this thread's model."""
+    """Return a progress bar for transformers. If this thread reads weights, this is an iterator that counts loaded
+    parameters."""
     count = _counting.get()
     if count is not None and args and settings.get("desc") == "Loading weights":
         return count(args[0])
@@ -144,8 +145,7 @@ def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
 
 
 def _count(items: Iterable[Any], sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[Any]:
-    """Yield the items: a parameter's name, and the tensors from which it is made. These tensors are counted after the
-    item."""
+    """Yield the items: a parameter's name, and the tensors that it is made from. Report progress after each item."""
     total, done = max(sum(sizes.values()), 1), 0
     for name, made in items:
         sources = [source for names in made.layer_targets.values() for source in names]

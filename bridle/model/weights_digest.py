@@ -1,4 +1,4 @@
-"""Digest of a checkpoint: its weights and the files that describe its model.
+"""Computes the digest of a checkpoint: of its weights, and of the files that describe its model.
 
 All bytes are read once. The result is kept in the user's cache until a file changes.
 """
@@ -56,6 +56,7 @@ def _pieces(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def digest_piece(path: Path, start: int) -> bytes:
-    """Digest a piece of a file. Processors have instructions for SHA-256, which make it twice as fast as BLAKE2."""
+    """Return the digest of a piece of a file from byte `start` on. SHA-256 is used, because processors have
+    instructions for it; it is twice as fast as BLAKE2."""
     with path.open("rb") as file:
         return sha256(os.pread(file.fileno(), _PIECE_BYTES, start)).digest()
