@@ -1,8 +1,7 @@
-"""Decodes untrusted sound files. Only listed formats are tried, length and rate are checked in the header before
-anything is decoded, and no library's message is passed on.
-
-The decoded sound has one channel, the mean of all channels, at the model's sampling rate. A file is decoded and
-resampled piece by piece, so that memory for decoding does not grow with the file's length.
+"""Decodes untrusted sound files. Only listed formats are tried. Length and sampling rate are checked in the header
+before anything is decoded. Messages of libraries are not passed on. The decoded sound has one channel, the mean of all
+channels, at the model's sampling rate. A file is decoded and resampled piece by piece, so that memory for decoding does
+not grow with the file's length.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
 
 
 def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:
-    """Return a sound from a program's own samples: an array, by channels if it has two dimensions, or a pair of array
-    and sampling rate. The default rate is the model's `rate`."""
+    """Convert samples that a Python program passes. `value` is an array, by channels if it has two dimensions, or a
+    pair of an array and its sampling rate. If no sampling rate is given, the samples are taken to have the model's
+    `rate`."""
     own, array = rate, value
     if isinstance(value, tuple) and len(value) == 2:
         array, own = value
@@ -66,7 +66,7 @@ def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio"
 
 
 def _is_known(data: bytes) -> bool:
-    """Return whether a file has the header of a supported format; the decoder would try many more."""
+    """Return whether a file has the header of a supported format. The decoder alone would try many more formats."""
     is_mp3 = data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0")
     return is_mp3 or data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
 
@@ -88,8 +88,8 @@ def _pieces(file: Any, clock: UnpackTimer) -> Iterator[Samples]:
 
 
 def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits, where: str) -> Samples:
-    """Return all pieces as one array at `rate`. Samples are counted while they are decoded, because a header may state
-    less than the file has."""
+    """Resample all pieces to `rate`, and return them as one array. Samples are counted while they are decoded, because
+    a file may have more than its header states."""
     convert = _converter(own, rate, where)
     found: list[Samples] = []
     num_samples = 0
@@ -107,7 +107,7 @@ def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits
 
 
 def _converter(own: int, rate: int, where: str) -> Any:
-    """Return a function that resamples pieces, one after the other."""
+    """Return an object that resamples the pieces of a sound, one after the other."""
     if own == rate:
         return lambda piece, is_last: piece
     try:

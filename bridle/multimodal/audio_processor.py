@@ -1,4 +1,4 @@
-"""Converts sounds to mel spectra, in pieces of the length that a model's audio tower takes."""
+"""Converts sounds to mel spectra, in pieces of the length that a model's audio tower accepts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _BLOCK = 4_096
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """Settings of a family's audio input: `piece` returns the number of spectra that the tower takes at a time.
-    `lay_out` returns the placeholder in a prompt for a number of pieces."""
+    """Settings of a model family's audio input. `piece` returns the number of spectra that the tower accepts at a time.
+    `lay_out` returns the layout of a placeholder for a number of pieces."""
 
     piece: Callable[[Config], int]
     lay_out: Callable[[Config, int], PlaceholderLayout]
@@ -59,7 +59,7 @@ class AudioProcessor:
         self.placeholder = self.row_token = token_of(settings, "audio_token_id", AUDIO)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Read a sound in a file, an array, or an array and its rate."""
+        """Read a sound: the bytes of a file, an array, or an array with its sampling rate."""
         if self._mel is None:
             self._mel = Mel.of(read_settings(self._folder, _FILES, AUDIO))
         open_it = open_sound if isinstance(file, bytes) else check_sound
@@ -73,8 +73,8 @@ class AudioProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Mel:
-    """Whisper's spectra: the logarithm of the power of `size` samples every `hop` samples, by bands of the mel
-    scale."""
+    """Computes Whisper's spectra: every `hop` samples, the logarithm of the power of `size` samples in each band of the
+    mel scale."""
 
     rate: int
     hop: int
@@ -83,7 +83,7 @@ class Mel:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Mel:
-        """Return the settings of a checkpoint; missing ones are Whisper's."""
+        """Return the settings of a checkpoint; missing settings have Whisper's values."""
         from transformers.audio_utils import mel_filter_bank
 
         rate, size = int(settings.get("sampling_rate", 16_000)), int(settings.get("n_fft", 400))
@@ -99,8 +99,8 @@ class Mel:
         return cls(rate, int(settings.get("hop_length", 160)), size, np.asarray(filters, np.float32))
 
     def spectra(self, samples: Samples, count: int) -> NDArray[np.float32]:
-        """Return spectra [bands, count] of samples, padded with silence. The loudest value decides which parts count as
-        silence."""
+        """Return spectra [bands, count] of samples, padded with silence. Values far below the loudest value are raised
+        to a minimum."""
         padded = np.pad(samples, (0, count * self.hop - len(samples)))
         padded = np.pad(padded, self.size // 2, mode="reflect")
         frames = sliding_window_view(padded, self.size)[:: self.hop][:count]

@@ -1,7 +1,7 @@
-"""Placeholders of images in a prompt, family by family: how many rows, in which runs, between which marker tokens.
-
-The processors of transformers have the same rules, but need torch, torchvision or their own texts. Tests compare every
-rule with transformers. The number of rows is compared with the tower's output for each image.
+"""The layout of an image's placeholder in a prompt, for each model family. A layout has runs of rows and the marker
+tokens between them. A row is a position of the prompt that takes one feature row of the tower. The processors of
+transformers have the same rules, but need torch, torchvision or their own prompt texts. Tests compare every rule with
+transformers. The number of rows is compared with the tower's output for each image.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
-    """Expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. `grid` has
-    the rows of each run by time, height and width, for models with such positions; consecutive times are `pace`
-    positions apart. `around` are marker tokens that templates write before and after the placeholder. The markers are
-    removed, because `parts` have their own. `tokens` are the tokens at the rows: marker tokens among them are rows as
-    well."""
+    """The expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. For
+    models with positions in time, height and width, `grid` is the size of each run. Consecutive times are `pace`
+    positions apart. `around` are marker tokens that templates write around the placeholder. They are removed, because
+    `parts` have their own marker tokens. `tokens` are the tokens at the rows; it is used if some rows are marker
+    tokens."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -39,11 +39,11 @@ class PlaceholderLayout:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFamily:
-    """A family of multimodal models. `arrays` are the results of the image processor that the tower reads, and
-    `options` go to the processor. The configuration's field `placeholder` is the token of an image in a prompt. With
-    `mutual` the rows of an image attend to each other in both directions, always or if the text's configuration has
-    that value. With `whole` all tokens of a prompt with images attend to each other. Templates may write the text
-    `written` for an image; this text is not a token."""
+    """A family of multimodal models. `arrays` names the results of the image processor that the tower reads, and
+    `options` are passed to the processor. The configuration field named `placeholder` has the token of an image in a
+    prompt. With `is_mutual`, the rows of an image attend to each other in both directions: always, or if the text's
+    configuration has that value. With `is_whole`, all tokens of a prompt with images attend to each other. Templates
+    may write the text `written` for an image; this text is not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)
@@ -64,14 +64,14 @@ def _llava(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _num_patches(config: Config, rows: int, columns: int) -> int:
-    """Return the number of rows of a tower's output that are used: CLIP puts one row for the whole image before the
-    patches, and the strategy `default` drops the first row."""
+    """Return the number of rows that an image of `rows` x `columns` patches has. CLIP puts one row for the whole image
+    before the patches, and the strategy `default` drops the first row."""
     has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
     return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
 
 
 def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out the whole image, then its tiles as one grid without padding, where each row has an end token."""
+    """Lay out the whole image, then its tiles as one grid without padding. Each line of the grid has an end token."""
     whole = _num_patches(config, _side(config), _side(config))
     if arrays["pixel_values"].shape[1] == 1:
         return PlaceholderLayout((whole + 1,))
@@ -80,7 +80,7 @@ def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _llava_onevision(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out an image as `_llava_next`, but tiles with many patches are scaled down together."""
+    """Lay out an image like `_llava_next`, but scale the grid of tiles down if it has many patches."""
     side = _side(config)
     if arrays["pixel_values"].shape[1] == 1:
         return PlaceholderLayout((side * side + 1,))
@@ -93,13 +93,13 @@ def _llava_onevision(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _side(config: Config) -> int:
-    """Return the number of patches along a side of a tile."""
+    """Return the number of patches along one side of a tile."""
     vision = config["vision_config"]
     return int(vision["image_size"]) // int(vision["patch_size"])
 
 
 def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
-    """Return the rows and columns of patches of all tiles together, without padding."""
+    """Return the number of lines and columns in the grid of patches of all tiles, without padding."""
     side, size = _side(config), int(config["vision_config"]["image_size"])
     height, width = map(int, arrays["image_sizes"][0])
     best = _best_resolution(height, width, config["image_grid_pinpoints"])
@@ -112,7 +112,8 @@ def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
 
 
 def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple[int, int]:
-    """Return the choice that shows most of the image; among equal choices, the one with the least padding."""
+    """Return the size in `choices` that keeps most of the image's resolution; among equal sizes, the one with the least
+    padding."""
 
     def merit(choice: list[int]) -> tuple[int, int]:
         scale = min(choice[1] / width, choice[0] / height)
@@ -138,7 +139,7 @@ def _internvl(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _aya(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out numbered tiles, then the whole image; a small image has no tiles."""
+    """Lay out tiles, each after its number, then the whole image. A small image has no tiles."""
     rows = (_side(config) // int(config.get("downsample_factor", 2))) ** 2
     parts: list[int | str] = ["<|START_OF_IMG|>"]
     for number in range(1, arrays["pixel_values"].shape[0]):
@@ -158,7 +159,7 @@ def idefics_rows(config: Config) -> int:
 
 
 def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out tiles row by row, then the whole image, each between marker tokens; a small image has no tiles."""
+    """Lay out tiles line by line, then the whole image, each between marker tokens. A small image has no tiles."""
     rows = idefics_rows(config)
     tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
     num_rows, num_columns = tiles
@@ -173,7 +174,7 @@ def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _joined(parts: list[int | str]) -> list[int | str]:
-    """Join neighbouring texts, because a token may span two of them."""
+    """Join adjacent texts, because a token may span two of them."""
     joined: list[int | str] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -184,7 +185,7 @@ def _joined(parts: list[int | str]) -> list[int | str]:
 
 
 def _pixtral(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out one run for each row of patches, with a token between two rows and one at the end."""
+    """Lay out one run for each line of patches, with a marker token between lines and another one at the end."""
     size = int(config["vision_config"]["patch_size"]) * int(config.get("spatial_merge_size", 1))
     height, width = map(int, arrays["image_sizes"][0])
     rows, columns = height // size, width // size
@@ -225,20 +226,20 @@ def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _ungridded(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out an image as for Qwen, but with positions of text."""
+    """Lay out an image as for Qwen, but with ordinary text positions."""
     vision = config["vision_config"]
     merge = math.prod(pair(vision.get("merge_kernel_size") or vision["spatial_merge_size"]))
     return PlaceholderLayout((int(np.prod(arrays["image_grid_thw"][0])) // merge,))
 
 
 def _lighton(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out an image as for Pixtral, but without tokens between rows."""
+    """Lay out an image as for Pixtral, but without marker tokens between the lines of patches."""
     return PlaceholderLayout((_pixtral(config, arrays).num_rows,))
 
 
 def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out the whole image, then its tiles row by row. The tower has its own features for the tokens between
-    tiles."""
+    """Lay out the whole image, then its tiles line by line. The tower also computes features for the marker tokens
+    between tiles."""
     start, grid, column, row, end = config["visual_indicator_token_ids"]
     height, width = map(int, arrays["grids"][0])
     vision = config["vision_config"]
@@ -250,7 +251,7 @@ def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _deepseek_ocr(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out tiles, then the whole image, then one row that ends the image."""
+    """Lay out tiles, then the whole image, then one row that marks the end of the image."""
     patch = int(config["vision_config"]["sam_config"]["patch_size"]) * _OCR_SCALE
     rows = [math.ceil(arrays["pixel_values"].shape[-1] / patch) ** 2 + 1]
     if (num_tiles := int(arrays["num_local_patches"][0])) > 0:
@@ -266,7 +267,7 @@ def _cohere2(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out numbered tiles, then the whole image; a small image has no tiles."""
+    """Lay out tiles, each after its number, then the whole image. A small image has no tiles."""
     factor = int(config["downsample_factor"])
     rows = [math.ceil(height / factor) * math.ceil(width / factor) for height, width in arrays["spatial_shapes"]]
     num_rows, num_columns = (int(np.ravel(arrays[name])[0]) for name in ("image_rows", "image_cols"))

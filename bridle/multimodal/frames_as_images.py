@@ -1,4 +1,5 @@
-"""Families that read the frames of a video like images, each in a separate run, with text between them."""
+"""Video settings of model families that read the frames of a video like images. Each frame is a separate run of rows,
+with text between the frames."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _LONGEST_SIDE = 4_096
 
 
 def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings with the sampling of videos, which original checkpoints have in `video_sampling`."""
+    """Return the processor settings with frame sampling in the usual fields. Original checkpoints have it in
+    `video_sampling`."""
     sampling = settings.get("video_sampling") or {}
     return {
         **settings,
@@ -40,7 +42,7 @@ def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_ends(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return frames from begin to end; of a long video, one second is left out at both ends."""
+    """Return the indices of frames at equal distances. In a long video, the first and the last second are left out."""
     seconds = clip.count / clip.rate
     num = max(min(round(frames.rate * seconds), frames.many, many), 1)
     first, last = 0, clip.count - 1
@@ -71,7 +73,8 @@ def _one_batch(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _introduced(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out the number of frames, then each frame after its time, between the markers of an image."""
+    """Lay out a text with the number of frames, then each frame after its time. Each frame is between the marker tokens
+    of an image."""
     rows, around = idefics_rows(config), "<fake_token_around_image>"
     length = timedelta(seconds=int(seen.duration))
     text = f"You are provided the following series of {in_words(len(seen.indices))} frames from a {length} "
@@ -102,7 +105,8 @@ def _internvl_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_the_middle(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the middle frame of each of several equal parts: one per frame to show, at most `many`."""
+    """Return the indices of frames in the middle of equal parts of the clip. There is one part for each frame to show,
+    and at most `many`."""
     by_rate = int(clip.count / clip.rate * frames.rate) if frames.rate else _INTERNVL_FRAMES
     num = max(min(frames.many or by_rate, many, clip.count), 1)
     step = clip.count / num
@@ -114,12 +118,12 @@ def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> 
 
 
 def _tiles(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
-    """Return the frames as tiles [frames, 3, height, width]."""
+    """Return the frames as an array of tiles [frames, 3, height, width], with their grid."""
     return {"pixel_values": normalized(np.stack(shown), frames).transpose(0, 3, 1, 2)}, (len(shown), 1, 1)
 
 
 def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out one line for each frame."""
+    """Lay out each frame after its number, one text line per frame."""
     parts: list[int | str] = []
     for number in range(1, len(seen.indices) + 1):
         end = "</img>\n" if parts else ""
@@ -131,8 +135,8 @@ def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return frames at a fixed rate per second. A long video has as many frames as the longest video at that rate. If
-    the number is odd, the code that makes patches repeats the last frame."""
+    """Return the indices of frames at a fixed rate. Of a video over `longest` seconds, a fixed number of frames is
+    used. If the number of frames is odd, the code that makes patches repeats the last frame."""
     last, seconds = clip.count - 1, clip.count / clip.rate
     most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
     num = max(math.floor(seconds * frames.rate), 1)
@@ -146,7 +150,7 @@ def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def behind_frames(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out a run for each two frames, followed by the time of the first frame in seconds."""
+    """Lay out one run for every two frames, followed by the time of the first of them in seconds."""
     _, height, width = seen.grid
     parts: list[int | str] = []
     text = ""

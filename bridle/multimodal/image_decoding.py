@@ -38,7 +38,7 @@ def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Imag
 
 
 def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """Convert an image of Pillow or an array, which a program has opened itself, to the form that models read."""
+    """Convert an image that a Python program passes, a Pillow image or an array, to the form that models read."""
     picture = value if isinstance(value, Image.Image) else _from_array(value, where)
     _check_size(*picture.size, limits, where)
     try:
@@ -58,8 +58,8 @@ def _from_array(value: Any, where: str) -> Image.Image:
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
-    """Return the image upright, opaque, in RGB, and within the limit of shown pixels. The image is reduced early,
-    because later steps need memory in proportion to the image's size."""
+    """Return the image upright, opaque, in RGB, and reduced to at most `max_shown_pixels`. The image is reduced first,
+    because later operations need memory in proportion to the image's size."""
     is_clear = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
     if picture.mode not in ("RGB", "RGBA", "L", "LA", "CMYK") or (is_clear and picture.mode in ("RGB", "L")):
         picture = _converted(picture, "RGBA" if is_clear else "RGB")

@@ -1,4 +1,5 @@
-"""Reads images: the checkpoint's own image processor makes arrays, and the family's rule makes the placeholders."""
+"""Reads images. The checkpoint's image processor computes the arrays for the tower, and the rule of the model family
+determines the placeholder's layout."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class ImageProcessor:
         self.is_mutual = family.is_mutual is True or (bool(family.is_mutual) and family.is_mutual == sees)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Return the arrays and the layout of an image, given as a file, an image of Pillow or an array."""
+        """Return the arrays and the placeholder layout of an image. `file` is the bytes of a file, a Pillow image or an
+        array."""
         is_file = isinstance(file, bytes)
         return self._prepare(
             open_picture(file, limits, where) if is_file else check_picture(file, limits, where), where
@@ -58,7 +60,7 @@ class ImageProcessor:
         return arrays, layout
 
     def processor(self) -> Any:
-        """Return the checkpoint's image processor, in the form that needs only Pillow and numpy."""
+        """Return the checkpoint's image processor, in the variant that needs only Pillow and numpy."""
         if self._processor is None:
             with quiet():
                 # At the package's top, older releases claim to need torchvision for this class. The Pillow form does

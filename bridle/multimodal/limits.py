@@ -32,11 +32,10 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request: numbers of images, sounds and videos, bytes of each file and of all files, pixels of each
-    image, seconds of each sound and video. A model reads at most `max_shown_pixels` of an image; larger images are
-    reduced. A model reads at most `max_frames` of a video, with at most `max_video_pixels` and `max_video_rows`
-    together. Decoding a sound or a video may take `decode_seconds`. All arrays together have at most `max_array_bytes`.
-    Fetching all files from other servers may take `fetch_seconds`."""
+    """Limits of one request. Images larger than `max_shown_pixels` are reduced to this number of pixels. A model reads
+    at most `max_frames` frames of a video, which together have at most `max_video_pixels` pixels and `max_video_rows`
+    rows in the prompt. Decoding one sound or video may take `decode_seconds`. The arrays of all files together have at
+    most `max_array_bytes`. Fetching all files from other servers may take `fetch_seconds`."""
 
     max_images: int = 16
     max_sounds: int = 16
@@ -63,6 +62,6 @@ class UnpackTimer:
         self._end = time.monotonic() + self._seconds
 
     def check(self) -> None:
-        """Raise `MediaRefused` once the time has run out."""
+        """Raise `MediaRefused` if decoding has taken longer than the limit."""
         if time.monotonic() > self._end:
             raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)

@@ -1,4 +1,4 @@
-"""Fetches images and other files from other servers, and only from hosts that the operator lists.
+"""Fetches images and other media files from other servers, but only from hosts that the operator lists.
 
 The type and size that these servers state are not trusted. The target of a redirect is checked like the first address.
 """
@@ -30,7 +30,7 @@ def is_remote(url: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedHost:
-    """An origin, and the network of its addresses that need not be public."""
+    """A listed host (scheme, name and port). Its addresses may be private if they are in the networks `private`."""
 
     scheme: str
     host: str
@@ -39,8 +39,8 @@ class ListedHost:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read `HOST`, `HOST:PORT` or `http://HOST`, followed by `=NETWORK` if its addresses are not public. A host
-        that is listed as an IP address may be private. Raises `InvalidRequest`."""
+        """Parse `HOST`, `HOST:PORT` or `http://HOST`, followed by `=NETWORK` if the host's addresses are private. A
+        host that is listed as an IP address may be private without this. Raises `InvalidRequest`."""
         place, _, network = text.partition("=")
         try:
             target = HttpTarget.of(place if place.startswith(_SCHEMES) else f"https://{place}")
@@ -67,15 +67,15 @@ class ImageHosts:
     """The hosts from which files may be fetched."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Read the hosts in the form that an operator lists them; raises `InvalidRequest`."""
+        """Parse the hosts that the operator lists (see `ListedHost.of`). Raises `InvalidRequest`."""
         self._hosts = tuple(map(ListedHost.of, [texts] if isinstance(texts, str) else texts))
 
     def __bool__(self) -> bool:
         return bool(self._hosts)
 
     def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
-        """Fetch the file at a URL, an image or a file of another `modality`. Waits until `deadline` on the monotonic
-        clock. Raises `UnsupportedFeature` for a host that is not listed, and `MediaRefused`."""
+        """Return the bytes of the media file at a URL. Waits until `deadline` on the monotonic clock. Raises
+        `UnsupportedFeature` for a host that is not listed, and `MediaRefused` if the fetch fails."""
         for _ in range(_MOST_REDIRECTS + 1):
             try:
                 target = HttpTarget.of(url)
@@ -103,7 +103,7 @@ class ImageHosts:
 
 
 def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
-    """Fetch the answer within its time limit, even if a server sends slowly. A socket's own timeout is not enough,
+    """Fetch the response within the time limit, even if the server sends slowly. A socket timeout is not enough,
     because it restarts with each byte."""
     exchange = HttpExchange(bounds, target)
     watch = threading.Timer(bounds.timeout, exchange.abort)

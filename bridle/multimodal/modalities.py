@@ -1,4 +1,4 @@
-"""The kinds of files that go into prompts in addition to text, with their names in APIs and in messages."""
+"""The kinds of media (modalities) in prompts besides text, with their names in APIs and in messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_PARTS = {part: modality for modality, parts in PARTS.items() for part in part
 
 
 def word(modality: str) -> str:
-    """Return the name of one file of a modality."""
+    """Return the word for one file of a modality, for messages."""
     return WORDS[modality][0] if modality in WORDS else "file"
 
 
@@ -27,6 +27,6 @@ def counted(number: int, modality: str) -> str:
 
 
 def reads(name: str, modalities: Collection[str]) -> str:
-    """Return a text for messages about the modalities that the model called `name` reads."""
+    """Return a message text that lists the modalities that the model called `name` reads."""
     words = ["text", *(WORDS[modality][1] for modality in modalities)]
     return f"{name!r} reads only " + (", ".join(words[:-1]) + " and " if words[1:] else "") + words[-1]

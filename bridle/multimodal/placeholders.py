@@ -1,4 +1,5 @@
-"""Placeholders of images and sounds in a prompt. Each is expanded to rows, with marker tokens around the rows."""
+"""Expands the placeholders of images and sounds in a prompt to one token per feature row, with marker tokens around
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from bridle.multimodal.processor import ModalityProcessor, PlacingTokenizer, key
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image, or one file of another `modality`, in the form that a model reads."""
+    """One image, or one file of another `modality`, after processing: the tower's input and the placeholder's
+    layout."""
 
     medium: MultiModalItem
     layout: PlaceholderLayout
@@ -24,7 +26,7 @@ class Picture:
 
 
 class PlaceholderExpander:
-    """The tokens of a prompt that is being expanded, and their placeholder ranges."""
+    """Expands the placeholders of one prompt. Collects the expanded tokens and the ranges of images among them."""
 
     def __init__(self, senses: Mapping[str, ModalityProcessor], tokenizer: PlacingTokenizer) -> None:
         self._senses, self._tokenizer = senses, tokenizer
@@ -33,8 +35,8 @@ class PlaceholderExpander:
         self._runs: list[PlaceholderRange] = []
 
     def place(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
-        Raises `InvalidRequest` unless there is a placeholder for each image."""
+        """Return the tokens of the prompt with each placeholder expanded, and the images with their positions. Raises
+        `InvalidRequest` unless each image has exactly one placeholder."""
         whole = next((sense for sense in map(self._sense_of, pictures) if sense.is_whole), None)
         if whole is not None:
             prompt = completed(prompt, whole.placeholder, len(pictures), self._tokenizer)
@@ -58,7 +60,7 @@ class PlaceholderExpander:
         return self._senses[picture.modality]
 
     def _as_one(self, pictures: Sequence[Picture]) -> MultiModalInputs:
-        """Return the whole prompt as one medium in one run."""
+        """Return the whole prompt as a single medium whose placeholder range covers all tokens."""
         arrays = whole_arrays(self._tokens, [picture.medium for picture in pictures])
         keys = tuple(picture.medium.key for picture in pictures for _ in picture.medium.arrays)
         medium = MultiModalItem(key_of(arrays), arrays, len(self._tokens), keys)
@@ -79,8 +81,8 @@ class PlaceholderExpander:
             )
 
     def _grow(self, picture: Picture) -> None:
-        """Append the tokens of the image. Whitespace before the image is tokenized together with its text, as in one
-        text."""
+        """Append the expanded placeholder of an image. Whitespace before the placeholder is tokenized together with the
+        first marker text."""
         layout, sense, offset = picture.layout, self._senses[picture.modality], 0
         self._drop_around(*layout.around)
         for number, part in enumerate(layout.parts):
@@ -96,7 +98,8 @@ class PlaceholderExpander:
                 offset += part
 
     def _drop_around(self, before: str, behind: str) -> None:
-        """Remove marker tokens that a template writes around the placeholder, if the layout has its own."""
+        """Remove the marker tokens that a template wrote around the placeholder, because the layout has its own marker
+        tokens."""
         text = self._tokenizer.token_text
         has_before = not before or (bool(self._tokens) and text(self._tokens[-1]) == before)
         has_behind = not behind or (bool(self._left) and text(self._left[0]) == behind)
@@ -117,7 +120,8 @@ class PlaceholderExpander:
         return space
 
     def _ended(self, part: str) -> list[int]:
-        """Return the tokens of a text that ends in line ends. The tokens may depend on the text that follows."""
+        """Return the tokens of the last marker text `part`. If it ends in line ends, they are tokenized together with
+        the text that follows."""
         part += self._lines_behind()
         if self._left and (text := self._tokenizer.token_text(self._left[0])):
             *tokens, last = self._encode(part + text)

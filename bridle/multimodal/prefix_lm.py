@@ -1,8 +1,7 @@
-"""Prompts in which all tokens, including text, attend in both directions, like PaliGemma's prompts with images.
-
-The result at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in one
-run. The prompt's key covers ids and pixels, no chunk splits the prompt, and no cache gives a part of it to another
-prompt. Sampled tokens after it are causal.
+"""Prompts in which all tokens, including text, attend in both directions (prefix LM), such as PaliGemma's prompts with
+images. Each position of such a prompt depends on all of its tokens and pixels. So the whole prompt is handled like one
+image. Its key covers ids and pixels, no chunk splits it, and the prefix cache never shares a part of it. Sampled tokens
+after the prompt attend causally.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
-    """Return a prompt like transformers' processor writes it: after the last image comes the token that begins a text,
-    and at the end a newline. Images come first if the prompt has no placeholders. A prompt that already has this form
-    is unchanged."""
+    """Return a prompt in the form that the processor of transformers produces. The BOS token comes after the last
+    image, and a newline at the end. If the prompt has no placeholders, images come first. A prompt that already has
+    this form is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:
         tokens = [placeholder] * num_pictures + (tokens[1:] if tokens[:1] == [bos] else tokens)
@@ -36,11 +35,11 @@ def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokeni
 
 
 def is_lines(text: str) -> bool:
-    """Return whether a text consists of line ends; adjacent ones may be joined into one token."""
+    """Return whether a text consists only of line ends. Adjacent line ends may be one token."""
     return bool(text) and not text.strip("\n")
 
 
 def whole_arrays(tokens: Sequence[int], media: Sequence[MultiModalItem]) -> tuple[MediaArray, ...]:
-    """Return the arrays of a prompt's features: its ids, then the pixels of its images in order."""
+    """Return the arrays that determine a prompt's features: its ids, then the pixels of its images in order."""
     ids = MediaArray(PROMPT_IDS, "int64", (len(tokens),), np.asarray(tokens, np.int64).tobytes())
     return (ids, *(array for medium in media for array in medium.arrays))

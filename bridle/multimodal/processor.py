@@ -1,4 +1,5 @@
-"""Interface of the processor of one modality: it makes the tower's input, and the placeholders in a prompt."""
+"""Interface of the processor of one modality, which computes the tower's input and the layout of the placeholder in a
+prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PlacingTokenizer(Protocol):
-    """The functions of a tokenizer that the placing of images needs."""
+    """Interface of the tokenizer functions that are needed to expand placeholders."""
 
     @property
     def bos_token_id(self) -> int | None: ...
@@ -30,10 +31,10 @@ class PlacingTokenizer(Protocol):
 
 
 class ModalityProcessor(Protocol):
-    """Processor of one kind of files that a checkpoint reads. `placeholder` is the token of a file in a prompt, and
-    `row_token` the token at each of the file's rows. Templates may write the text `written`, which is not a token. With
-    `is_mutual`, the rows of a file attend to each other in both directions. With `is_whole`, all tokens of a prompt
-    with files attend to each other."""
+    """Interface of the processor for one modality of a checkpoint. `placeholder` is the token that stands for a file in
+    a prompt. It is expanded to one `row_token` per feature row. Templates may write the text `written`, which is not a
+    token, instead. With `is_mutual`, the rows of a file attend to each other in both directions. With `is_whole`, all
+    tokens of a prompt with files attend to each other."""
 
     modality: str
     placeholder: int
@@ -43,13 +44,13 @@ class ModalityProcessor(Protocol):
     is_whole: bool
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Return the tower's input for a file, given as bytes or as an object that a program has opened. Raises
-        `MediaRefused`; for missing libraries, `UnsupportedFeature`."""
+        """Return the tower's input for a file, and the layout of its placeholder. `file` is bytes or an object that a
+        Python program passes. Raises `MediaRefused`, and `UnsupportedFeature` if a library is missing."""
 
 
 def key_of(arrays: Sequence[MediaArray]) -> bytes:
-    """Return a digest of names, types, shapes and values. Shapes are included, because arrays of different shapes may
-    have equal bytes."""
+    """Return a digest of the arrays' names, types, shapes and values. Shapes are included, because arrays of different
+    shapes may have equal bytes."""
     digest = blake2b(digest_size=16)
     for array in arrays:
         head = f"{array.name} {array.dtype} {array.shape} ".encode()
@@ -68,7 +69,7 @@ def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
 
 
 def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
-    """Return the first of `texts` that is a token which a checkpoint's tokenizer has in addition to its vocabulary."""
+    """Return the id of the first of `texts` that is an added token of the checkpoint's tokenizer."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
@@ -80,8 +81,8 @@ def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
 
 
 def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
-    """Return a checkpoint's processor settings: the first of `names` that exists, each a file and a part of it, or
-    the whole file if the part is unnamed."""
+    """Return a checkpoint's processor settings. Each of `names` is a file and the name of a part of it ("": the whole
+    file). The first that exists is used."""
     for name, part in names:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -93,7 +94,7 @@ def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: st
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the advice of transformers about other packages."""
+    """Suppress log messages of transformers that advise other packages."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

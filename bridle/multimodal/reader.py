@@ -1,7 +1,6 @@
-"""Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`.
-
-The reader belongs to a model. For each kind of file that the model reads, the reader has a processor that makes the
-arrays of a file and the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because
+"""Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`. A
+reader belongs to one model. It has a processor for each modality that the model reads. The processor computes the
+arrays of a file and the layout of its placeholder. Recently read files are cached by the digest of their bytes, because
 a chat sends the same files in each turn. This module imports no torch.
 """
 
@@ -43,8 +42,8 @@ LOW_PIXELS = 512 * 512
 
 
 class MediaReader:
-    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Files that are named by a URL are
-    fetched from `hosts`. `senses` are the processors of the kinds of files that the model reads."""
+    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Files at a URL are fetched from
+    `hosts`. `senses` has the processor of each modality that the model reads."""
 
     def __init__(
         self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS
@@ -60,14 +59,15 @@ class MediaReader:
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
-        """Let a video take at most half of a sequence of `num_tokens` tokens."""
+        """Limit the rows of a video to half of the context length `num_tokens`."""
         rows = max(min(self.limits.max_video_rows, num_tokens // 2), 1)
         self.limits = replace(self.limits, max_video_rows=rows)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_all(self, sources: Sequence[Source]) -> list[Picture]:
-        """Read the files of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
+        """Read and process all files of a request, within its limits. Slow. Raises `MediaRefused` and
+        `UnsupportedFeature`."""
         limits = self.limits
         most = {IMAGE: limits.max_images, AUDIO: limits.max_sounds, VIDEO: limits.max_videos}
         for modality, count in Counter(source.modality for source in sources).items():
@@ -88,7 +88,7 @@ class MediaReader:
         return pictures
 
     def _open_all(self, sources: Sequence[Source]) -> list[Any]:
-        """Return the bytes of all files of a request, or the objects that a program has opened."""
+        """Return the bytes of each file of a request, or the object that a Python program passed instead."""
         limits, deadline = self.limits, time.monotonic() + self.limits.fetch_seconds
         files: list[Any] = []
         num_bytes = 0
@@ -106,8 +106,8 @@ class MediaReader:
     def read(
         self, file: Any, where: str = "image", max_shown_pixels: int | None = None, modality: str = IMAGE
     ) -> Picture:
-        """Read an image or another medium from a file or a program's own object. Raises `MediaRefused`, and
-        `UnsupportedFeature` if the model does not read this modality."""
+        """Read and process one file of a modality. `file` is bytes or an object that a Python program passes. Raises
+        `MediaRefused`, and `UnsupportedFeature` if the model does not read this modality."""
         limits, sense = self.limits, self.senses.get(modality)
         if sense is None:
             raise UnsupportedFeature(f"{where} is a {WORDS[modality][0]}, which this model does not read", where)
@@ -151,7 +151,7 @@ class MediaReader:
 
 
 def _parts(file: Any) -> Sequence[Any]:
-    """Return the files of a list of frames, or a list of the one file."""
+    """Return the frames of a video that is given as a list of files, or a list with the single file."""
     return file if isinstance(file, list) else [file]
 
 
@@ -169,7 +169,8 @@ def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, ModalityPr
 
 
 def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS) -> MediaReader | None:
-    """Return a reader for the checkpoint in `folder`; None if its model reads only text, or files in an unknown way."""
+    """Return a reader for the checkpoint in `folder`; None if its model reads only text, or if bridle does not support
+    how the model reads media."""
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):

@@ -1,7 +1,6 @@
-"""Images, sounds and videos in the forms of requests: content parts of several APIs, `data:` URLs and base64. Only
-files that a program names as a `Path` are opened; `hosts` fetches files from other servers.
-
-Every refusal has its own message, which contains nothing of the file's content.
+"""Finds images, sounds and videos in requests: content parts of several APIs, `data:` URLs and base64. A local file is
+opened only if a Python program passes it as a `Path`. Files on other servers are fetched by `ImageHosts`. Error
+messages contain nothing of a file's content.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ NO_HOSTS = ImageHosts()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that has not been read: its bytes, a `data:` URL, base64 with its `kind`, a path, or an object such as an
-    image of Pillow or an array. `modality` is the kind of its contents. `is_low` requests little detail of an image."""
+    """A media file of a request that was not read yet. It is given as bytes, a URL, base64 with its media type `kind`,
+    a path, or an object such as a Pillow image. `is_low` means that the client wants an image in low detail."""
 
     value: Any
     where: str
@@ -43,7 +42,7 @@ class Source:
         return self.kind is None and is_remote(self.value)
 
     def open(self, limits: MediaLimits, hosts: ImageHosts = NO_HOSTS, deadline: float = inf) -> Any:
-        """Return the file's bytes, or the object that a program has opened. A file on another server is fetched from
+        """Return the file's bytes, or the object that a Python program passed. A file on another server is fetched from
         `hosts` until `deadline`."""
         value, where = self.value, self.where
         if self.is_remote and hosts:
@@ -60,9 +59,9 @@ class Source:
 
 
 def source_of(part: Mapping[str, Any], where: str) -> Source | None:
-    """Return the file of a content part: OpenAI's `image_url` and `input_audio`, its `input_image` of responses,
-    Anthropic's `image` with a `source`, vLLM's `audio_url` and `video_url`, or `image`, `audio` and `video` with the
-    object itself. Returns None for any other part."""
+    """Return the media file of a content part; None for any other part. The part may be OpenAI's `image_url`,
+    `input_audio` or `input_image`, Anthropic's `image` with a `source`, or vLLM's `audio_url` or `video_url`. In
+    Python, it may also be `image`, `audio` or `video` with the object itself."""
     modality = OF_PARTS.get(str(part.get("type")))
     if modality is None:
         return None
@@ -94,7 +93,7 @@ def _of_source(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
-    """Return the file in OpenAI's form `{"data": base64, "format": "wav"}`."""
+    """Return the file that is given in OpenAI's form `{"data": base64, "format": "wav"}`."""
     data, form = given.get("data"), given.get("format")
     if not isinstance(data, str) or not isinstance(form, str):
         raise MediaRefused(f"{where}.input_{modality} must have data in base64, and its format", where)
@@ -102,7 +101,8 @@ def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def has_remote(messages: Iterable[Any]) -> bool:
-    """Return whether a file in the messages has to be fetched. Errors in a part are reported when it is read."""
+    """Return whether any file in the messages has to be fetched from another server. Invalid parts are ignored here;
+    they raise an error when they are read."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     lists = (content for content in contents if isinstance(content, Sequence) and not isinstance(content, str))
     return any(_is_remote_part(part) for content in lists for part in content)
@@ -117,7 +117,7 @@ def _is_remote_part(part: Any) -> bool:
 
 
 def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
-    """Read a file that a program has named; a server's clients cannot name files."""
+    """Read a local file that a Python program named. Clients of a server cannot name local files."""
     try:
         with path.open("rb") as file:
             return file.read(limits.max_image_bytes + 1)
@@ -126,7 +126,7 @@ def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
 
 
 def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: str = IMAGE) -> Any:
-    """Return the bytes of a `data:` URL, or the bytes of each frame in it."""
+    """Return the bytes of the file in a `data:` URL, or a list with the bytes of each frame."""
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
@@ -142,8 +142,8 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
 
 
 def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, modality: str) -> Any:
-    """Return the bytes of base64 text, or the bytes of each frame if the text has several frames separated by
-    commas."""
+    """Return the bytes of a file in base64. If the text has several frames, separated by commas, return a list of the
+    bytes of each frame."""
     if modality != VIDEO or kind is None or VIDEO_FORMATS.get(kind.strip().lower()) != "frames":
         return read_base64(text, kind, limits, where, modality)
     if (count := text.count(",") + 1) > limits.max_frames:

@@ -1,7 +1,6 @@
-"""Decodes untrusted video files to frames. Only listed formats are tried, sizes and lengths are checked in the header
-before anything is decoded, decoding has a time limit, and no library's message is passed on.
-
-A clip yields only the requested frames, one after the other, so that it keeps no other frames in memory.
+"""Decodes untrusted video files to frames. Only listed formats are tried. Sizes and lengths are checked in the header
+before anything is decoded. Decoding has a time limit. Messages of libraries are not passed on. A clip yields only the
+requested frames, one after the other, so that other frames are not kept in memory.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ Unpack = Callable[[Sequence[int]], Iterator[Image.Image]]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """`count` frames at `rate` frames per second. With `is_chosen` the model reads all of them. `unpack` yields the
-    frames at increasing indices, in RGB."""
+    """A video of `count` frames at `rate` frames per second. If `is_chosen`, the caller has selected the frames, and
+    the model reads all of them. `unpack` yields the frames at given increasing indices, in RGB."""
 
     count: int
     rate: float
@@ -56,7 +55,7 @@ class Clip:
     is_chosen: bool = False
 
     def checked(self, limits: MediaLimits, where: str) -> Clip:
-        """Return this clip if it is within the limits; raise `MediaRefused` otherwise."""
+        """Return this clip if its size, rate and length are within the limits; raise `MediaRefused` otherwise."""
         size = f"{where} has frames of {self.width} x {self.height} pixels"
         if min(self.width, self.height) < LEAST_SIDE or max(self.width, self.height) > MOST_SIDE:
             raise MediaRefused(f"{size}; sides must have {LEAST_SIDE} to {MOST_SIDE}", where)
@@ -96,7 +95,7 @@ def unreadable(where: str) -> MediaRefused:
 
 
 def _guarded(unpack: Unpack, where: str) -> Unpack:
-    """Return the same function with errors replaced by bridle's own messages."""
+    """Wrap `unpack` so that its errors become `MediaRefused` with bridle's own messages."""
 
     def guarded(indices: Sequence[int]) -> Iterator[Image.Image]:
         frames = unpack(indices)
@@ -116,8 +115,8 @@ def _guarded(unpack: Unpack, where: str) -> Unpack:
 
 
 def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer) -> Clip:
-    """Open a GIF or a WebP. The file's frames may have different durations, but all are treated as if they had the
-    first frame's duration."""
+    """Open a GIF or a WebP. Frames may have different durations, but all frames are treated as if they had the duration
+    of the first one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = Image.open(io.BytesIO(data), formats=("GIF", "WEBP"))
@@ -183,8 +182,9 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
 
 
 def _check_samples(data: bytes) -> None:
-    """Raise an error for an MP4 that claims more samples than any film has. A few bytes can make this claim, and the
-    decoder would trust it. These tables are outside of the video data; compressed tables are refused too."""
+    """Raise `MediaRefused` for an MP4 whose sample tables claim more samples than any film has. A few bytes can make
+    this claim, and the decoder would trust it. The tables are found outside of the video data. Compressed tables are
+    refused, too."""
     start = 0
     while start + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, start)
@@ -202,8 +202,8 @@ def _check_samples(data: bytes) -> None:
 
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
-    """Open frames that the caller has selected: a list of images, or an array (frames, height, width, 3). Images with a
-    rate are a video, of which some frames are used."""
+    """Return a clip from frames that a Python program passes: a list of images, or an array (frames, height, width, 3).
+    All frames are used. If a rate is given as well, frames are sampled as from a video."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
         frames, rate = value

@@ -1,4 +1,4 @@
-"""Common code for families that read videos: a checkpoint's frame settings, the selection of frames, and their
+"""Common code for model families that read videos: a checkpoint's frame settings, the selected frames, and their
 conversion to the tower's input."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Grid = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class Frames:
     """Frame settings of a checkpoint. A patch has `patch` x `patch` pixels over `temporal` frames, and `merge` x
-    `merge` patches form a row. A frame has between `least` and `most` pixels. Frames are sampled at `rate` per second,
-    `fewest` to `many` in all. Square frames have `edge` pixels along a side; clips over `longest` seconds use fewer
-    frames."""
+    `merge` patches give one feature row. A frame is resized to between `least` and `most` pixels. Frames are sampled at
+    `rate` per second, with a total of `fewest` to `many`. Square frames have `edge` pixels along a side. Clips over
+    `longest` seconds are sampled at a lower rate."""
 
     patch: int = 14
     temporal: int = 2
@@ -40,7 +40,7 @@ class Frames:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], base: Frames) -> Frames:
-        """Return the settings of a checkpoint; missing ones are those of `base`."""
+        """Return the settings of a checkpoint; missing settings are taken from `base`."""
         size, square = settings.get("size") or {}, settings.get("max_image_size") or {}
         return cls(
             int(settings.get("patch_size", base.patch)),
@@ -59,13 +59,14 @@ class Frames:
 
     @property
     def side(self) -> int:
-        """Return the number of pixels along a side of a row."""
+        """Return the number of pixels along one side of the area that gives one feature row."""
         return self.patch * self.merge
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedFrames:
-    """Selected frames of a clip: `indices`, at `rate` per second, as `grid` rows by time, height and width."""
+    """The frames with these `indices`, selected from a clip of `count` frames at `rate` per second. `grid` is the
+    number of rows in time, height and width."""
 
     indices: tuple[int, ...]
     count: int
@@ -75,7 +76,7 @@ class SelectedFrames:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds between two times of the grid."""
+        """Return the seconds between two consecutive times of the grid."""
         return self.temporal / (len(self.indices) / self.count * self.rate)
 
     @property
@@ -85,12 +86,12 @@ class SelectedFrames:
 
     @property
     def starts(self) -> list[float]:
-        """Return the time of the first frame of each time of the grid, in seconds."""
+        """Return for each time of the grid the time of its first frame in the clip, in seconds."""
         return [index / self.rate for index in self.indices[:: self.temporal]]
 
     @property
     def times(self) -> list[float]:
-        """Return the middle of each time of the grid, in seconds."""
+        """Return for each time of the grid the mean time of its first and last frame, in seconds."""
         padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % self.temporal)]
         ends = zip(padded[:: self.temporal], padded[self.temporal - 1 :: self.temporal], strict=True)
         return [(first / self.rate + last / self.rate) / 2 for first, last in ends]
@@ -98,13 +99,13 @@ class SelectedFrames:
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """Settings of a family's video input. `sample` chooses frames, `size` returns their size (height, width), `make`
-    the tower's input, with its grid by time, height and width, and `lay_out` the placeholder. `base` has the
-    processor's defaults. The configuration's field `rows_in` is the token at each row. The token of a video is in
-    `video_token_id`, or the first of `places` that the tokenizer knows. Templates may write the text `written`, which
-    is not a token. `settings` converts a checkpoint's settings to the fields of `Frames`. Frames of a fixed size have
-    `rows` rows each. Frames are resized with the filter `resample`, first to the intermediate size `via` if there is
-    one."""
+    """Settings of a model family's video input. `sample` selects frames, and `size` returns the size (height, width) to
+    which they are resized. `make` returns the tower's input with its grid in time, height and width. `lay_out` returns
+    the placeholder's layout. `base` has the processor's defaults. The configuration field named `rows_in` has the token
+    at each row. The placeholder token of a video is in `video_token_id`, or is the first of `places` that the tokenizer
+    knows. Templates may write the text `written`, which is not a token. `settings` converts a checkpoint's settings to
+    the fields of `Frames`. If frames have a fixed size, `rows` returns the rows of each frame. Frames are resized with
+    the filter `resample`, first to the intermediate size `via` if it is given."""
 
     sample: Callable[[Clip, Frames, int], Sequence[int]]
     size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
@@ -120,7 +121,7 @@ class FrameSampling:
     resample: Image.Resampling = Image.Resampling.BICUBIC
 
     def draw(self, frame: Image.Image, clip: Clip, frames: Frames, height: int, width: int) -> NDArray[np.uint8]:
-        """Return a frame [height, width, 3] at the size that the model reads."""
+        """Resize a frame to the size that the model reads: [height, width, 3]."""
         frame = frame.convert("RGB")
         if self.via is not None:
             tall, wide = self.via(clip, frames)
@@ -129,15 +130,16 @@ class FrameSampling:
 
 
 def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]:
-    """Return colours [..., 3] normalized with the tower's mean and deviation."""
+    """Normalize colours [..., 3] with the tower's mean and standard deviation."""
     mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
     found: NDArray[np.float32] = (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
     return found
 
 
 def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
-    """Convert frames [height, width, 3] to patches [N, 3 x temporal x patch x patch], with the patches of a row
-    adjacent. Also return their numbers by time, height and width. Copies of the last frame replace missing frames."""
+    """Convert frames [height, width, 3] to patches [N, 3 x temporal x patch x patch], with the patches of one feature
+    row adjacent. Also return the numbers of patches in time, height and width. If frames are missing for the last
+    patches, the last frame is repeated."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
     times = len(padded) // frames.temporal

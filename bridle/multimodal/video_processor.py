@@ -1,7 +1,6 @@
-"""Reads videos. Each family has its rules for the choice of frames, their size, and the tokens in the prompt.
-
-The video processors of transformers do the same, but need torchvision. The tests compare every rule of this module with
-transformers. This module also limits the pixels of all frames together to those in `MediaLimits`.
+"""Reads videos. Each model family has rules for the choice of frames, their size, and the tokens in the prompt. The
+video processors of transformers have the same rules, but need torchvision. The tests compare every rule of this module
+with transformers. This module also limits the total pixels of all frames, by `MediaLimits`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _FRAME_ROWS = 768
 
 
 def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return frames at equal distances, in a multiple of the temporal patch size."""
+    """Return the indices of frames at equal distances. Their number is a multiple of the temporal patch size."""
     most = min(frames.many, many, clip.count) // frames.temporal * frames.temporal
     wanted = min(max(clip.count / clip.rate * frames.rate, frames.fewest), most, clip.count)
     num = max(int(wanted // frames.temporal) * frames.temporal, 1)
@@ -46,20 +45,21 @@ def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def _from_end_to_end(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the first frame, the last, and some between them."""
+    """Return the indices of the first frame, the last frame, and frames at equal distances between them."""
     wanted = int(clip.count / clip.rate * frames.rate)
     num = min(max(wanted, frames.fewest), frames.many, many, clip.count)
     return [int(index) for index in np.linspace(0, clip.count - 1, num).round()]
 
 
 def _size_of_each(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Return a size between the minimum and maximum of a frame, such that all frames together are within the budget."""
+    """Return a frame size within the limits of a single frame, such that all frames together have at most `budget`
+    pixels."""
     most = min(frames.most, _FRAME_ROWS * frames.side**2, budget // num)
     return fitted(clip.height, clip.width, frames.side, min(frames.least, most), most)
 
 
 def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Return a size such that all frames together are between the minimum and the maximum."""
+    """Return a frame size such that all frames together have between `least` and `most` pixels."""
     height, width, side = clip.height, clip.width, frames.side
     if min(height, width) < side:
         scale = max(side / height, side / width)
@@ -72,8 +72,9 @@ def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: i
 def fitted(
     height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
 ) -> tuple[int, int]:
-    """Return multiples of `side` near a height and a width. `num` frames of the original size, and `rounded` frames of
-    the new size, must have between `least` and `most` pixels."""
+    """Return a height and a width near the given ones that are multiples of `side`. `rounded` frames of the returned
+    size have between `least` and `most` pixels together. If the size must change for this, the scale is computed for
+    `num` frames of the given size."""
     tall, wide = round(height / side) * side, round(width / side) * side
     if rounded * tall * wide > most:
         ratio = math.sqrt(num * height * width / most)
@@ -86,14 +87,15 @@ def fitted(
 
 
 def _in_one_run(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out all frames in one run. The distance of their times follows from the configuration, or is 1."""
+    """Lay out all frames in one run. The distance between their time positions is computed from the configuration, or
+    is 1."""
     tokens = config["vision_config"].get("tokens_per_second") if config["model_type"] == "qwen2_5_vl" else None
     pace = 1.0 if tokens is None else tokens * seen.seconds
     return PlaceholderLayout((math.prod(seen.grid),), seen.grid, pace=pace)
 
 
 def _with_times(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out a run for each time, with the time as text before it."""
+    """Lay out one run for each time of the grid, after a text with the time in seconds."""
     _, height, width = seen.grid
     parts: list[int | str] = []
     for time in seen.times:
@@ -123,8 +125,8 @@ _QWEN3 = FrameSampling(
 
 
 def _size_of_pairs(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Return the size as `_size_of_all`. If the number of frames is odd and the client did not select them, the last
-    frame counts twice."""
+    """Return the same as `_size_of_all`. If the number of frames is odd and the caller did not select the frames, the
+    last frame counts twice."""
     return _size_of_all(config, clip, num if clip.is_chosen else num + -num % frames.temporal, frames, budget)
 
 
@@ -141,7 +143,7 @@ _GLM = FrameSampling(
 
 
 def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Return the tower's own size."""
+    """Return the fixed image size of the tower."""
     side = int(config["vision_config"]["image_size"])
     return side, side
 
@@ -152,7 +154,8 @@ def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out each frame with half as many rows and columns as it has patches, and one row at the end."""
+    """Lay out each frame with half of its patches in each dimension, because the model pools them, and one row at the
+    end."""
     vision = config["vision_config"]
     side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
     return PlaceholderLayout((seen.grid[0] * side * side + 1,))
@@ -189,7 +192,7 @@ class VideoProcessor:
         self.written = family.written
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Read a video in a file, a list or an array of frames, or these and their rate."""
+        """Read a video: the bytes of a file, or a list or array of frames, optionally with a rate."""
         if self._frames is None:
             settings = self._family.settings(read_settings(self._folder, _FILES, VIDEO))
             self._frames = Frames.of(settings, self._family.base)
@@ -209,8 +212,8 @@ class VideoProcessor:
         )
 
     def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
-        """Return the maximum number of frames within the limits, for frames of a fixed size, which cannot be
-        reduced."""
+        """Return the maximum number of frames within the limits. Frames of a fixed size cannot be reduced, so fewer
+        frames are used."""
         if self._family.rows is None:
             return limits.max_frames
         height, width = self._family.size(self._config, clip, 1, frames, limits.max_video_pixels)
