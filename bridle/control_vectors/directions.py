@@ -30,9 +30,9 @@ class LastRows:
 
 def make_directions(positive: Tensor, negative: Tensor, method: Method = "mean") -> dict[int, Tensor]:
     """Return the directions from `negative` to `positive` for all layers but the first. Both arguments are hidden
-    states [pairs, layers, hidden], with one prompt of each pair. `mean` is the mean difference. `pca` is the first
-    principal component of the differences, scaled to their mean length along this component. Raises
-    `InvalidRequest`."""
+    states [pairs, layers, hidden], with one prompt of each pair. With the method `mean`, a direction is the mean
+    difference of the pairs. With `pca`, it is the first principal component of the differences, scaled to their mean
+    length along this component. Raises `InvalidRequest`."""
     if method not in METHODS:
         raise InvalidRequest(f"method: got {method!r}; must be one of {', '.join(METHODS)}", "method")
     if positive.shape != negative.shape or positive.shape[0] < 1:

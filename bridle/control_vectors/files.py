@@ -1,6 +1,6 @@
-"""Files of control vectors: llama.cpp's GGUF files, and safetensors files with the same tensor names.
+"""Reads and writes files of control vectors: llama.cpp's GGUF files, and safetensors files with the same tensor names.
 
-A tensor `direction.N` is added to the output of layer N, counted from 0. No file has a direction for layer 0.
+A tensor `direction.N` is added to the output of layer N, counted from 0. Layer 0 never has a direction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Directions = Mapping[int, Tensor]
 
 
 def read_vector(path: Path) -> dict[int, Tensor]:
-    """Read the directions of a file. Raises `InvalidRequest` with the reason."""
+    """Read the directions in a file, by layer number. Raises `InvalidRequest` with the reason."""
     if not path.is_file():
         raise InvalidRequest(f"control vector: got {path}; it must be a GGUF or safetensors file", "source")
     if path.stat().st_size > MAX_FILE_BYTES:

@@ -32,8 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:+\-]{0,95}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ControlVectorInfo:
-    """The state of a control vector at one moment. `layers` are the layers after which it adds a direction; `num_users`
-    counts the requests that use these directions."""
+    """The current state of a control vector. `layers` are the layers after which the vector adds a direction.
+    `num_users` is the number of requests that use these directions."""
 
     name: str
     source: str
@@ -114,7 +114,7 @@ class ControlVectors:
             )
 
     def restore(self, other: ControlVectors) -> None:
-        """Replace all vectors by those of another store for the same model, with their directions."""
+        """Replace all vectors of this store by the vectors of another store for the same model."""
         names = {info.name: info.source for info in other.list()}
         for info in self.list():
             if info.name not in names:
@@ -141,7 +141,7 @@ class ControlVectors:
             return self._info(name)
 
     def directions(self, name: str) -> Directions:
-        """Return the directions that new requests get. Raises `UnknownControlVector`."""
+        """Return the current directions of a vector, which new requests get. Raises `UnknownControlVector`."""
         with self._lock:
             return self._entries[self._key_of(name)].directions
 
@@ -186,19 +186,19 @@ class ControlVectors:
         return key in self._entries
 
     def held(self, key: str) -> Directions:
-        """Return the directions of a key. Raises `InternalError` if the store does not have them."""
+        """Return the directions stored under a key. Raises `InternalError` if the store does not have them."""
         try:
             return self._entries[key].directions
         except KeyError:
             raise InternalError(f"control vector {key!r} is not loaded") from None
 
     def hold(self, key: str, directions: Directions) -> None:
-        """Store directions that another process names by this key, until `drop` or `clear`."""
+        """Store directions under a key that another process chose, until `drop` or `clear`."""
         with self._lock:
             self._entries[key] = _Entry("", "", directions)
 
     def drop(self, key: str) -> None:
-        """Release the vector of this key; unknown keys are ignored."""
+        """Remove the directions stored under a key; unknown keys are ignored."""
         with self._lock:
             self._entries.pop(key, None)
             self._mixes.clear()
