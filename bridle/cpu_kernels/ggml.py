@@ -1,8 +1,8 @@
 """Quantized blocks of GGUF files: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 
 Each row of a weight consists of blocks, and each block has its own scales. `split_blocks` separates blocks into
-integers and scales, without loss. These are then converted to floating point (`dequantize`) or to the order of the
-kernels (`bridle.cpu_kernels.packing`). `quantize` writes only Q8_0 and Q4_0. This module reads no files.
+integers and scales, without loss. `dequantize` decodes blocks to floating point, and `bridle.cpu_kernels.packing`
+converts them to the order of the kernels. `quantize` writes only Q8_0 and Q4_0. This module reads no files.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _to_q8(groups: Tensor) -> Tensor:
 
 
 def _to_q4(groups: Tensor) -> Tensor:
-    """Quantize groups to 4 bits. The value with the largest absolute value becomes -8."""
+    """Quantize groups of values to 4 bits. In each group, the value with the largest absolute value becomes -8."""
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scale = extreme / -8
     nibbles = torch.floor(groups * _inverse(scale) + 8.5).clamp_(0, 15).to(torch.uint8)
@@ -220,7 +220,8 @@ def _split_q6_k(parts: Tensor) -> SplitBlocks:
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack eight factors and eight offsets of six bits from twelve bytes: [out, blocks, 12] -> 2 x [out, groups]."""
+    """Unpack the factors and the offsets of groups, six bits each: [out, blocks, 12] -> 2 x [out, groups]. Twelve bytes
+    hold eight of both."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factor = torch.cat([first & 63, (third & 15) | (first >> 6) << 4], -1)
     offset = torch.cat([second & 63, (third >> 4) | (second >> 6) << 4], -1)

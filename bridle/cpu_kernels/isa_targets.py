@@ -11,7 +11,7 @@ SOURCES, OBJECTS, MANIFEST = FOLDER / "sources", FOLDER / "objects", FOLDER / "m
 
 @dataclass(frozen=True, slots=True)
 class IsaTarget:
-    """A shared object for processors of `machine` with all of `features`, compiled with `flags`."""
+    """A shared object for processors with the architecture `machine` and all of `features`, compiled with `flags`."""
 
     name: str
     machine: str

@@ -71,7 +71,7 @@ class Matrix:
 
 
 class Kernels:
-    """Functions of one loaded shared object."""
+    """The functions of one loaded shared object."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -141,6 +141,7 @@ def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> No
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise `InternalError` unless `holds`: a kernel with such arguments would read outside its memory."""
+    """Raise `InternalError` unless the condition `holds` is true. A kernel called without this check could read outside
+    of its memory."""
     if not holds:
         raise InternalError(f"not for a kernel: {what}")

@@ -92,7 +92,7 @@ class LayerKV(NamedTuple):
         return self.keys.shape[0]
 
     def pointers(self, heads: Heads) -> tuple[int | None, ...]:
-        """Return the addresses of the tensors, after a check of all sizes and types."""
+        """Return the addresses of keys, values and scales. Raises `InternalError` if a size or type is wrong."""
         slots, dtype = self.num_slots * heads.kv_heads, self.keys.dtype
         require(dtype in KV_TYPES, f"keys of {dtype}")
         for tensor in (self.keys, self.values):
@@ -110,12 +110,12 @@ class LayerKV(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its rotation table, from
-    1 on; 0 means no rotation. A layer has two halves: attention (or a mixer) and the MLP. The result of each half is
-    multiplied by `share` before it is added to the hidden states. A recurrent layer has a `mixer` instead of attention;
-    the mixer's input is the product of `qkv`. `qkv` and `out` are empty if there is no first half, `gate_up` and `down`
-    if there is no second half. If two parallel layers read the same hidden states, the first layer keeps a copy and the
-    second one reads it."""
+    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of the layer's rotation
+    table (RoPE), counted from 1; 0 means no rotation. A layer has two halves: attention (or a mixer) and the MLP. The
+    result of each half is multiplied by `share` before it is added to the hidden states. A recurrent layer has a
+    `mixer` instead of attention; the mixer's input is the product of `qkv`. `qkv` and `out` are empty if there is no
+    first half, `gate_up` and `down` if there is no second half. If two parallel layers read the same hidden states, the
+    first layer keeps a copy and the second one reads it."""
 
     norm: Tensor | None  # [hidden], like all norms except that of heads
     last_norm: Tensor | None
@@ -383,7 +383,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
-    """Return the result of attention for each token: [T, heads, dim]."""
+    """Compute attention of one layer for each token: [T, heads, dim]."""
     tokens, num_heads, dim = query.shape
     heads = Heads(num_heads, pool.keys.shape[1], dim)
     require(heads.fit(found.lanes) and tokens == rows.num_tokens, f"{heads} for {tokens} tokens")

@@ -1,8 +1,8 @@
 """Chooses the kernels for this processor by its features, checks their hash, and compares their results once with plain
 torch.
 
-A shared object that does not fit, was changed or gives wrong results is not used; plain torch then computes. `choice()`
-returns the kernels in use and the reason for the choice.
+If no shared object fits the processor, or it was changed or gives wrong results, plain torch computes instead.
+`choice()` returns the kernels in use and the reason for the choice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def kernels() -> Kernels | None:
 
 @cache
 def choice() -> KernelChoice:
-    """Return the choice for this processor, made once per process."""
+    """Choose the kernels for this processor. The choice is made once per process."""
     reasons = []
     for target in fitting(platform.system(), platform.machine(), cpu_features()):
         try:
@@ -201,7 +201,7 @@ def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
 
 
 def sampling_kernels(work: Tensor) -> SamplingKernels | None:
-    """Return the kernels for sampling from rows like `work`, or None if plain torch computes."""
+    """Return the kernels that sample from logits like `work`; None if plain torch must do this."""
     if work.device.type != "cpu" or work.dtype is not torch.float32:
         return None
     found = kernels()
@@ -214,7 +214,8 @@ def _sampling(found: Kernels) -> SamplingKernels:
 
 
 def recurrences(device: torch.device, dtype: torch.dtype = torch.float32) -> PlainRecurrences | RecurrenceKernels:
-    """Return the kernels for recurrent layers, or plain torch if states are on another device or of another type."""
+    """Return the C kernels for recurrent layers. If the states are not float32 on a CPU, return the implementation in
+    plain torch."""
     found = kernels() if device.type == "cpu" and dtype is torch.float32 else None
     return PlainRecurrences() if found is None else _recurrence(found)
 

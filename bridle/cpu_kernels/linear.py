@@ -1,5 +1,5 @@
-"""Linear layers over quantized weights, whose groups of inputs have their own scales as in GGUF files, and over float32
-weights.
+"""Linear layers with float32 weights, or with quantized weights whose groups of inputs have their own scales, as in
+GGUF files.
 
 `QuantizedLinear` is made from stored blocks or from floating-point weights, and replaces an `nn.Linear`. `prepare`
 converts the weight to the order of the kernels. Input rows are then rounded to 8 bits, with a scale per 32 inputs, and
@@ -114,7 +114,7 @@ class FloatLinear(nn.Module):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weight is kept in blocks of one of the types of `bridle.cpu_kernels.ggml`.
+    """A linear layer whose weight stays in quantized blocks. `bridle.cpu_kernels.ggml` lists the block types.
 
     `blocks` holds the stored blocks; `prepare` replaces them with the weight in the order of the kernels.
     """

@@ -1,8 +1,8 @@
 """Plain torch for the sequential operations of recurrent layers: short convolutions, gated delta rules, and the scans
 of Mamba and Mamba-2. The module has the same functions as `RecurrenceKernels`, for any device.
 
-Tokens are computed one after the other over the state of their sequence, in place. Each value comes from the same
-operations in the same order, whatever other sequences are in the step.
+Tokens are computed one after the other. Each token updates the state of its sequence in place. Each value comes from
+the same operations in the same order, whatever other sequences are in the step.
 """
 
 from __future__ import annotations
@@ -132,5 +132,5 @@ def _shifted_sum(rows: Callable[[int], Tensor], taps: Tensor, out: Tensor) -> No
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """Scale rows [T, H, K] to length 1, as [T, H, 1, K]."""
+    """Scale each row to length 1: [T, H, K] -> [T, H, 1, K]."""
     return (rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + _EPSILON)).unsqueeze(2)
