@@ -34,8 +34,8 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def unpack_adapter(path: Path, config: Mapping[str, Any]) -> Path:
-    """Return the folder of the adapter in file `path`, for a model with the fields `config` in its `config.json`.
-    Raises `AdapterRefused` with the reason."""
+    """Convert the adapter in file `path` to a folder, and return its path. `config` are the fields of the model's
+    `config.json`. Raises `AdapterRefused` with the reason."""
     path = path.expanduser().resolve()
     try:
         model = GgufModel([open_gguf(path)])

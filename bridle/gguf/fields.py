@@ -21,7 +21,7 @@ MAX_SIDE = 1 << 24
 
 
 def head_dim(config: Any) -> int:
-    """Return the number of values of one head."""
+    """Return the number of values in one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 

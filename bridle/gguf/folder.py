@@ -1,5 +1,6 @@
 """Converts a GGUF file to a model folder. Configuration, tokenizer and chat template are written as the usual files;
-the weights stay in the GGUF file. A vision tower in a file next to the GGUF file (`mmproj`) belongs to the model.
+the weights stay in the GGUF file. The model includes the vision tower in another GGUF file (`mmproj`) next to its file,
+if there is one.
 
 A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders are in the
 user's cache, and can be deleted and made again.
@@ -63,8 +64,8 @@ def unpack(path: Path, tower: Path | None = None) -> Path:
 
 
 def _known_folder(path: Path, tower: Path | None) -> Path | None:
-    """Return the folder of a file that has not changed since it was unpacked. This does not read the file's header
-    again. Returns None if the file changed or is new."""
+    """Return the folder into which a GGUF file was unpacked before, if the file has not changed since then. This does
+    not read the file's header again. Returns None if the file changed or is new."""
     state = _state(path, tower)
     name = None if state is None else _names().read_text(_place_of(path, state))
     folder = None if name is None else cache_folder() / Path(name.decode()).name

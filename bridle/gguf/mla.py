@@ -68,6 +68,6 @@ def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def cut_latent(matrix: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """Split the matrix into the two halves of `joined_latent`; returns views."""
+    """Split a key-value matrix into the two halves that `joined_latent` takes, as views."""
     heads = matrix.view(config.num_attention_heads, -1, matrix.shape[-1])
     return heads[:, : config.qk_nope_head_dim].mT, heads[:, config.qk_nope_head_dim :]

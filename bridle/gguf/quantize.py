@@ -80,7 +80,8 @@ def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _line_through(levels: Tensor, runs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and base of `scale * levels + base` closest to `runs`, with a base of at most 0."""
+    """Return the scale and the base, at most 0, for which `scale * levels + base` is closest to `runs` (weighted least
+    squares)."""
     total = weights.sum(-1, keepdim=True)
     sum_l, sum_ll = (weights * levels).sum(-1, keepdim=True), (weights * levels * levels).sum(-1, keepdim=True)
     sum_x, sum_lx = (weights * runs).sum(-1, keepdim=True), (weights * levels * runs).sum(-1, keepdim=True)

@@ -241,8 +241,8 @@ def _write_norms_of_steps(config: Any, put: Put) -> None:
 
 
 def _write_both_epsilons(config: Any, put: Put) -> None:
-    """Write the epsilon of Nemotron-H's layer norms. llama.cpp requires it, although only draft layers have these
-    norms."""
+    """Write the epsilon of layer norms for Nemotron-H. llama.cpp requires this key, although only draft layers have
+    layer norms."""
     put("attention.layer_norm_epsilon", float(config.layer_norm_epsilon))
 
 

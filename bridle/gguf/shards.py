@@ -139,7 +139,7 @@ def pieces_of(path: Path) -> list[Path]:
 
 
 def is_first_piece(name: str) -> bool:
-    """Return whether a file of this name is the first or only file of a model. The vision tower that llama.cpp reads
+    """Return whether the name of a file is that of a model's first or only file. The vision tower that llama.cpp reads
     next to a model (`mmproj`) is not a model."""
     named = _PIECE.fullmatch(name)
     return "mmproj" not in name.lower() and (named is None or int(named[2]) == 1)

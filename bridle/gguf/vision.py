@@ -82,7 +82,7 @@ def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config
 
 def file_names(family: TowerFamily, name: str, tower: GgufModel) -> tuple[str, ...]:
     """Return the names of the file's tensors for the weight that transformers calls `name`. Raises `UnsupportedModel`
-    if there are none."""
+    if the file has no such tensors."""
     for pattern, files in family.names:
         if (found := re.fullmatch(pattern, name)) is None:
             continue

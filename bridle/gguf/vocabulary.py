@@ -164,7 +164,7 @@ def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Return the two sides of a merge. The sides are separated by the first space that is not the first character."""
+    """Split a merge into its two tokens, at the first space that is not the first character."""
     at = merge.find(" ", 1)
     return merge[:at], merge[at + 1 :]
 

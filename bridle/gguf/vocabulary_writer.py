@@ -19,7 +19,7 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 @dataclass(slots=True)
 class VocabularyFields:
-    """Metadata keys below `tokenizer.`, and their values."""
+    """The tokenizer fields of a file's metadata."""
 
     kind: str
     pre: str
@@ -108,7 +108,8 @@ def _sentencepiece(spec: Mapping[str, Any]) -> VocabularyFields:
 
 
 def _has_prefix(spec: Mapping[str, Any]) -> bool:
-    """Return whether a space is prepended to a text. Only SentencePiece's usual settings can be expressed."""
+    """Return whether a space is prepended to a text. Raises `UnsupportedModel` for normalizers other than
+    SentencePiece's usual ones, because files cannot describe them."""
     normalizer, splitter = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
     steps = [step.get("type") for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
     if splitter.get("type") == "Metaspace" and not steps:

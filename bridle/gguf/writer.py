@@ -56,7 +56,8 @@ def check_type(name: str) -> None:
 
 
 def family_to_write(model_type: str) -> GgufFamily:
-    """Return the family of a model type. Raises `UnsupportedModel` for a type that cannot be written as a GGUF file."""
+    """Return the GGUF family for a model type of transformers. Raises `UnsupportedModel` if models of this type cannot
+    be written."""
     family = BY_MODEL_TYPE.get(model_type)
     if family is None:
         raise UnsupportedModel(
@@ -118,7 +119,7 @@ def _lists(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> di
 
 
 def _put(writer: Any, key: str, value: Any) -> None:
-    """Add a value with the type that converters use for it."""
+    """Add a metadata value with the type that llama.cpp's converter uses."""
     put = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     (writer.add_array if isinstance(value, list) else put[type(value)])(key, value)
 
