@@ -78,7 +78,8 @@ class LlamaAdapters:
 
     @contextmanager
     def applied(self, key: str | None) -> Iterator[None]:
-        """Compute with this adapter inside the block. Raises `InternalError` if the adapter is not on the device."""
+        """Inside the block, llama.cpp computes with this adapter. Raises `InternalError` if the adapter is not on the
+        device."""
         if key is None:
             yield
             return

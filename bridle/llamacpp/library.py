@@ -47,7 +47,7 @@ def require_library() -> None:
 
 @cache
 def library() -> Any:
-    """Return the functions of llama.cpp. Raises `UnsupportedModel` if the extra is not installed."""
+    """Return the Python module with llama.cpp's functions. Raises `UnsupportedModel` if the extra is not installed."""
     require_library()
     import llama_cpp
 
@@ -223,7 +223,7 @@ class Model:
         self._lib.llama_adapter_lora_free(handle)
 
     def use_adapter(self, handle: Any | None) -> None:
-        """Compute with this adapter from now on, or with none."""
+        """Use this adapter for all computations from now on (None: no adapter)."""
         if handle is None:
             status = self._lib.llama_set_adapters_lora(self._context, None, 0, None)
         else:

@@ -147,7 +147,8 @@ class Slots:
         return held.stored
 
     def _keep(self, held: SlotSequence, has_drafts: bool) -> None:
-        """Keep a copy of a sequence's current state if its next tokens may be rolled back or the last copy is old."""
+        """Store a copy of a sequence's recurrent state if its next tokens may be rolled back, or if the last copy is
+        `_COPY_EVERY` tokens old."""
         last = held.kept[-1].position if held.kept else 0
         if held.stored > last and (has_drafts or held.stored - last >= _COPY_EVERY):
             self._num_kept += 1
