@@ -1,7 +1,7 @@
 """Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it. Its products
 are compared with plain torch on random numbers, once for each shape of an adapted layer (site). The trials have few
-rows, many rows, and both at once, with rows without an adapter in between. A trial needs memory for the weights of one
-site.
+rows, many rows, and both at once, with rows without an adapter in between. A trial takes as much memory as an adapter's
+weights for one site.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TRIALS = ((1, 3), (70, 1))
 
 
 def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AdapterKernel:
-    """Make the adapter kernel called `name`. `auto` is `fused` on CUDA if its result equals that of `torch`, and
-    `torch` otherwise.
+    """Make the adapter kernel called `name`. `auto` is the kernel `fused` on CUDA if it gives the same results as the
+    kernel `torch`, and `torch` otherwise.
 
     Raises `InvalidRequest` for an unknown name, or for a kernel that this device cannot run.
     """

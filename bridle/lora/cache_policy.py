@@ -35,8 +35,8 @@ class AdapterStatus:
 
 @dataclass(slots=True, eq=False)
 class CachedAdapter:
-    """One adapter. `last_used` orders adapters by use. `num_turns` counts the steps in which the adapter could be used
-    since it was placed."""
+    """One adapter. `last_used` is the counter value when the adapter was last used. `num_turns` is the number of steps
+    in which the adapter was on the device and available since it was last placed there."""
 
     key: str
     files: AdapterFiles
@@ -115,7 +115,7 @@ class Residency:
     # -- what loading threads ask --------------------------------------------------------------------------------
 
     def next_to_read(self) -> CachedAdapter | None:
-        """Return the adapter to read from disk next; None if there is none."""
+        """Return the adapter to read from disk next; None if no adapter needs to be read."""
         for held in self._awaited():
             if not self.is_in_memory(held.key) and not held.is_moving and held.failure is None:
                 return held
@@ -130,7 +130,8 @@ class Residency:
         return None
 
     def next_to_drop(self) -> CachedAdapter | None:
-        """Return the next removed adapter that has no users; None if there is none."""
+        """Return a removed adapter whose memory can be freed, because no request uses it; None if there is no such
+        adapter."""
         for held in self.removed.values():
             if held.num_users == 0 and not held.is_moving:
                 return held
@@ -217,8 +218,8 @@ class Residency:
 def _enough(
     candidates: list[CachedAdapter], missing: int, size: Callable[[CachedAdapter], int]
 ) -> list[CachedAdapter] | None:
-    """Return the least recently used of `candidates` whose sizes add up to at least `missing`; None if the sum of all
-    is smaller."""
+    """Return enough of `candidates`, least recently used first, that their sizes add up to `missing`. Return None if
+    all together are too small."""
     chosen = []
     for held in sorted(candidates, key=_last_used):
         if missing <= 0:

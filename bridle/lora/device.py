@@ -17,7 +17,8 @@ _MAX_SHOWN_CHARS = 120
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A linear layer of the model. `is_transposed` means that the model family keeps weights as [in, out]."""
+    """A linear layer of the model. `is_transposed` means that the model family stores the layer's weight as [in,
+    out]."""
 
     in_features: int
     out_features: int
@@ -91,7 +92,7 @@ class AdapterDevice(Protocol):
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""
 
     def place(self, key: str) -> None:
-        """Copy an adapter from the host to the device where the model computes."""
+        """Copy an adapter from host memory to the device that runs the model."""
 
     def displace(self, key: str) -> None:
         """Free the adapter's memory on the device. An adapter that is not on the device is ignored."""

@@ -68,9 +68,9 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
 
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
-    """Inspect the adapter in `folder`. With all links resolved, the files must be under `root` (None: under the folder
-    itself). The weights' header is checked before the rest is read. The weights are read in pieces, so they need little
-    memory."""
+    """Inspect the two files of the adapter in `folder`. With all links resolved, the files must be under `root` (None:
+    under the folder itself). The weights' header is checked before the rest is read. The weights are read in pieces, so
+    they need little memory."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)
@@ -107,14 +107,15 @@ def _digest_of(config: bytes) -> hashlib.blake2b:
 
 
 def _judge(folder: Path, root: Path, config: PeftConfig, weights: bytes, size: int) -> AdapterFiles:
-    """Check the header of a weights' file of `size` bytes. The result has no digest yet."""
+    """Check the header of a weights' file of `size` bytes. The digest in the result is still empty."""
     header = read_header(weights, size)
     num_bytes = sum(entry.num_bytes for entry in header.values())
     return AdapterFiles(folder, root, "", config, shapes_of(header, config), num_bytes)
 
 
 def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
-    """Read a whole file of at most `limit` bytes. If the file grows meanwhile, only its first bytes are read."""
+    """Read a whole file of at most `limit` bytes. If the file grows while it is read, the additional bytes are
+    ignored."""
     with _opened(folder, name, root, limit) as (file, size):
         return file.read(size)
 

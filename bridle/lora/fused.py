@@ -11,9 +11,9 @@ result to the weights' type when it multiplies, as plain torch does. There are n
 same bits each time.
 
 Block sizes depend on a step's longest segment, the ranks, and the type of the weights. They are not tuned at run time,
-because each size is a kernel that has to be compiled. With few sizes, all kernels for an adapter can be compiled before
-it is used. If a step has few tiles, the first kernel divides the inputs into parts, to have enough parallel work. The
-first kernel keeps the sums of the parts separate, and the second kernel adds them.
+because each size is a kernel that has to be compiled. With few block sizes, all kernels that an adapter needs can be
+compiled before the adapter is used. If a step has few tiles, the first kernel divides the inputs into parts, to have
+enough parallel work. The first kernel keeps the sums of the parts separate, and the second kernel adds them.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Machine:
         return fused_kernels
 
     def chosen(self) -> AbstractContextManager[Any]:
-        """Make the device the thread's current one inside the block, because Triton launches kernels on the current
-        device."""
+        """Inside the block, make this device the thread's current device, because Triton launches kernels on the
+        current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
@@ -120,7 +120,7 @@ class FusedKernel:
         return [FusedProduct(segments, self.tables(segments), self.machine)]
 
     def tables(self, segments: Sequence[Segment]) -> list[Table]:
-        """Return the table of each segment's adapter."""
+        """Return the layout table of each segment's adapter."""
         return [self._table(segment.adapter.layout) for segment in segments]
 
     def clear(self) -> None:
@@ -214,8 +214,8 @@ class TiledProduct:
 
 
 class FusedProduct(TiledProduct):
-    """Product of segments of any layouts. The product keeps the adapters and tables alive whose addresses are in its
-    tiles."""
+    """Product of segments whose adapters may have different layouts. The tiles hold the addresses of adapters and
+    tables, so this object keeps them alive."""
 
     def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
         self.held = segments, tables

@@ -36,8 +36,8 @@ def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) ->
 
 
 def _check_sizes(name: str, revision: str | None, limits: Mapping[str, int], token: str | None) -> str:
-    """Raise `AdapterRefused` for files that are too large, before they are downloaded. Return the commit whose sizes
-    were checked."""
+    """Raise `AdapterRefused` for files that are too large, before they are downloaded. Return the commit id for which
+    the sizes were checked."""
     from huggingface_hub import HfApi
 
     info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=10.0)

@@ -67,7 +67,7 @@ class AdapterBlock:
 
     @property
     def end(self) -> int:
-        """Return the offset of the next block."""
+        """Return the offset after this block's last value, where the next block begins."""
         last = self.parts[-1]
         return last.begin + last.columns.size * last.ranks.size
 
@@ -109,7 +109,8 @@ def _make_block(
 
 
 class LayoutCache:
-    """Makes each layout once, because only adapters with the same layout object can be multiplied together."""
+    """Creates one layout object for all adapters with equal layouts, because only adapters with the same object can be
+    multiplied together."""
 
     def __init__(self, places: Mapping[str, AdapterPlacement]) -> None:
         self._places = places

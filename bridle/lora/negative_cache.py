@@ -45,7 +45,7 @@ class CachedFailure:
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:
-        """Return a copy of the error, for one more client."""
+        """Return a copy of the error, because each client gets its own exception object."""
         return copy.copy(self.error)
 
 
@@ -80,7 +80,7 @@ class Failures:
             self._by_key.popitem(last=False)
 
     def find(self, key: Hashable, now: float) -> CachedFailure | None:
-        """Return the failure that is remembered for `key`, if it is still valid."""
+        """Return the remembered failure for `key` if it is still valid, otherwise None."""
         failure = self._by_key.get(key)
         if failure is None or failure.holds(now):
             return failure

@@ -50,12 +50,12 @@ class AdapterKernel(Multiplier, Protocol):
     """Interface of a kernel that multiplies adapters."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do work that is slow only the first time, such as compiling kernels. Called before steps use the adapter, by
-        the thread that placed it."""
+        """Do work that is slow for the first adapter of a shape, such as compiling kernels. Called before steps use the
+        adapter, by the thread that loaded the adapter to the device."""
         ...
 
     def clear(self) -> None:
-        """Free memory that is cached for further steps."""
+        """Free memory that is cached between steps."""
         ...
 
 

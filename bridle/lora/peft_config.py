@@ -1,6 +1,6 @@
 """Reads an adapter_config.json. If it has a setting that bridle does not support, the error names the setting.
 
-PEFT gains fields with every version. An unknown field is ignored only if it is empty (null, false, an empty list).
+New versions of PEFT add new fields. An unknown field is ignored only if it is empty (null, false, an empty list).
 Otherwise the adapter might be applied differently than it was trained, and nobody would notice the wrong answers.
 """
 

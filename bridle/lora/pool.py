@@ -98,7 +98,7 @@ class AdapterPool:
         return self._books.num_placed
 
     def counts(self) -> dict[str, int]:
-        """Return counts about adapters for the engine's statistics."""
+        """Return numbers of adapters, reads and evictions for the engine's statistics."""
         with self._lock:
             return self._books.counts()
 
@@ -142,8 +142,8 @@ class AdapterPool:
                 self._mover.wake()
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The missing
-        adapters are loaded."""
+        """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The other
+        adapters are loaded meanwhile."""
         with self._lock:
             self._mover.note_loss()
             available = self._books.begin_step(keys)
@@ -176,12 +176,12 @@ class AdapterPool:
         return None
 
     def _end(self, held: CachedAdapter, error: BridleError | None) -> None:
-        """Record that the adapter is on the host, or the reason why it cannot be read."""
+        """Record that the adapter was read to the host, or the error if it cannot be read."""
         if error is not None and held.num_users:
             self._failures[held.key] = error
         self._books.fetched.pop(held.key, None)
         self._settle(held.key, error)
 
     def _settle(self, key: str, error: BridleError | None) -> None:
-        """Complete the futures that wait for the adapter, with its error if it has one."""
+        """Complete the futures that wait for the adapter. If `error` is given, the futures fail with it."""
         conclude_all(self._fetches.pop(key, ()), error)

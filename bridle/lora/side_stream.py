@@ -1,5 +1,5 @@
 """Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. This work runs on a
-separate CUDA stream, and its memory comes from that stream's pool. Steps read this memory on another stream. Such
+separate CUDA stream, and its memory comes from that stream's pool. Steps read this memory on their own stream. Such
 tensors must be passed to `used_by_steps`. Otherwise the pool would give their memory to the next copy while a step
 still reads it.
 """
@@ -23,8 +23,8 @@ class SideStream:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Run this thread's device work inside the block concurrently with steps, and finish it at the end of the
-        block."""
+        """Inside the block, this thread's device work runs concurrently with steps. The end of the block waits for this
+        work."""
         if self._device.type != "cuda":
             yield
             return

@@ -47,8 +47,9 @@ class Table:
 
 
 def table_values(layout: AdapterLayout) -> list[int]:
-    """Return the values of a layout's table. A site's row has the offset of A, its rank, the first row of its parts,
-    and their number. A part's row has the offset of B, first column, columns, first rank, and ranks."""
+    """Return the values of a layout's table. The row of a site has the offset and rank of A, the index of the first
+    part's row, and the number of parts. The row of a part has the offset of B, the first column, the number of columns,
+    the first rank, and the number of ranks."""
     num_sites = max(layout.blocks) + 1
     sites: list[int] = []
     parts: list[int] = []

@@ -1,6 +1,6 @@
 """Applies adapters in plain torch. Used on CPUs, and as the reference for `fused`.
 
-A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights are
+A long segment is multiplied separately. Many short segments are multiplied as one product: their adapters' weights are
 stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
 did not have are copied. Segments are stacked up to the length that minimizes the cost. Without this limit, decode rows
 would be padded to the length of a prompt in the same step. Stacked and single products give the same sums up to
@@ -154,7 +154,7 @@ class TorchKernel:
         self._stacks: dict[int, tuple[AdapterLayout, WeightStack]] = {}  # by the layout's identity
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do nothing: plain torch needs no preparation."""
+        """Do nothing, because plain torch needs no preparation."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         groups: dict[int, list[Segment]] = {}

@@ -74,7 +74,7 @@ class Mover:
             self._books.lose_everything()
 
     def stop(self) -> None:
-        """Make the threads end after their current work. Idempotent."""
+        """Let the threads end after their current transfer. Idempotent."""
         self.is_closed = True
         self.wake()
 
@@ -88,7 +88,7 @@ class Mover:
     # -- the threads -------------------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], bool]) -> None:
-        """The main loop of a thread: work while there is work, then wait for the next change."""
+        """The main loop of a thread. It calls `work` until there is nothing to do, then waits for the next change."""
         while not self.is_closed:
             seen = self._num_changes
             try:
@@ -128,8 +128,8 @@ class Mover:
         self._on_end(held, None)
 
     def _place_next(self) -> bool:
-        """Drop one adapter that was removed, or load one that requests wait for onto the device. Returns whether there
-        was such an adapter."""
+        """Free one removed adapter, or load one adapter that requests wait for to the device. Returns whether there was
+        such an adapter."""
         return self._drop_next() or self._place_awaited()
 
     def _place_awaited(self) -> bool:
@@ -156,8 +156,8 @@ class Mover:
     def _begin(
         self, held: CachedAdapter | None, leavers: list[CachedAdapter] | None, tier: dict[str, CachedAdapter]
     ) -> _Move | None:
-        """Remove the leaving adapters from a tier. Returns None if no adapter is to be loaded, or there is no memory
-        for it. Called with the lock held."""
+        """Begin a transfer: remove the adapters `leavers` from the tier. Returns None if there is no adapter to load,
+        or no memory for it. Called with the lock held."""
         if held is None or leavers is None:
             return None
         for other in leavers:

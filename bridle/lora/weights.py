@@ -1,4 +1,5 @@
-"""Reads an adapter's weights, compares them with the bytes that were inspected, and packs them for the device."""
+"""Reads an adapter's weights, checks that the files did not change since their inspection, and packs the weights for
+the device."""
 
 from __future__ import annotations
 
