@@ -1,8 +1,8 @@
 """Attention in plain torch, for CPUs and as the fallback on any device. If the blocks of a sequence are contiguous, its
 KV is read as a view of the pool, without a copy. The KV of a scattered sequence is gathered once per layer. The query
 heads that share a key head become additional query rows, so keys are never repeated. Each sequence has its own call, so
-its result does not depend on other sequences. Compared with padding and with separate matrix products, this was the
-fastest for 16 to 64 sequences of 128 to 1,024 tokens (see docs/models.md).
+its result does not depend on other sequences. For 16 to 64 sequences of 128 to 1,024 tokens, this was faster than
+padding or separate matrix products (see docs/models.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _flash_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class CpuKernel:
-    """Attention over views of the pool, one call per sequence and layer."""
+    """Implements `AttentionKernel` over views of the pool, with one call per sequence and layer."""
 
     name = "cpu"
 
@@ -180,8 +180,8 @@ def _has_flash(query: Tensor, values: Tensor) -> bool:
 def _attend_with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """Compute attention with sinks. A sink only reduces weights, so scaling by sigmoid(lse - sink) equals one more key
-    without a value."""
+    """Compute attention with sinks. A sink is like a further key without a value, and only reduces the other weights.
+    So the result is multiplied by sigmoid(lse - sink)."""
     assert options.sinks is not None
     causal = mask is None and query.shape[2] > 1
     out: Tensor

@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _inverse_rms(squares: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.tensor:
-    """Return the inverse RMS, given the sum of the squares of `size` values."""
+    """Return the inverse of the root mean square of `size` values, given the sum of their squares."""
     return 1.0 / tl.sqrt(squares / size + eps)
 
 

@@ -78,10 +78,10 @@ class PagedLayout:
 
     `words` holds, in this order:
 
-    * `num_sequences` rows of [offset, tokens, context, first part, seat];
-    * works of [sequence, chunk];
-    * tiles of [sequence, tile];
-    * `num_news` pages that the block table on the device lacks, as [place, page].
+    * `num_sequences` rows of [offset, tokens, context, first partial result, row of the block table];
+    * works of short sequences, as [sequence, chunk];
+    * tiles of long chunks, as [sequence, tile];
+    * `num_news` pages that the block table on the device lacks, as [index in the table, page].
     """
 
     words: Ints

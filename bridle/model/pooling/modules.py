@@ -70,7 +70,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Scale vectors to length 1."""
+    """Scales vectors to length 1."""
 
 
 Module = PoolingLayer | Dense | LayerNorm | Normalize

@@ -110,8 +110,8 @@ class SegmentAttention:
         )
 
     def _mask(self, length: int, window: int | None, is_causal: bool, device: torch.device) -> Tensor:
-        """Return a mask [length, length] of the tokens that attend to each other. The size of a window includes the
-        token itself. If the layer is not causal, the window extends in both directions."""
+        """Return a boolean mask [length, length] of which key tokens each query token attends to. The size of a window
+        includes the token itself. If the layer is not causal, the window extends in both directions."""
         known = self._masks.get((length, window, is_causal))
         if known is None:
             places = torch.arange(length, device=device)

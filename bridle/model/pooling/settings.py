@@ -50,14 +50,14 @@ _MAX_TYPES = 2
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Settings for turning a text into one vector.
+    """The settings by which a model turns a text into one vector.
 
     `modules` are applied to the hidden states; in a classifier they come before the classifier head. A classifier has
-    `labels`, and applies `activation` to its logits to get scores. Texts have at most `max_length` tokens (None: the
-    limit of the positions). Texts are converted to lower case if `lowered` is set. A request may name one of `prompts`,
-    which is put before its text; otherwise `default_prompt` is put before the text. `dimensions` are the lengths to
-    which vectors may be cut (empty: any). There are `num_types` token types, and the second text of a pair has another
-    type than the first. In the second text, a token is given as its id plus the vocabulary's size.
+    `labels`, and applies `activation` to its logits to get scores. Texts have at most `max_length` tokens (None:
+    limited only by the model's positions). Texts are converted to lower case if `lowered` is set. A request may name
+    one of `prompts`, which is put before its text; otherwise `default_prompt` is put before the text. `dimensions` are
+    the lengths to which vectors may be cut (empty: any). There are `num_types` token types, and the second text of a
+    pair has another type than the first. In the second text, a token is given as its id plus the vocabulary's size.
     """
 
     task: Literal["embed", "classify"]

@@ -8,7 +8,8 @@ slots within a share, and then in the order of shares. This holds whether shares
 the other. Rows are multiplied in tiles of 16 or 32 rows, which use the same matrix instruction. So a row gives the same
 bits in any batch.
 
-Products of integers minus their zero points are exact. The sum of a run is multiplied by the run's scale.
+Products of integers minus their zero points are exact. The sum over the slots of a run is multiplied by the run's
+scale.
 
 With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
 integers.
@@ -269,7 +270,7 @@ def decode(
     has_order: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """Write the weight in floating point, transposed. Program axes: blocks of slots, blocks of columns."""
+    """Decode the weight to floating point, transposed: [in, out]. Program axes: blocks of slots, blocks of columns."""
     block = tl.program_id(0)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column = column < num_columns

@@ -45,7 +45,8 @@ def _machine(device: torch.device) -> Machine:
 
 
 class CodeLinear(nn.Module):
-    """Replaces an `nn.Linear`. Reading `weight` decodes the weight to floating point, which is slow."""
+    """A linear layer with packed weights that replaces an `nn.Linear`. Reading `weight` decodes the weight to floating
+    point, which is slow."""
 
     words: Tensor
     scales: Tensor

@@ -79,7 +79,7 @@ def read_packed_model(
 
 
 def _empty_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
-    """Return the model class of transformers for a checkpoint, without memory, with bridle's attention."""
+    """Create the model of transformers for a configuration, with bridle's attention and without memory for weights."""
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})

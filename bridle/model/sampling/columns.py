@@ -201,8 +201,8 @@ def _write_histories(
 
 
 def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fixed], ints: Words) -> tuple[Words, int]:
-    """Write the biases of requests and of single rows; return spans [biases, SPAN], and the length of the longest
-    bias."""
+    """Write the biases of requests and of single rows. Return one span per bias, [biases, SPAN], and the length of the
+    longest bias."""
     spans: list[tuple[int, int, int, int, int]] = []
     for i, row in enumerate(rows):
         for place, pairs in ((3, fixed[i].bias), (4, pairs_of(row.bias) if row.bias else None)):

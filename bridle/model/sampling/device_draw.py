@@ -1,8 +1,8 @@
 """Samples on a GPU by bridle's Triton kernels, from logits on the device to results in host memory. All parameters are
 uploaded in one copy, and all results are downloaded in one copy. The host does not wait in between. The kernels read a
 row directly from the model's output. Each kernel applies bias, mask and penalties to a logit when it reads it, because
-that is faster than writing a changed matrix. Only rows with top-k, top-p or log-probabilities are written, because
-their best tokens are searched for.
+that is faster than writing a changed matrix. Changed logits are written to memory only for rows with top-k, top-p or
+log-probabilities, whose best tokens are searched for.
 
 1. `count_tokens` and `place_biases`, for rows that need them: tables over the vocabulary.
 2. `find_peaks`: the largest logit of each part of a row.
@@ -144,7 +144,7 @@ class Drawer:
 
 
 class DrawStep:
-    """The kernel launches for some rows. Kernels take their arguments by name."""
+    """Launches the sampling kernels for some rows. The kernels' arguments are collected by name."""
 
     def __init__(
         self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor, kept: Tensor

@@ -4,8 +4,8 @@ Triton.
 Pointers: `logits` [R, V]; `masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. `ints`
 [N, INTS] and `floats` [N, FLOATS] are the parameters of rows (`columns` names them). A row is cut into P parts of
 `part` columns. The results of the parts are in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V] has
-the logits of rows with top-k or top-p (cut rows), and `heads` the best logits of these rows in order. Sums are of whole
-numbers (`draw_numbers`), so they are the same on any GPU.
+the logits of rows with top-k or top-p (cut rows), and `heads` the best logits of these rows in order. Only integers are
+summed (see `draw_numbers`), so sums are the same on any GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Arithmetic of the sampling kernels: weights, random numbers, and the logits of a row after its bias, mask and
-penalties. Importing this module needs Triton. Pointers are those of `draw_kernels`.
+penalties. Importing this module needs Triton. Pointers are documented in `draw_kernels`.
 
 Results have the same bits on any GPU. Multiplication and addition are fused only in explicit `fma` calls, divisions are
-correctly rounded, and sums are of integers. The exponential repeats the operations of the C kernels one by one, so both
-give equal weights.
+correctly rounded, and sums are of integers. The exponential function has the same operations as in the C kernels, so
+both give equal weights.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def penalized(
 
 @triton.jit
 def best_of(peaks: tl.tensor, row: tl.tensor, num_parts: tl.tensor, block_parts: tl.constexpr) -> tl.tensor:
-    """Return the largest logit of a row; NaN if the row has one."""
+    """Return the largest logit of a row; NaN if the row contains NaN."""
     number = tl.arange(0, block_parts)
     peak = tl.load(peaks + row * num_parts + number, number < num_parts, NEVER)
     is_none = tl.max((peak != peak).to(tl.int32), 0) > 0

@@ -124,7 +124,8 @@ def _own(logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]
 def _changes(
     own: RowTotals, after: RowTotals, rows: Sequence[SampleRow], tokens: Sequence[int], vocab: int
 ) -> RowProvenance:
-    """Return the distributions of `rows`: the model's `own` logits [C, W], and those `after` mask and bias."""
+    """Return the distributions of `rows` before and after mask and bias. `own` are the model's logits [C, W], and
+    `after` the changed logits."""
     is_biased = any(row.bias or row.sampling.logit_bias for row in rows)
     num_allowed = count_above(after.work, after.work.new_full((len(rows), 1), -torch.inf))  # [C, 1]
     gone = _gone(own, after) if is_biased else None
@@ -139,6 +140,7 @@ def _changes(
 
 
 def _gone(own: RowTotals, after: RowTotals) -> torch.Tensor:
-    """Return the total weights of tokens that are no longer allowed: float64 [C, 1]."""
+    """Return for each row the total weight that now forbidden tokens have in the model's own distribution: float64 [C,
+    1]."""
     weights = weights_of(own.work - own.work.amax(1, keepdim=True))
     return totals(weights.masked_fill_(after.work > -torch.inf, 0.0)).unsqueeze(1)

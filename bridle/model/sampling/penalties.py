@@ -99,8 +99,8 @@ def _known_to(array: IntArray, vocab: int) -> IntArray:
 
 
 def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) -> None:
-    """Divide positive logits by the penalty, multiply negative ones. All logits are read before one is written, so a
-    token that occurs twice is penalized once."""
+    """Apply the repetition penalty: divide positive logits by it, and multiply negative logits. All logits are read
+    before one is written, so a token that occurs twice is penalized once."""
     flat = np.concatenate([i * work.shape[1] + tokens for i, tokens, _ in entries])
     factors = np.concatenate([np.full(len(tokens), p, np.float32) for _, tokens, p in entries])
     index, factor = upload(flat, work.device), upload(factors, work.device)
@@ -109,7 +109,7 @@ def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) ->
 
 
 def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, float]]) -> None:
-    """Subtract `presence` from the logits of the tokens, and `frequency` for each occurrence."""
+    """Subtract `presence` from the logits of tokens that occur, and `frequency` for each occurrence."""
     width = work.shape[1]
     flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
     counts = work.new_zeros(len(entries), width)
