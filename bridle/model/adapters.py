@@ -113,7 +113,7 @@ class ModelAdapters:
             segments.append(Segment(start, stop, self.on_device[key]))
 
     def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
-        """Let the model add `step`'s adapters to its layers' outputs inside the block."""
+        """Inside the block, let the model's layers add the results of `step`'s adapters."""
         return self._sites.applied(step)
 
     # -- steps that are captured ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class ModelAdapters:
 
     @contextmanager
     def on_trial(self) -> Iterator[str]:
-        """Keep an adapter of random values for every layer on the device inside the block; yield its key."""
+        """Inside the block, an adapter with random values for every layer is on the device; yield its key."""
         key, layout = "", self._layout_of_all(RANK_STEP)
         flat = torch.randn(layout.num_values, generator=torch.Generator().manual_seed(0))
         for block in layout.blocks.values():

@@ -61,8 +61,8 @@ def _items(value: Any) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> _Added:
-    """Return the added tokens in a file; none if the file is missing. The loader has already refused unreadable files.
-    The largest part, the vocabulary, is skipped."""
+    """Return the added tokens in a file; an empty list if the file is missing. The loader has already refused
+    unreadable files. The vocabulary, the largest part of the file, is not parsed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Added)
     except (OSError, msgspec.MsgspecError):

@@ -1,7 +1,7 @@
 """The attention function that the models of transformers call, and its handler for the engine's steps. The handler also
 gives recurrent layers their states. The function is registered in transformers' attention registry, under the name
 `bridle`. The mask registry has no such entry, so transformers builds no mask and does not guess packing from positions.
-Only the block tables of the step decide which tokens attend to which.
+Only a step's rows and block tables determine which tokens attend to each other.
 """
 
 from __future__ import annotations

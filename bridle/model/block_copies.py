@@ -1,4 +1,5 @@
-"""Copies blocks of a KV cache on CUDA. One launch, described by one upload, copies the keys and values of all layers.
+"""Copies blocks of a KV cache on CUDA. One kernel launch, after one upload of the block numbers, copies the keys and
+values of all layers.
 
 Blocks are copied when a sequence forks, and when a sequence writes to a block that other sequences read. The copy
 kernel is tested while a model loads. If the test fails, plain torch copies the blocks, one layer after the other.

@@ -31,9 +31,9 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that passed inspection. `num_values` counts the weights' values, and `num_bytes` is their size on disk.
-    `gguf` is the GGUF file with the weights, if there is one, and `tower` the GGUF file of its vision tower. Otherwise
-    `tensor_bytes` has the size of each tensor."""
+    """A folder that passed inspection. `num_values` is the number of weight values, and `num_bytes` their size on disk.
+    `gguf` is the GGUF file with the weights, if there is one, and `tower` the GGUF file of its vision tower. For
+    safetensors files, `tensor_bytes` has the size of each tensor."""
 
     folder: Path
     config: dict[str, Any]
@@ -45,9 +45,9 @@ class Checkpoint:
     tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
-        """Return the bytes of the weights in memory with values of `item_size` bytes. With `keeps_blocks`, quantized
-        weights stay in blocks that the CPU kernels read. With `keeps_codes`, quantized weights keep their number of
-        bits."""
+        """Return the bytes that the weights take in memory, if a floating-point value takes `item_size` bytes. With
+        `keeps_blocks`, quantized weights stay in blocks that the CPU kernels read. With `keeps_codes`, quantized
+        weights keep their number of bits."""
         if "quantization_config" in self.config:  # some 4-bit weights are kept in 8 bits with scales, or as floats
             if keeps_codes:
                 return self.num_bytes * 5 // 4
@@ -160,7 +160,8 @@ def _check_index(folder: Path, tensors: dict[str, Path]) -> None:
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, int]]:
-    """Return (number of values, bytes) by tensor name, after a check of the header against the file's size."""
+    """Return (number of values, bytes) for each tensor by name. Raises `UnsupportedModel` if the header does not match
+    the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

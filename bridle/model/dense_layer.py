@@ -155,7 +155,7 @@ class HeadNorm(Norm):
 
 
 def rotation(cos: Tensor, sin: Tensor) -> Rotation:
-    """Convert the tables [1, T, D] of transformers to the form that all layers use."""
+    """Convert cosines and sines [1, T, D] of transformers to [T, 1, D], with the first half of the sines negated."""
     half = sin.shape[-1] // 2
     signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
     return cos[0].unsqueeze(1), signed.unsqueeze(1)
@@ -221,7 +221,7 @@ def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
 
 
 def _form(module: Any) -> tuple[Any, ...]:
-    """Return a description of how one or several linear layers store their weights."""
+    """Return the format in which one or several linear layers store their weights, for comparison."""
     if isinstance(module, Joined):
         return tuple(_form(part) for part in module.parts)
     sizes = (module.in_features, module.out_features, module.bias is None)

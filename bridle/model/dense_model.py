@@ -1,4 +1,4 @@
-"""A whole dense model as one short function, for models whose layers all have the lean form.
+"""Computes a whole dense model by one short function. All decoder layers must be lean layers.
 
 The function avoids the work that transformers does in every call around the layers: argument handling, masks, output
 objects. The function is used only after a trial in which it gave the same logits as the model itself.
@@ -33,7 +33,7 @@ from bridle.model.restored import RestoredModel
 
 
 class DenseModel:
-    """Embedding, layers, norm and head. `model` must be of a dense family, with only `DenseLayer` layers."""
+    """The short function for `model`, which must be of a dense family with only `DenseLayer` layers."""
 
     def __init__(self, model: Any) -> None:
         body = model.model
@@ -109,7 +109,7 @@ class DenseModel:
         return self.hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Inputs of the head [R, hidden] -> logits [R, V]"""
+        """Compute logits [R, V] from inputs of the output head [R, hidden]."""
         logits = self._head(hidden)
         if self._logits_scale != 1.0:
             logits = logits / self._logits_scale

@@ -67,7 +67,7 @@ class ModelDescription:
 
     @property
     def capabilities(self) -> list[str]:
-        """Return the capabilities of the model under Ollama's names."""
+        """Return the names of the model's capabilities, as in Ollama's API."""
         if self.is_embedder:
             return ["embedding"]
         text = self.template or ""

@@ -36,8 +36,8 @@ class DeviceCopy:
 
 
 class DeviceBlocks:
-    """Implements `bridle.engine.interfaces.DeviceKVBlocks` over the cache of a device. The bytes have the layout of
-    `CacheBlocks`."""
+    """Implements `bridle.engine.interfaces.DeviceKVBlocks` over the cache of a device. The bytes of a block have the
+    same layout as those of `bridle.model.kv_blocks.CacheBlocks`."""
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
         self.identity, self._device = identity, cache.device

@@ -68,7 +68,7 @@ def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:
-    """Raise `InvalidRequest` for a weight format that `device` does not compute."""
+    """Raise `InvalidRequest` if `device` does not support this quantization of weights."""
     if quantization == "fp8":
         from bridle.model.float8 import check_float8
 
@@ -78,8 +78,8 @@ def check_quantization(quantization: str, device: torch.device) -> None:
 
 
 def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the type of keys and values. Raises `InvalidRequest` for a type that the kernels of this device do not
-    read."""
+    """Return the type of keys and values in the KV cache. Raises `InvalidRequest` if the kernels of this device do not
+    support the type."""
     wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     if wanted is not dtype and device.type != "cpu":
         raise InvalidRequest(

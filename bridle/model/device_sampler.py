@@ -102,7 +102,7 @@ class _Drawing:
 
 
 def _add_others(result: StepResult, where: Sequence[int], others: StepResult) -> None:
-    """Put the results of rows `where` at their indices in `result`."""
+    """Copy the results `others` of the rows `where` to the right positions in `result`."""
     num_rows = len(result.tokens)
     if others.mus:
         result.mus = [0.0] * num_rows

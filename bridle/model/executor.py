@@ -288,8 +288,8 @@ def _with_probes(reader: ProbeReader | None, rows: Sequence[SampleRow], result: 
 
 
 def is_sound(device: torch.device) -> bool:
-    """Return whether a device still works. After some errors, such as an invalid memory access, a GPU refuses every
-    further call of the process."""
+    """Return whether a device still works. After some errors, such as an invalid memory access, all further GPU calls
+    of the process fail."""
     if device.type != "cuda":
         return True
     try:

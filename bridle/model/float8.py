@@ -1,8 +1,8 @@
 """Linear layers in 8-bit floating point (e4m3) on CUDA, with one scale per output for weights and one scale per token
-for activations. GPUs from compute capability 8.9 on multiply these numbers in tensor cores.
+for activations. GPUs with compute capability 8.9 or higher multiply float8 values in tensor cores.
 
-Weights take half of the memory of bfloat16, and half the time to read. Embeddings, the output head, norms and attention
-are unchanged.
+Weights take half of the memory of bfloat16, and are read in half of the time. Embeddings, the output head, norms and
+attention are unchanged.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _rounded(rows: Tensor) -> Tensor:
-    """Return activations rounded to float8, as float32."""
+    """Round activations to float8, and return the rounded values as float32."""
     scale = rows.abs().amax(1, keepdim=True).float().div_(_TOP).clamp_min_(1e-12)
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 

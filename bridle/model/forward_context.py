@@ -61,13 +61,12 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
 
 
 def handler_or_none() -> AttentionHandler | None:
-    """Return the handler of the forward pass that this thread runs, or None outside of a pass."""
+    """Return the attention handler of this thread's current forward pass, or None outside of a pass."""
     return _slot.handler
 
 
 def current_handler() -> AttentionHandler:
-    """Return the handler of the forward pass that this thread runs. Raises `InternalError`
-    outside of a pass."""
+    """Return the attention handler of this thread's current forward pass. Raises `InternalError` outside of a pass."""
     handler = _slot.handler
     if handler is None:
         raise InternalError("a model loaded by bridle was called outside of a step")

@@ -149,7 +149,7 @@ class Geometry:
 
     @property
     def numbers_per_token(self) -> int:
-        """Return the number of values of one token in the whole cache."""
+        """Return how many values one token takes in the whole cache."""
         return sum(shape.numbers_per_token for shape in self.cached.values())
 
 

@@ -308,7 +308,7 @@ class _Filling:
         return float(numbers[layer])
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor of the file as floats, in its own shape."""
+        """Decode a tensor of the file to floats, with the shape that it has in the file."""
         entry = self._entry(file)
         rows = torch.from_numpy(self.source.read(file))
         numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=dtype or self.dtype)

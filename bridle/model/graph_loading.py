@@ -158,8 +158,8 @@ def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
     """Return a loader of the model's CUDA graphs; None if steps run without graphs. In the latter case the log has the
-    reason, unless the operator disabled graphs or the device does not support them. Steps with adapters have graphs as
-    well, unless no memory is reserved for adapters."""
+    reason, unless the operator disabled graphs or the device does not support them. Graphs for steps with adapters are
+    included if memory is reserved for adapters."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None

@@ -142,7 +142,7 @@ class StepGraphs:
 
     def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
         """Capture steps of these sizes (in tokens), the largest first. The first of `KINDS` must be captured before the
-        others. Raises the error of a step that cannot be captured."""
+        others. If a step cannot be captured, raises the error of the capture."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
             report(f"capturing CUDA graphs{kind}", number / len(sizes))
             adapted = self._adapted(size) if kind.has_adapters else None

@@ -37,8 +37,8 @@ def resolve_model(
     `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name that `bridle pull` lists.
     `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder with the weights in one GGUF file
     means that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the vision tower in
-    the file `mmproj`, if given. A name that `bridle pull` lists means that model's file or folder, downloaded or found
-    in the user's folder.
+    the file `mmproj`, if given. A name that `bridle pull` lists means the pulled model, which is downloaded if
+    necessary.
 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` for any other name, and
     `UnsupportedModel` if the hub lacks the model or cannot be reached.
@@ -58,7 +58,7 @@ def resolve_model(
 
 
 def folder_of(config: ModelConfig, progress: Progress | None = None) -> Path:
-    """Return the folder of a configured model, found as by `resolve_model`."""
+    """Return the folder of the model in a configuration, as `resolve_model` does."""
     return resolve_model(config.model, config.revision, progress, config.mmproj)
 
 

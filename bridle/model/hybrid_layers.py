@@ -1,7 +1,7 @@
 """Describes decoder layers to the C kernels, for models with recurrent layers: LFM2, Qwen3.5, Qwen3-Next, Nemotron-H,
 Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
 
-The kind of a layer follows from the names of its parts. A part that the kernels do not support, such as a mixture of
+The names of a layer's submodules determine its kind. A part that the kernels do not support, such as a mixture of
 experts, is computed by its module of transformers. A description is used only after a comparison with transformers
 (`bridle.model.hybrid_model`).
 """

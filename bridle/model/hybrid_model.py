@@ -1,5 +1,5 @@
-"""A whole model with recurrent layers as one short function: embedding, layers in calls of the C kernels, norm, head.
-The function is used only after a trial in which it gave the same logits as the model of transformers.
+"""Computes a whole model with recurrent layers by one short function: embedding, layers in C kernels, norm, and output
+head. The function is used only after a trial in which it gave the same logits as the model of transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention over keys that an index selects (DeepSeek Sparse Attention).
+"""Attention over keys that an indexer selects (DeepSeek Sparse Attention).
 
 The *indexer* of a layer computes a short key for each token. It scores these keys for a new token and selects the
 `index_topk` best positions, to which attention is limited. The KV cache stores index keys as an additional layer, so

@@ -14,8 +14,8 @@ _Sizes = tuple[int, int]  # tokens, blocks
 
 
 class InputBatch:
-    """The copies of sequences by sequence id, for a pool of `num_blocks` blocks and a model with `num_ids` token
-    ids."""
+    """The executor's copies of sequences, by sequence id. The KV pool has `num_blocks` blocks, and the model `num_ids`
+    token ids."""
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, num_ids: int) -> None:
         self.num_blocks = num_blocks

@@ -1,7 +1,7 @@
 """Converts KV blocks to 8 bits, which makes a KV store smaller. Each head of a token has a scale.
 
-The error of a value is at most half a step of its scale, 1/254 of the largest value of its head. Recurrent states stay
-exact, since their errors would add up.
+The error of a value is at most half a step of its scale, 1/254 of the largest value of its head. Recurrent states are
+not converted, because rounding errors would add up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The KV cache of one loaded model: a pool of blocks, which the engine assigns to sequences. A slot holds one token.
 With B tokens per block, position p of a sequence is in slot `block_table[p // B] * B + p % B` of every layer. Layers
 may differ in heads and widths. The cache may have another type than the model; keys and values are then rounded when
-they are written. This module does not know which sequence owns which block.
+they are written. The engine, not this module, records which sequence owns which block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridle.model.h2d_copies import ALIGNMENT, upload
 
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
-    """Return the bytes that one token takes in all layers."""
+    """Return the bytes that the keys and values of one token take in all layers."""
     scales = sum(shape.num_kv_heads for shape in geometry.cached.values()) if dtype is torch.int8 else 0
     return geometry.numbers_per_token * dtype.itemsize + 2 * torch.float32.itemsize * scales
 
@@ -69,7 +69,7 @@ class LayerCache:
 
     def view(self, slot: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as values of `dtype`.
-        Keys and values are views if the cache has that type."""
+        They are views if the cache has this type, and converted copies otherwise."""
         keys, values = self.keys_by_head.narrow(2, slot, count), self.values_by_head.narrow(2, slot, count)
         if keys.dtype is dtype:
             return keys, values

@@ -320,7 +320,7 @@ def _room(needs: PoolNeeds, free: int) -> KVBudget:
 
 
 def _most_blocks(needs: PoolNeeds) -> int:
-    """Return the number of blocks of the largest pool that the trial may use."""
+    """Return the maximum number of blocks of the trial pool."""
     free = max(free_memory(needs.device) - needs.reserved, 0)
     most = int(free * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
     num_blocks = _in_blocks(needs, min(most, needs.config.max_kv_memory or most))

@@ -127,7 +127,7 @@ class LanguageModel(nn.Module):
         return self._ids_named("")
 
     def _ids_named(self, *begins: str) -> frozenset[int]:
-        """Return the ids in fields of the configuration whose names begin with one of `begins`."""
+        """Return the token ids in those configuration fields whose names begin with one of `begins`."""
         fields = ((name, value) for name, value in vars(self.whole.config).items() if name.startswith(begins))
         return frozenset(
             value for name, value in fields if isinstance(value, int) and name.endswith(("_token_id", "_token_index"))
@@ -135,7 +135,7 @@ class LanguageModel(nn.Module):
 
     @property
     def inner(self) -> Any:
-        """Return the whole model without its head."""
+        """Return the whole multimodal model without its output head."""
         return getattr(self.whole, "model", self.whole)
 
     @property
@@ -175,7 +175,7 @@ class LanguageModel(nn.Module):
         self.model.set_attn_implementation(name)
 
     def rest(self) -> Iterator[nn.Module]:
-        """Yield the modules that only media inputs need."""
+        """Yield the modules of the whole model that are outside of the text part, such as towers."""
         mine = {id(module) for module in self.modules()}
         yield from (module for module in self.inner.modules() if id(module) not in mine)
 

@@ -76,7 +76,7 @@ class ProbeReader:
 
 
 def probe_reader(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> ProbeReader | None:
-    """Return the reader of the probes of `rows`; None if no row has probes."""
+    """Return a `ProbeReader` for `rows`; None if no row has probes."""
     return ProbeReader(rows, vectors) if vectors is not None and any(row.probes for row in rows) else None
 
 

@@ -14,7 +14,7 @@ from bridle.model.geometry import Geometry
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """A loaded model that only needs its KV pool."""
+    """A loaded and prepared model, from which an executor with a KV pool can be built."""
 
     config: ModelConfig
     checkpoint: Checkpoint

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
-    """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the present stage and its
-    progress from 0 to 1."""
+    """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the name of the current
+    stage and the progress of loading from 0 to 1."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
     check_quantization(config.quantization, device)

@@ -35,8 +35,9 @@ def load_executor(
 ) -> LocalExecutor | PooledExecutor:
     """Load a model and make it ready to compute.
 
-    `progress(what, share)` is called with the present stage and its progress from 0 to 1, from a thread that ends with
-    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, whose messages say what to change.
+    `progress(what, share)` is called with the name of the current stage and the progress of loading from 0 to 1. The
+    calling thread ends when loading ends. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, whose messages
+    say what to change.
     """
     report = progress or (lambda what, share: None)
     return run_in_thread(lambda: _load(config, report, sampler), "bridle-load")

@@ -88,8 +88,8 @@ def return_memory() -> None:
 
 
 def _forget_peak() -> None:
-    """Reset the process's peak of memory, if the system supports it. Otherwise the measured peak covers the whole life
-    of the process, and is an overestimate."""
+    """Reset the recorded peak memory of the process, if the system supports this. Otherwise the measured peak covers
+    the whole life of the process, and is an overestimate."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -109,7 +109,7 @@ def _peak() -> int:
 
 
 def show_bytes(size: int) -> str:
-    """Return a size in bytes as text for people."""
+    """Format a size in bytes as text, with a unit."""
     if size < 1 << 20:
         return f"{size} bytes"
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"

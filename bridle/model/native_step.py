@@ -1,8 +1,8 @@
 """Computes all layers of a model in one call of the C kernels, if the kernels support every part of the layers.
 
-The call computes every step, prompts and single tokens alike, so that a token's result does not depend on the other
-tokens of its step. In a step with adapters, layers are computed part by part, and adapters add their results between
-the parts. Rows without an adapter then still have the same bits. The lean layers compute the same in torch.
+Prompts and decode steps are computed in the same way, so that a token's result does not depend on the other tokens in
+its step. In a step with adapters, layers are computed part by part, and adapters add their results between the parts.
+Rows without an adapter then still have the same bits. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Support for families whose layers have their own attention functions.
+"""Adapts model families whose layers have their own attention functions to paged attention.
 
 During a step, their queries, keys and values go to the attention handler and the paged cache. Outside of a step, these
 layers compute as in transformers, which is the reference for tests. Position biases (ALiBi) become additional
@@ -157,8 +157,8 @@ def _lead_falcon(module: Any, number: int) -> None:
 
 
 def _falcon_heads(module: Any, hidden_states: Tensor) -> Projected:
-    """Return queries, keys and values [1, H, T, D] of [1, T, hidden]. Key heads are not repeated, unlike in
-    transformers."""
+    """Return the layer's queries, keys and values [1, H, T, D] for hidden states [1, T, hidden]. Key heads are not
+    repeated, unlike in transformers."""
     fused = module.query_key_value(hidden_states)
     if not module.new_decoder_architecture:
         query, key, value = module._split_heads(fused)

@@ -118,8 +118,8 @@ def compare_with_eager(
 
 
 def _largest_error(want: Tensor, have: Tensor) -> float:
-    """Return the largest difference. Infinities must be in the same places, because some models forbid ids. NaN counts
-    as infinite."""
+    """Return the largest absolute difference between two logits tensors. Both must have infinities at the same
+    positions, which some models use to forbid ids. NaN counts as infinite."""
     same = want == have
     error = torch.where(same, torch.zeros_like(want), (want - have).abs())
     return float(torch.nan_to_num(error, nan=float("inf")).max())

@@ -69,7 +69,7 @@ class _Body(nn.Module):
 
 
 class _Embedding(nn.Embedding):
-    """An embedding of floats, with an optional scale."""
+    """An embedding with floating-point rows and an optional scale."""
 
     def __init__(self, size: int, width: int, scale: float | None, dtype: torch.dtype) -> None:
         super().__init__(size, width, _weight=_unread(dtype, size, width))
@@ -184,8 +184,8 @@ class GemmaRmsNorm(_RmsNorm):
 
 
 def _linear(inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype) -> nn.Linear:
-    """Return a linear layer without weights. The layer is not made on the `meta` device, because that would import
-    torch's compiler."""
+    """Return a linear layer whose weight has no memory yet. The layer is not made on the `meta` device, because that
+    would import torch's compiler."""
     made = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(made)
     made.in_features, made.out_features = inputs, outputs

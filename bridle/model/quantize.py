@@ -33,8 +33,8 @@ _TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
 class Int8Linear(nn.Module):
-    """An `nn.Linear` computed in 8-bit integers. C kernels compute it if `is_native` is set and the processor has
-    kernels."""
+    """A linear layer with 8-bit integer weights and activations, which replaces an `nn.Linear`. C kernels compute it if
+    `is_native` is set and the processor has kernels."""
 
     def __init__(self, linear: nn.Linear, is_native: bool = True) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> Int8Linear:
-        """Return a layer of a weight that is already in the order of the kernels."""
+        """Make a layer from a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = native.packed.outputs, native.packed.given

@@ -269,7 +269,7 @@ class Rotary(nn.Module):
 
 
 class PlainEmbedding(nn.Module):
-    """An embedding of floats, multiplied by a scale."""
+    """An embedding with floating-point rows, which are multiplied by a scale."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         super().__init__()

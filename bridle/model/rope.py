@@ -18,7 +18,7 @@ POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
-    """Freeze the frequencies of all rotary modules; return a description of the changes."""
+    """Fix the frequencies of all rotary modules for `max_model_len`; return descriptions of the changes."""
     notes = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -79,7 +79,7 @@ def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
     """Return the tables of `num_positions` positions, computed by `compute`. Return None if they take too much memory,
-    or if the halves of a head do not rotate by the same angles."""
+    or if the two halves of a head have different angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
         last = min(first + POSITIONS, num_positions)
@@ -101,7 +101,7 @@ def fits_memory(compute: Compute, num_positions: int) -> bool:
 
 
 def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Return whether the second half of each head rotates by the angles of the first."""
+    """Return whether both halves of each head have the same rotation angles."""
     halved = ((*cos.chunk(2, -1), *sin.chunk(2, -1)) for cos, sin in turns)
     return all(torch.equal(a, b) and torch.equal(c, -d) for a, b, c, d in halved)
 

@@ -62,8 +62,8 @@ class StandardSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        """Return the results of every row and every score of `batch` from `logits` [R, V]. If mask and bias leave no
-        token in a row, or its logits are NaN, the row gets the token -1 and no log-probability."""
+        """Sample all rows, and compute all scores, of `batch` from `logits` [R, V]. If mask and bias leave no token in
+        a row, or its logits are NaN, the row gets the token -1 and no log-probability."""
         with torch_alone() if sampling_kernels(logits) is not None else nullcontext():
             return self._answer(logits, batch, history)
 

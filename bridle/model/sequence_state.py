@@ -70,7 +70,7 @@ class CachedRequestState:
             self._runs.pop()
 
     def add_blocks(self, blocks: Iterable[int]) -> None:
-        """Append to the block table."""
+        """Append blocks to the block table."""
         for block in blocks:
             if not self.blocks or block != self.blocks[-1] + 1:
                 self._runs.append((len(self.blocks), block))

@@ -41,7 +41,7 @@ class Queue(Protocol):
         reached."""
 
     def mark(self) -> Mark:
-        """Return the point after all copies so far."""
+        """Return a mark that the device reaches after all copies queued so far."""
 
 
 class StreamQueue:

@@ -353,7 +353,7 @@ def max_positions(config: PreTrainedConfig) -> int:
 def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     """Return the context length to serve: `wanted`, or the model's own limit if `wanted` is None.
 
-    Raises `InvalidRequest` if `wanted` is more than the positions that the model has.
+    Raises `InvalidRequest` if `wanted` exceeds the number of positions of the model.
     """
     limit = max_positions(config)
     if wanted is None or wanted <= limit:

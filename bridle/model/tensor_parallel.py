@@ -78,8 +78,8 @@ def num_ranks() -> int:
 
 
 def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
-    """Return the tensor-parallel plan of a family in transformers, checked for `count` processes. Raises
-    `UnsupportedModel` with the reason."""
+    """Return transformers' tensor-parallel plan for a model family, after checks that `count` processes can share the
+    model. Raises `UnsupportedModel` with the reason."""
     settings = text_config(settings)  # each process keeps a tower whole
     family, plan = settings.model_type, getattr(settings, "base_model_tp_plan", None)
     if not plan:

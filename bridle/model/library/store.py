@@ -103,7 +103,8 @@ def _staging(root: Path, entry: LibraryEntry) -> Path:
 
 @contextlib.contextmanager
 def locked_entry(root: Path, entry: LibraryEntry) -> Iterator[None]:
-    """Prevent other processes from pulling the same model. The lock ends with the process."""
+    """Prevent other processes from pulling the same model. The operating system releases the lock if the process
+    ends."""
     import fcntl
 
     with (root / f".lock-{entry.folder_name}").open("ab") as file:
