@@ -85,7 +85,8 @@ def _converted(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]:
-    """Return the size at which models read an image: its own, or a smaller one within the limit."""
+    """Return the size to which an image is reduced, so that it has at most `max_shown_pixels`; small images keep their
+    size."""
     if width * height <= limits.max_shown_pixels:
         return width, height
     scale = math.sqrt(limits.max_shown_pixels / (width * height))

@@ -22,7 +22,7 @@ def word(modality: str) -> str:
 
 
 def counted(number: int, modality: str) -> str:
-    """Return a number of files as text, such as `3 pictures`."""
+    """Return a number of files with the modality's word, such as `3 pictures`."""
     return f"{number} {WORDS[modality][1]}"
 
 

@@ -60,7 +60,7 @@ def key_of(arrays: Sequence[MediaArray]) -> bytes:
 
 
 def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
-    """Return the token that a field of a configuration names."""
+    """Return the token id in the configuration field `field`."""
     found = getattr(settings, field, None)
     if not isinstance(found, int):
         what = WORDS[modality][0]

@@ -55,7 +55,7 @@ class MediaReader:
 
     @property
     def placeholder(self) -> int:
-        """Return the token of an image in a prompt."""
+        """Return the id of the placeholder token for an image in a prompt."""
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
@@ -145,8 +145,8 @@ class MediaReader:
     def place(
         self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: PlacingTokenizer
     ) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
-        Raises `InvalidRequest` unless there is a placeholder for each image."""
+        """Return the tokens of the prompt with each placeholder expanded, and the images with their positions. Raises
+        `InvalidRequest` unless each image has exactly one placeholder."""
         return PlaceholderExpander(self.senses, tokenizer).place(prompt, pictures)
 
 
