@@ -14,8 +14,8 @@ METHODS: tuple[Method, ...] = ("mean", "pca")
 
 
 class LastRows:
-    """Records the last row of each layer's output. In a step with one sequence, this is the state of the sequence's
-    last token."""
+    """Records the last row of each layer's output. In a step with one sequence, the last row is the state of the
+    sequence's last token."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Tensor] = {}
@@ -29,10 +29,10 @@ class LastRows:
 
 
 def make_directions(positive: Tensor, negative: Tensor, method: Method = "mean") -> dict[int, Tensor]:
-    """Return the directions from `negative` to `positive` for all layers but the first. Both arguments are hidden
-    states [pairs, layers, hidden], with one prompt of each pair. With the method `mean`, a direction is the mean
-    difference of the pairs. With `pca`, it is the first principal component of the differences, scaled to their mean
-    length along this component. Raises `InvalidRequest`."""
+    """Return the directions from `negative` to `positive` for all layers but the first. `positive` and `negative` are
+    hidden states [pairs, layers, hidden], each for one prompt of every pair. With the method `mean`, a direction is the
+    mean difference of the pairs. With `pca`, a direction is the first principal component of the differences, scaled to
+    their mean length along this component. Raises `InvalidRequest`."""
     if method not in METHODS:
         raise InvalidRequest(f"method: got {method!r}; must be one of {', '.join(METHODS)}", "method")
     if positive.shape != negative.shape or positive.shape[0] < 1:
@@ -47,8 +47,8 @@ def _mean(differences: Tensor) -> Tensor:
 
 
 def _first_component(differences: Tensor) -> Tensor:
-    """Return the scaled first principal component of the differences: [pairs, hidden] -> [hidden]. The differences are
-    not centred, because their common part is the direction."""
+    """Return the scaled first principal component of the differences: [pairs, hidden] -> [hidden]. The pairs'
+    differences are not centred, because their common part is the direction."""
     _, _, components = torch.linalg.svd(differences, full_matrices=False)
     first: Tensor = components[0]
     return first * (differences @ first).mean()

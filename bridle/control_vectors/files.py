@@ -26,7 +26,7 @@ Directions = Mapping[int, Tensor]
 
 
 def read_vector(path: Path) -> dict[int, Tensor]:
-    """Read the directions in a file, by layer number. Raises `InvalidRequest` with the reason."""
+    """Read the directions in a file, by layer number. Raises `InvalidRequest` if the file cannot be used."""
     if not path.is_file():
         raise InvalidRequest(f"control vector: got {path}; it must be a GGUF or safetensors file", "source")
     if path.stat().st_size > MAX_FILE_BYTES:

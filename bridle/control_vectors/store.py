@@ -1,6 +1,6 @@
 """The control vectors of one loaded model, by name. The directions under a name may be replaced at any time. Requests
-that have begun keep the earlier directions until they end. So each set of directions has its own key. All methods are
-safe from any thread; only `add` may take long.
+that have begun keep the earlier directions until they end. So each set of directions has a key in addition to its name.
+All methods are safe from any thread; only `add` may take long.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ControlVectors:
         return key in self._entries
 
     def held(self, key: str) -> Directions:
-        """Return the directions stored under a key. Raises `InternalError` if the store does not have them."""
+        """Return the directions stored under a key. Raises `InternalError` if the store does not have the key."""
         try:
             return self._entries[key].directions
         except KeyError:
