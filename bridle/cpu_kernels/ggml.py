@@ -221,7 +221,7 @@ def _split_q6_k(parts: Tensor) -> SplitBlocks:
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the factors and the offsets of groups, six bits each: [out, blocks, 12] -> 2 x [out, groups]. Twelve bytes
-    hold eight of both."""
+    hold eight factors and eight offsets."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factor = torch.cat([first & 63, (third & 15) | (first >> 6) << 4], -1)
     offset = torch.cat([second & 63, (third >> 4) | (second >> 6) << 4], -1)

@@ -87,7 +87,8 @@ class Kernels:
         self.threads = 1
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """Return the C function called `name`, which has no result. Its caller must check the arguments."""
+        """Return the C function called `name`, which has no result. The caller of the C function must check its
+        arguments."""
         function = getattr(self._library, name)
         function.argtypes, function.restype = arguments, None
         return function
@@ -97,8 +98,8 @@ class Kernels:
         self.threads = self._library.bridle_threads(threads)
 
     def pack(self, kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
-        """Convert rows of blocks [out, bytes] to the kernels' order, and write them to `weights` and `scales`. Both
-        have space for whole panels of outputs."""
+        """Convert rows of blocks [out, bytes] to the kernels' order, and write them to `weights` and `scales`.
+        `weights` and `scales` must have space for whole panels of outputs."""
         outputs, inputs = blocks.shape[0], blocks.shape[1] // kind.num_bytes * kind.inputs
         sizes = packed_sizes(kind.name, -(-outputs // self.lanes) * self.lanes, inputs)
         check_tensor(blocks, torch.uint8, outputs * kind.row_bytes(inputs), "blocks")
@@ -124,8 +125,8 @@ class Kernels:
 
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
-    """Return the bytes of scratch memory that a product needs for its input rows. Quantized rows are stored as
-    integers, with a scale and two sums of 4 bytes per block. Other rows are stored as floats."""
+    """Return the bytes of scratch memory that a product needs for its input rows. For a quantized matrix, rows are
+    rounded to integers, with a scale and two sums of 4 bytes per block. For a float32 matrix, rows are floats."""
     if matrix.kind == "float32":
         return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)

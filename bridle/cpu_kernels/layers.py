@@ -162,8 +162,8 @@ class AttentionRows:
     """The batch rows of a step for attention: each sequence has packed tokens, a context length, and the slots of its
     KV.
 
-    Each of `sequences` is (offset, length, context, spans). Its spans (slot, count) are runs of KV slots from position
-    0 on.
+    Each of `sequences` is (offset, length, context, spans). The spans (slot, count) are the sequence's runs of KV slots
+    from position 0 on.
     """
 
     def __init__(

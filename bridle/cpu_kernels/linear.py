@@ -49,7 +49,7 @@ def are_in_floats() -> bool:
 
 
 class NativeWeight:
-    """A weight in the order of the kernels. `multiply` computes products with it."""
+    """A weight in the order of the kernels, with a method that multiplies rows by the weight."""
 
     def __init__(self, found: Kernels, packed: packing.PackedMatrix, bias: Tensor | None) -> None:
         self.kernels, self.packed = found, packed

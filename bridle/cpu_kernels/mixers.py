@@ -1,8 +1,6 @@
 """Calls the C kernels for the mixers of recurrent layers, which replace attention: short convolutions, gated delta
 nets, Mamba-2 and Mamba. The kernels compute a whole mixer in one call, over the states of all sequences of a step. This
-module checks the arguments.
-
-The fields of its structs have the order of sources/mixer.h.
+module checks the arguments of the C functions. The fields of its structs have the order of sources/mixer.h.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 def plain_fill(lanes: int, zero: int) -> Fill:
     """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are the values of the kernels. The
-    kernels' own function is compared with this one before it is used, and is ten times as fast."""
+    kernels' own packing function is ten times as fast. Its result is compared with this function's before it is
+    used."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
@@ -108,8 +109,8 @@ def plain_fill(lanes: int, zero: int) -> Fill:
 
 
 def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
-    """Join matrices of one kind into one. Return None if their bytes are not contiguous, or if a matrix before the last
-    one has a partly filled panel."""
+    """Join matrices of one kind into one. Return None if the matrices' bytes are not contiguous, or if a matrix before
+    the last one has a partly filled panel."""
     first = parts[0]
     if any(part.outputs % lanes for part in parts[:-1]) or len({(part.kind, part.inputs) for part in parts}) > 1:
         return None

@@ -177,8 +177,8 @@ class RecurrenceKernels:
 
 
 def _table(stretches: Sequence[Stretch], tokens: int, size: int) -> array[int]:
-    """Return the stretches as the kernels' argument. Raises `InternalError` if they exceed `tokens` rows, or if a state
-    does not have `size` values."""
+    """Return the stretches as the kernels' argument. Raises `InternalError` if a stretch exceeds `tokens` rows, or if a
+    state does not have `size` values."""
     require(0 < tokens < _MAX_TOKENS, f"{tokens} tokens")
     fields = array("q")
     for offset, length, state, is_fresh in stretches:

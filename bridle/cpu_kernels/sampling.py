@@ -54,8 +54,8 @@ class CSurvey(ctypes.Structure):
 
 class Cuts(NamedTuple):
     """Filters of each row, applied after the temperature, to logits minus the largest logit. The filters keep the best
-    `top_k` tokens (0: all). Of these, a token is kept while more probable tokens have less than `top_p` of the total
-    weight. Tokens with a logit below the row's value in `floors` are removed."""
+    `top_k` tokens (0: all). Of these best tokens, a token is kept while more probable tokens have less than `top_p` of
+    the total weight. Tokens with a logit below the row's value in `floors` are removed."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
@@ -87,8 +87,8 @@ class SamplingKernels:
 
     def largest(self, logits: Tensor, where: Sequence[int], masks: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Return the largest allowed logit, float32 [n], and its position, int64 [n], of each of the rows `where` of
-        `logits` [R, V]. The rows may have any width. Of equal logits the first one counts. NaN counts as the largest. A
-        result of -inf means that the mask allows no token."""
+        `logits` [R, V]. The rows may have any width. Of equal logits, the position of the first one is returned. NaN
+        counts as the largest. A result of -inf means that the mask allows no token."""
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
             raise InternalError(f"not for a kernel: {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
         num_rows, columns = logits.shape
