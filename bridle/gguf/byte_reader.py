@@ -49,8 +49,8 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class ByteReader:
-    """A read position in the file. Each method checks that the file has the requested number of bytes, and raises an
-    error if it does not."""
+    """A read position in the file. Each method raises an error if the file does not have the requested number of
+    bytes."""
 
     def __init__(self, file: PlainFile) -> None:
         self.path, self.size = file.path, file.size

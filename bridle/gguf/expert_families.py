@@ -1,4 +1,5 @@
-"""Model families with experts from 2025 and later. Their files store most properties as plain metadata fields."""
+"""Model families with experts from 2025 and later. GGUF files of these families store most properties as plain metadata
+fields."""
 
 from bridle.gguf import rules as r
 from bridle.gguf.family import GgufFamily

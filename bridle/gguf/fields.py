@@ -26,16 +26,16 @@ def head_dim(config: Any) -> int:
 
 
 def read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    """Read nothing. This is the reader of a property that files do not store."""
+    """Read nothing. `read_nothing` is the reader of a property that files do not store."""
 
 
 def write_nothing(config: Any, put: Put) -> None:
-    """Write nothing. This is the writer of a property that follows from keys which other writers write."""
+    """Write nothing. `write_nothing` is the writer of a property that follows from keys which other writers write."""
 
 
 def key_heads(config: Any) -> int:
-    """Return the number of key heads. Older families have another field for it, or have the same number of key and
-    query heads."""
+    """Return the number of key heads. Older families have another field for the number of key heads, or the same number
+    of key and query heads."""
     if getattr(config, "new_decoder_architecture", False):
         return int(config.num_kv_heads)
     if getattr(config, "multi_query", False):

@@ -64,8 +64,8 @@ def unpack(path: Path, tower: Path | None = None) -> Path:
 
 
 def _known_folder(path: Path, tower: Path | None) -> Path | None:
-    """Return the folder into which a GGUF file was unpacked before, if the file has not changed since then. This does
-    not read the file's header again. Returns None if the file changed or is new."""
+    """Return the folder into which a GGUF file was unpacked before, if the file has not changed since then. The header
+    of the file is not read again. Returns None if the file changed or is new."""
     state = _state(path, tower)
     name = None if state is None else _names().read_text(_place_of(path, state))
     folder = None if name is None else cache_folder() / Path(name.decode()).name

@@ -20,8 +20,8 @@ _OF_WEIGHTS = ("offset", "conv", "column", "groups")
 
 
 def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
-    """Return the tensor for transformers, made from the file's tensors `parts`. Its rows keep the file's order. Raises
-    `RuntimeError`, `IndexError` or `ValueError` if the shapes of parts do not fit together."""
+    """Return the tensor for transformers, made from the file's tensors `parts`. The rows of the result keep the file's
+    order. Raises `RuntimeError`, `IndexError` or `ValueError` if the shapes of parts do not fit together."""
     tensor = _joined(rule, parts)
     if rule.change == "slice":
         return tensor[int(rule.model.rpartition(".")[2])].clone()
@@ -60,7 +60,8 @@ def _logarithm(decay: Tensor) -> Tensor:
 
 
 def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Sequence[Tensor]:
-    """Return the file's tensors for a tensor of transformers. They are float32 if the conversion changes values."""
+    """Return the file's tensors for a tensor of transformers. The result is float32 if the conversion changes
+    values."""
     for dim, order in ((0, rule.order), (-1, rule.columns)):
         rows = file_order(order, tensor.shape[dim], config)
         tensor = tensor if rows is None else tensor.index_select(dim, rows.to(tensor.device))

@@ -12,7 +12,7 @@ from bridle.gguf.shards import GgufModel
 
 def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> None:
     """Drop `num_key_value_heads` and `head_dim`, which the configuration of such a family lacks. Raises
-    `UnsupportedModel` if they differ from the values that the family implies."""
+    `UnsupportedModel` if these two fields differ from the values that the family implies."""
     found = (config.pop("num_key_value_heads"), config.pop("head_dim"))
     if found != (wanted, config["hidden_size"] // config["num_attention_heads"]):
         raise UnsupportedModel(f"{model.path}: {found[0]} heads of keys of {found[1]} numbers are not read for {arch}")

@@ -47,8 +47,8 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_rotations(model: GgufModel, arch: str) -> Config:
-    """Read the rotary positions. Layers without a window rotate only the first values of a head. For the other values,
-    the file has huge frequency divisors."""
+    """Read the rotary positions. Layers without a window rotate only the first values of a head. For the other values
+    of a head, the file has huge frequency divisors."""
     divisors = read_line(model, "rope_freqs.weight") if "rope_freqs.weight" in model.tensors else [1.0]
     width = model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count_swa", width, 1, width)
@@ -112,7 +112,8 @@ def write_mixed(config: Any, put: Put) -> None:
 
 
 def divisors(config: Any) -> list[float]:
-    """Return the divisors of the frequencies of layers without a window. They encode which values of a head rotate."""
+    """Return the divisors of the frequencies of layers without a window. The divisors encode which values of a head
+    rotate."""
     size = config.per_layer_config[list(config.layer_types).index(_FULL)].head_dim
     rotated = int(size * config.rope_parameters[_FULL]["partial_rotary_factor"] / 2)
     return [1.0] * rotated + [1e30] * (size // 2 - rotated)

@@ -190,7 +190,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> str | None:
-    """Return the name that GGUF files have for this pre-tokenizer; None if they have no name for it."""
+    """Return the name that GGUF files have for this pre-tokenizer; None if there is no such name."""
     wanted = _canonical(spec)
     for name, rule in PRE_TOKENIZERS.items():
         if (rule.is_whole, rule.is_composed) == (is_whole, is_composed) and _canonical(

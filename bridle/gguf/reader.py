@@ -1,5 +1,5 @@
-"""Reads one GGUF file. Its header is checked before anything else is read. Every length, count and offset must be
-within a limit and within the file, and every type must be known. So a damaged or malicious file gives a clear error,
+"""Reads one GGUF file. The file's header is checked before anything else is read. Every length, count and offset must
+be within a limit and within the file, and every type must be known. So a damaged or malicious file gives a clear error,
 and never a read outside the file. Files are not mapped into memory, so a file truncated during use causes an error
 instead of ending the process. This module is independent of model families.
 """

@@ -61,8 +61,8 @@ def _write_channel_delta(config: Any, put: Put) -> None:
 
 
 def _write_unrotated_part(config: Any, put: Put) -> None:
-    """Write the size of the part of each head that other families rotate. Kimi does not rotate it, but files need the
-    key."""
+    """Write the size of the part of each head that other families rotate. Kimi does not rotate this part, but its files
+    need the key."""
     put("rope.dimension_count", int(config.qk_rope_head_dim))
 
 
@@ -135,8 +135,8 @@ def _mamba(names: _Names) -> tuple[Reader, Writer]:
 
 
 def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
-    """Return the period of the layers of one kind, and the number of the first of them. `layers` has one truth value
-    per layer."""
+    """Return the period of the layers of one kind, and the number of the first layer of this kind. `layers` has one
+    truth value per layer."""
     places = [number for number, is_one in enumerate(layers) if is_one]
     period = places[1] - places[0] if len(places) > 1 else len(layers)
     if not places or [number % period == places[0] % period for number in range(len(layers))] != layers:
@@ -154,7 +154,7 @@ def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the numbers of Bamba's attention layers. These layers always rotate one half of each head."""
+    """Read the numbers of Bamba's attention layers. Bamba's attention layers always rotate one half of each head."""
     if config["rope_parameters"].get("partial_rotary_factor") != 0.5:
         raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count is not one half of a head, as Bamba's is")
     layers = range(config["num_hidden_layers"])

@@ -1,7 +1,7 @@
 """Converts the configuration of a GGUF file to a `config.json`, and back.
 
 Each metadata key corresponds to a field of the transformers configuration. This module converts the fields that
-families share; `bridle.gguf.traits` converts the others.
+families share; `bridle.gguf.traits` converts all other fields.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _counts(family: GgufFamily) -> dict[str, str]:
 
 
 def _read_eps(model: GgufModel, arch: str, is_layer_norm: bool) -> float:
-    """Return the epsilon of the norms. Some files of models with RMS norms store it under the metadata key for layer
-    norms."""
+    """Return the epsilon of the norms. Some files of models with RMS norms store the epsilon under the metadata key for
+    layer norms."""
     other = model.metadata.get(f"{arch}.{_NORM_KEYS[1]}") if not is_layer_norm else None
     return model.real(f"{arch}.{_NORM_KEYS[is_layer_norm]}", other)
 

@@ -54,7 +54,7 @@ def _layer_types(count: int, period: int) -> list[str]:
 
 
 def _narrow_scale(config: Config, layers_of_27b: int) -> int:
-    """Return the value whose square root divides attention scores. It is the head size, except in Gemma's 27B
+    """Return the value whose square root divides attention scores. This value is the head size, except in Gemma's 27B
     models."""
     if config["num_hidden_layers"] == layers_of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])

@@ -182,7 +182,8 @@ def _write_multipliers(config: Any, put: Put) -> None:
 
 
 def _read_fewer_multipliers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read MiniCPM's multipliers. Its attention has the usual scale, one over the square root of the head size."""
+    """Read MiniCPM's multipliers. MiniCPM's attention has the usual scale, one over the square root of the head
+    size."""
     config |= {field: model.real(f"{arch}.{key}") for key, field in _MULTIPLIERS.items() if key != "attention.scale"}
     config["attention_multiplier"] = config["head_dim"] ** -0.5
 
@@ -252,8 +253,8 @@ def _write_altered_inputs(config: Any, put: Put) -> None:
 
 
 def _read_rotated_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read which layers of a Granite model with windows have rotary positions. If the file has no list, all layers have
-    them."""
+    """Read which layers of a Granite model with windows have rotary positions. If the file has no list of layers, all
+    layers have rotary positions."""
     count = config["num_hidden_layers"]
     rotates = model.metadata.get(f"{arch}.attention.rope_pattern", [True] * count)
     if not isinstance(rotates, (list, np.ndarray)) or len(rotates) < count:

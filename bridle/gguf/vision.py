@@ -1,6 +1,6 @@
 """Reads vision towers from GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. This module
-reads the configuration of model and tower and the settings of the image processor. It also maps the names of the
-tower's weights."""
+reads the configuration of model and tower and the settings of the image processor. The module also maps the names of
+the tower's weights."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _put(writer: Any, key: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A tensor of the file. It is computed from a tensor of the model when the file is written."""
+    """A tensor of the file. The values are computed from a tensor of the model when the file is written."""
 
     tensor: Tensor
     rule: TensorRule
@@ -228,8 +228,8 @@ def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
 
 
 def _is_sensitive(name: str, num_layers: int) -> bool:
-    """Return whether a tensor's layer gets more bits. These are the first and last eighth of the layers, and every
-    third layer between."""
+    """Return whether a tensor's layer gets more bits. Layers with more bits are the first and last eighth, and every
+    third layer in between."""
     layer = int(name.split(".")[1])
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
