@@ -95,7 +95,7 @@ class Slots:
         return [self._update(row) for row in plan.rows]
 
     def adopt(self, seq_id: int, tokens: Sequence[int], restore: Callable[[int], bool]) -> bool:
-        """Begin a sequence with `tokens`, whose KV the function `restore` writes into a slot. Return whether this
+        """Begin a sequence with `tokens`, whose KV the function `restore` writes into a slot. Return whether `restore`
         succeeded. Changes nothing if the sequence exists already or no slot is free."""
         if seq_id in self.held or not self._free:
             return False
