@@ -75,9 +75,9 @@ class Residency:
     # -- what steps ask ------------------------------------------------------------------------------------------
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys` that the next step can compute with. These adapters stay on the device until
-        the next call. The other adapters in `keys` are wanted, which means that they will be loaded. Adapters outside
-        `keys` are not wanted.
+        """Return the adapters among `keys` that the next step can compute with. The returned adapters stay on the
+        device until the next call. The other adapters in `keys` are wanted, which means that they will be loaded.
+        Adapters outside `keys` are not wanted.
         """
         self._busy = frozenset(keys)
         for key in self.wanted.keys() - self._busy:

@@ -78,7 +78,7 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
 
 class AdapterDevice(Protocol):
     """Interface of an executor's `adapters`. Any thread may call the methods, but calls for the same adapter never
-    overlap. All methods but `read` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
+    overlap. All methods but `read` are quick. Each method raises `ShardUnavailable` if the device cannot be reached."""
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:

@@ -10,9 +10,9 @@ Both kernels accumulate in float32, and the first kernel's result is float32 in 
 result to the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the
 same bits each time.
 
-Block sizes depend on a step's longest segment, the ranks, and the type of the weights. They are not tuned at run time,
-because each size is a kernel that has to be compiled. With few block sizes, all kernels that an adapter needs can be
-compiled before the adapter is used. If a step has few tiles, the first kernel divides the inputs into parts, to have
+Block sizes depend on a step's longest segment, the ranks, and the type of the weights. Block sizes are not tuned at run
+time, because each size is a kernel that has to be compiled. With few block sizes, all kernels that an adapter needs can
+be compiled before the adapter is used. If a step has few tiles, the first kernel divides the inputs into parts, to have
 enough parallel work. The first kernel keeps the sums of the parts separate, and the second kernel adds them.
 """
 
@@ -215,7 +215,7 @@ class TiledProduct:
 
 class FusedProduct(TiledProduct):
     """Product of segments whose adapters may have different layouts. The tiles hold the addresses of adapters and
-    tables, so this object keeps them alive."""
+    tables, so this object keeps adapters and tables alive."""
 
     def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
         self.held = segments, tables

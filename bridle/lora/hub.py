@@ -19,8 +19,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) -> Path:
-    """Download the files named in `limits`, each of at most its limit in bytes. Return their folder in the hub's cache.
-    Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
+    """Download the files named in `limits`, each of at most its limit in bytes. Return the folder of the files in the
+    hub's cache. Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
     from huggingface_hub import constants, snapshot_download
 
     token = os.environ.get("HF_TOKEN") or None

@@ -47,8 +47,8 @@ class AdapterPlacement:
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One layer's part of a site. Its B [columns, ranks] is at offset `begin`, and multiplies the `ranks` of the
-    product with A."""
+    """One layer's part of a site. The layer's B [columns, ranks] is at offset `begin`, and multiplies the `ranks` of
+    the product with A."""
 
     layer: str
     columns: IndexRange

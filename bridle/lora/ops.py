@@ -72,8 +72,8 @@ class AdapterStep:
                 self.by_site.setdefault(site, []).append(product)
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """Add the adapters' results for `rows` to the site's outputs `out`, in place. Both may have leading dimensions
-        of size one."""
+        """Add the adapters' results for `rows` to the site's outputs `out`, in place. `rows` and `out` may have leading
+        dimensions of size one."""
         flat_rows = rows.reshape(-1, rows.shape[-1])
         flat_out = out.view(-1, out.shape[-1])
         if flat_rows.shape[0] != self.num_tokens:

@@ -1,7 +1,8 @@
-"""Reads an adapter_config.json. If it has a setting that bridle does not support, the error names the setting.
+"""Reads an adapter_config.json. If the file has a setting that bridle does not support, the error names the setting.
 
-New versions of PEFT add new fields. An unknown field is ignored only if it is empty (null, false, an empty list).
-Otherwise the adapter might be applied differently than it was trained, and nobody would notice the wrong answers.
+New versions of PEFT add new fields. An unknown field is ignored only if it is empty (null, false, an empty list). If
+bridle ignored other unknown fields, it might apply an adapter differently than the adapter was trained, without an
+error.
 """
 
 from __future__ import annotations

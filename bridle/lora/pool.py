@@ -1,6 +1,6 @@
 """The adapters of one engine, which are loaded into memory in the background while the batch continues.
 
-At each step the engine asks which adapters are ready, which never blocks. The other adapters are loaded meanwhile, and
+At each step the engine asks which adapters are ready, which never blocks. Missing adapters are loaded meanwhile, and
 sequences that need them are scheduled later. The device (`AdapterDevice`) holds the weights. `Residency` decides which
 adapters are kept and which are evicted, and `Mover` moves them.
 """
@@ -52,7 +52,7 @@ class AdapterPool:
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Let requests use the adapter. This restores an adapter that was removed but is still in use. An adapter whose
+        """Let requests use the adapter. An adapter that was removed but is still in use is restored. An adapter whose
         files could not be read may be tried again at once."""
         with self._lock:
             held = self._books.known.setdefault(key, CachedAdapter(key, files, self.limits.device_bytes(files)))
@@ -143,7 +143,7 @@ class AdapterPool:
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The other
-        adapters are loaded meanwhile."""
+        adapters among `keys` are loaded meanwhile."""
         with self._lock:
             self._mover.note_loss()
             available = self._books.begin_step(keys)
@@ -152,7 +152,8 @@ class AdapterPool:
             return available
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Return the adapters in use that turned out to be unreadable since the last call, with their errors."""
+        """Return the adapters in use whose files could not be read since the last call of this method, with the
+        errors."""
         if not self._failures:
             return {}
         with self._lock:

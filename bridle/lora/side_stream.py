@@ -1,7 +1,6 @@
-"""Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. This work runs on a
-separate CUDA stream, and its memory comes from that stream's pool. Steps read this memory on their own stream. Such
-tensors must be passed to `used_by_steps`. Otherwise the pool would give their memory to the next copy while a step
-still reads it.
+"""Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. Parallel work runs on a
+separate CUDA stream, and allocates memory from that stream's pool. Steps read the results on their own stream. So
+results must be passed to `used_by_steps`. Otherwise the pool would reuse a result's memory while a step still reads it.
 """
 
 from __future__ import annotations

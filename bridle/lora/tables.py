@@ -25,7 +25,7 @@ class Extent:
     step: int
 
     def over(self, other: Extent) -> Extent:
-        """Return the smallest extent that covers this one and `other`."""
+        """Return the smallest extent that covers this extent and `other`."""
         return Extent(
             max(self.rank, other.rank),
             max(self.part_rank, other.part_rank),
@@ -36,8 +36,8 @@ class Extent:
 
 
 class Table:
-    """A layout as the kernels read it, int64 on the device. It has the number of sites, then a row for each site, then
-    a row for each part."""
+    """A layout as the kernels read it, int64 on the device. The table has the number of sites, then a row for each
+    site, then a row for each part."""
 
     def __init__(self, layout: AdapterLayout, device: torch.device) -> None:
         self.layout = layout

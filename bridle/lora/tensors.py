@@ -99,8 +99,8 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> SafetensorsEntry:
 
 
 def _check_overlap(header: Header, size: int) -> None:
-    """Raise `AdapterRefused` if a byte of the file's data belongs to no tensor, or to two tensors. The format forbids
-    both."""
+    """Raise `AdapterRefused` if a byte of the file's data belongs to no tensor, or to two tensors. The safetensors
+    format forbids gaps and overlaps."""
     position = 0
     for entry in sorted(header.values(), key=lambda entry: entry.begin):
         if entry.begin != position:
@@ -112,8 +112,8 @@ def _check_overlap(header: Header, size: int) -> None:
 
 @lru_cache(maxsize=64)
 def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, LoraShape]:
-    """Return the mapping that all adapters with equal `shapes` share. This saves memory, because thousands of adapters
-    may be known."""
+    """Return the mapping that all adapters with equal `shapes` share. Sharing saves memory, because thousands of
+    adapters may be known."""
     return dict(shapes)
 
 

@@ -2,9 +2,9 @@
 
 A long segment is multiplied separately. Many short segments are multiplied as one product: their adapters' weights are
 stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
-did not have are copied. Segments are stacked up to the length that minimizes the cost. Without this limit, decode rows
-would be padded to the length of a prompt in the same step. Stacked and single products give the same sums up to
-rounding.
+did not have are copied. Segments are stacked up to the length that minimizes the cost. If all segments were stacked,
+decode rows would be padded to the length of a prompt in the same step. Stacked and single products give the same sums
+up to rounding.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class StackedProduct:
 
 
 def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """Return three index lists for a padded product, whose padded rows are in the order of slots. These are the input
-    row of each padded row, the padded row of each result, and the output row of each result."""
+    """Return three index lists for a padded product, whose padded rows are in the order of slots. The lists are the
+    input row of each padded row, the padded row of each result, and the output row of each result."""
     taken = [segments[0].start] * (len(segments) * length)
     given: list[int] = []
     targets: list[int] = []
@@ -110,8 +110,8 @@ def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> 
 
 
 class WeightStack:
-    """The stacked weights of adapters of one layout, kept between steps. Its first rows hold the adapters of the last
-    step."""
+    """The stacked weights of adapters of one layout, kept between steps. The first rows of the stack hold the adapters
+    of the last step."""
 
     def __init__(self, layout: AdapterLayout, like: Tensor) -> None:
         self._layout = layout

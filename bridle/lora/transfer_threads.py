@@ -1,7 +1,7 @@
 """Two threads load adapters into memory and evict them, while the batch continues.
 
-The pool's `Residency` decides which transfer is next. Its records are read and changed only with the pool's lock held.
-Calls to the device, which may be slow, are made without the lock.
+The pool's `Residency` decides which transfer is next. The records of `Residency` are read and changed only with the
+pool's lock held. Calls to the device, which may be slow, are made without the lock.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Move:
 @dataclass(eq=False, repr=False)
 class Mover:
     """Moves adapters between disk, host and device as the `Residency` `books` decides. `changed` is a condition whose
-    lock protects `books`; it is notified of every change. When an adapter was loaded or evicted, `on_change` is called
-    without the lock."""
+    lock protects `books`; the condition is notified of every change. When an adapter was loaded or evicted, `on_change`
+    is called without the lock."""
 
     _device: AdapterDevice
     _books: Residency
@@ -88,7 +88,8 @@ class Mover:
     # -- the threads -------------------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], bool]) -> None:
-        """The main loop of a thread. It calls `work` until there is nothing to do, then waits for the next change."""
+        """The main loop of a thread. The loop calls `work` until there is nothing to do, then waits for the next
+        change."""
         while not self.is_closed:
             seen = self._num_changes
             try:

@@ -62,7 +62,7 @@ class PlacedAdapter:
 
 class SiteWeights:
     """The matrices of one site, transposed for `rows @ matrix`: `first` [in, rank], and the B [ranks, columns] of each
-    part. If `flat` has a leading dimension of adapters, the matrices have it, too."""
+    part. If `flat` has a leading dimension of adapters, the matrices have this dimension, too."""
 
     def __init__(self, block: AdapterBlock, flat: Tensor) -> None:
         self.block = block
