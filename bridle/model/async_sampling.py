@@ -24,7 +24,7 @@ _LOOK = 1e-4
 class AsyncSampling:
     """The latest sampling of an executor, in progress or complete. A drawing is a sampling in progress, and its
     `take()` waits for the result. If a drawing has `tokens`, a tensor [rows] on the device, later device work can use
-    them at once. Otherwise such work waits for the result."""
+    them at once. If a drawing has no `tokens`, later device work waits for the result."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -68,8 +68,8 @@ def register() -> None:
 
 
 class PagedAttention:
-    """The handler of the engine's steps. It writes keys and values of the new tokens to the cache, then computes
-    attention over the cache."""
+    """The handler of the engine's steps. The handler writes keys and values of the new tokens to the cache, then
+    computes attention over the cache."""
 
     def __init__(self, cache: KVCache, kernel: AttentionKernel, states: StatePool | None = None) -> None:
         self.cache = cache
@@ -79,7 +79,7 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the C kernels may compute whole layers. They may not if another attention kernel was
+        """Return whether the C kernels may compute whole layers. This is false if another attention kernel was
         requested."""
         return self.step is not None and self.kernel.name == "native"
 

@@ -226,7 +226,8 @@ def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
     """Return positions [3, end-start] of the tokens from `start` on. An image occupies as many positions as its largest
-    grid dimension: times, rows or columns. The next token has the position after the image's largest one."""
+    grid dimension: times, rows or columns. The token after an image has the position after the image's largest
+    position."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # difference between position and index for tokens after the runs so far
     for run in runs:

@@ -38,7 +38,7 @@ class BlockPools:
 
 
 class BlockCopier:
-    """Copies blocks of pools on one device."""
+    """Copies KV blocks within memory pools on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.machine = Machine(device)

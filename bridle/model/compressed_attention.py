@@ -33,8 +33,8 @@ def lead_compressors(model: nn.Module) -> None:
 
 
 def _attend_later(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run an attention layer's original forward function. Inside steps, its compressor is delayed until attention
-    runs."""
+    """Run an attention layer's original forward function. Inside steps, the layer's compressor is delayed until
+    attention runs."""
     if handler_or_none() is not None:
         found = Compressed(module.compressor, module.num_heads, module.sliding_window)
         options |= {"past_key_values": found, "attention_mask": found}
@@ -79,7 +79,7 @@ def attend_compressed(
 def _attend(
     query: Tensor, start: int, piece: Piece, layer: LayerCache, slots: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Return the attention of `query`, the tokens of `piece`. The first of them is at position `start`."""
+    """Return the attention of `query`, the tokens of `piece`. The first of these tokens is at position `start`."""
     assert options.window is not None
     end = start + len(query)
     first = max(0, start - options.window + 1)

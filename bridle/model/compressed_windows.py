@@ -74,7 +74,7 @@ class Compressed:
 
     def pieces(self, offset: int, length: int, start: int, records: TokenRecords) -> Iterator[Piece]:
         """Compress `length` packed tokens of one sequence, from packed token `offset` and position `start` on. Yield
-        them in pieces."""
+        the compressed tokens in pieces."""
         num_seen = self._window + (start + length) // self._ratio
         most = max(min(MAX_SCORES // (self._num_heads * num_seen), self._window), 1)
         for first in range(0, length, most):
@@ -123,8 +123,8 @@ class _Windows:
     def update_overlap_state(
         self, name: str, chunk_kv: Tensor, chunk_gate: Tensor, head_dim: int
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the values and gates of the window before the first new one, [1, ratio, head_dim] each. The compressor
-        reads them for overlapping windows."""
+        """Return the values and gates of the window before the first new window, [1, ratio, head_dim] each. A
+        compressor with overlapping windows reads the values and gates of the previous window."""
         module = self._columns[name].module
         first, _ = self._whole(module.compress_rate)
         if first == 0:

@@ -1,8 +1,8 @@
-"""A leaner form of the decoder layer that most dense families share. It replaces the layer of transformers. On a CPU, a
-small model spends more time in Python code of transformers than in arithmetic. The lean form computes queries, keys and
-values as one product, and gate and up projections as another. It rotates all heads in three operations, and calls no
-nested modules. A layer is replaced only if both forms give the same result on the same input. Layers of other kinds are
-unchanged.
+"""A leaner form of the decoder layer that most dense families share. The lean form replaces the layer of transformers.
+On a CPU, a small model spends more time in Python code of transformers than in arithmetic. The lean form computes
+queries, keys and values as one product, and gate and up projections as another. The lean form rotates all heads in
+three operations, and calls no nested modules. A layer is replaced only if both forms give the same result on the same
+input. Layers of other kinds are unchanged.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def table_names(model: Any) -> list[str | None]:
 
 
 def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [1, T, D] of `positions` from the rotary module `rotary`. `name` selects one of several
-    tables."""
+    """Return cosines and sines [1, T, D] of `positions` from the rotary module `rotary`. If a model has several
+    rotation tables, `name` selects the table."""
     found: tuple[Tensor, Tensor] = rotary(rows, positions) if name is None else rotary(rows, positions, name)
     return found
 
@@ -285,8 +285,8 @@ def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, 
 
 def _norms_of(layer: Any) -> tuple[Any, ...]:
     """Return the norms before attention, after attention, before the MLP, and after the MLP. If a layer has norms after
-    attention and MLP, the name `post_attention_layernorm` means the norm after attention. Otherwise it means the norm
-    before the MLP."""
+    attention and MLP, the name `post_attention_layernorm` means the norm after attention. In other layers, this name
+    means the norm before the MLP."""
     before, after = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
     last = getattr(layer, "post_feedforward_layernorm", None)
     if last is None:

@@ -124,8 +124,8 @@ def _number(metadata: Mapping[str, Any], key: str) -> int:
 
 
 def _gguf_type(model: GgufModel) -> str:
-    """Return the name of the file's quantization type. If the file does not name it, return the tensor type with the
-    most bytes."""
+    """Return the name of the file's quantization type. If the file does not name its type, return the tensor type with
+    the most bytes."""
     name = _FILE_TYPES.get(_number(model.metadata, "general.file_type"))
     if name is not None:
         return name

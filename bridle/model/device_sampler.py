@@ -1,8 +1,9 @@
 """The sampler for GPUs. Kernels sample rows with common parameters, and the host waits only when it reads the tokens.
 Common parameters are greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and
-log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. Such
-rows use typical-p, top-n-sigma, XTC, dynamic temperature, Mirostat, DRY, a watermark, a larger top-k, packed biases or
-traces. Scores of prompts are computed in plain torch, and the host waits for them together with the tokens.
+log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. Rows for
+the standard sampler use typical-p, top-n-sigma, XTC, dynamic temperature, Mirostat, DRY, a watermark, a larger top-k,
+packed biases or traces. Scores of prompts are computed in plain torch, and the host waits for them together with the
+tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class DeviceSampler:
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start sampling `batch` from `logits` [R, V]. If all rows have common parameters, the method returns before
-        the device is done. Otherwise it waits, because the next step may overwrite the logits."""
+        the device is done. For other rows, the method waits, because the next step may overwrite the logits."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]

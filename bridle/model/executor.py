@@ -103,9 +103,10 @@ class LocalExecutor:
         return beside if self._runner is None else self._runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. On CUDA this returns before the device is done. Raises `InternalError`
-        for a stale or inconsistent plan, for example if an adapter is not on the device; nothing has changed then. Also
-        raises `InternalError` if the step fails after it began; the executor then forgets all sequences and their KV.
+        """Apply the plan and compute its rows. On CUDA this method returns before the device is done. Raises
+        `InternalError` for a stale or inconsistent plan, for example if an adapter is not on the device; in this case
+        the plan changes nothing. Also raises `InternalError` if the step fails after it began; the executor then
+        forgets all sequences and their KV.
         """
         runner = self._require_runner()
         self._check_plan(plan)

@@ -102,8 +102,8 @@ class Float8Linear(nn.Module):
 
 
 def float8_of(product: Callable[[Tensor], Tensor]) -> Float8Linear | None:
-    """Return the `Float8Linear` that computes `product`. None if it is another layer, or if an adapter or another term
-    is added to its result."""
+    """Return the `Float8Linear` that computes `product`. Return None if `product` is another layer, or if an adapter or
+    another term is added to its result."""
     layer = getattr(product, "__self__", None)
     is_plain = getattr(product, "__func__", None) is Float8Linear.forward
     return layer if is_plain and isinstance(layer, Float8Linear) else None

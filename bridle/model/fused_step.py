@@ -1,7 +1,7 @@
 """Computes the lean layers of a dense model on CUDA with few launches. All operations between two matrix products, or
 between a product and attention, are fused into one Triton kernel. A layer takes ten launches, including those of paged
-attention. The lean layers in torch give the same results. While a model loads, the fused kernels are compared with
-them, using the model's own weights. If Triton is missing or the results differ, the lean layers are used.
+attention. The lean layers in torch give the same results. While a model loads, the fused kernels are compared with the
+lean layers, using the model's own weights. If Triton is missing or the results differ, the lean layers are used.
 """
 
 from __future__ import annotations

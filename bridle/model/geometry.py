@@ -60,8 +60,8 @@ class LayerGeometry:
 
 
 class GeometryRecorder:
-    """An attention handler that computes nothing. It records the layer of each call, with shapes and other keyword
-    arguments."""
+    """An attention handler that computes nothing. The handler records the layer of each call, with shapes and other
+    keyword arguments."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}

@@ -59,8 +59,8 @@ def read_gguf_model(
     tower: GgufModel | None = None,
 ) -> nn.Module:
     """Return the model of a GGUF file, with the vision tower of the file `tower`. On a CPU quantized matrices stay
-    quantized; on other devices all weights become values of type `dtype`. Raises `UnsupportedModel` if the file lacks a
-    tensor, has an unknown one, or has one of another shape."""
+    quantized; on other devices all weights become values of type `dtype`. Raises `UnsupportedModel` if a tensor of the
+    file is missing, unknown, or of another shape."""
     if tower is not None:
         return _read_seeing(source, tower, settings, dtype, device, progress)
     is_plain = isinstance(settings, PlainConfig)
@@ -159,8 +159,8 @@ class _Filling:
     # -- packed ---------------------------------------------------------------------------------------------------
 
     def _fill_together(self, name: str, parts: Sequence[tuple[str, Any]]) -> None:
-        """Replace linear layers with the same input together. Weights with blocks of one type are then contiguous in
-        memory."""
+        """Replace linear layers with the same input together. Layers that are replaced together, and have blocks of one
+        type, are contiguous in memory."""
         if not all(type(part) is nn.Linear for _, part in parts):
             return
         made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]
@@ -173,8 +173,8 @@ class _Filling:
                 self._replace(f"{name}.{part}", layer)
 
     def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
-        """Replace a linear layer by a quantized one, if its matrix in the file is quantized. Return whether it was
-        replaced."""
+        """Replace a linear layer by a quantized one, if its matrix in the file is quantized. Return whether the layer
+        was replaced."""
         if self.model.get_submodule(name) is not linear:
             return True  # filled together with others
         is_tied = name == "lm_head" and self.model.config.tie_word_embeddings
@@ -234,7 +234,7 @@ class _Filling:
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
         """Replace the experts of a layer by `PackedExperts`, if they are quantized in the file and each row consists of
-        whole blocks. Return whether they were replaced."""
+        whole blocks. Return whether the experts were replaced."""
         shapes = {
             field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
         }

@@ -81,7 +81,7 @@ class GraphLoader:
         self, graphs: StepGraphs | None, kind: GraphKind, sizes: list[int], info: ExecutorInfo, report: Report
     ) -> tuple[StepGraphs | None, str | None]:
         """Capture the graphs of one kind, and add them to `graphs`. Return the graphs, and the reason why this kind has
-        none (None: it has graphs)."""
+        no graphs (None: it has graphs)."""
         present = graphs
         try:
             present = self._begin(info) if present is None else present
@@ -107,8 +107,8 @@ class GraphLoader:
 
     def measure(self, info: ExecutorInfo) -> int:
         """Return the estimated bytes of all graphs. For each kind, the two largest graphs are captured and measured.
-        Every smaller graph counts as much as the second largest one. A kind that cannot be captured counts 0; `load`
-        then logs the reason."""
+        Every smaller graph counts as much as the second largest graph of its kind. A kind that cannot be captured
+        counts 0; `load` then logs the reason."""
         try:
             return self._measured(info)
         finally:
@@ -157,9 +157,9 @@ class GraphLoader:
 def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
-    """Return a loader of the model's CUDA graphs; None if steps run without graphs. In the latter case the log has the
-    reason, unless the operator disabled graphs or the device does not support them. Graphs for steps with adapters are
-    included if memory is reserved for adapters."""
+    """Return a loader of the model's CUDA graphs; None if steps run without graphs. If there is no loader, the log has
+    the reason, unless the operator disabled graphs or the device does not support them. Graphs for steps with adapters
+    are included if memory is reserved for adapters."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None

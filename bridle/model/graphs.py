@@ -177,7 +177,7 @@ class StepGraphs:
             self._runner.attention = usual
 
     def _recorded(self, work: Work) -> Work:
-        """Record `work` in all ranks, and return its replay function. If a rank runs out of memory, it raises the error
+        """Record `work` in all ranks, and return its replay function. A rank that runs out of memory raises the error
         without asking the other ranks."""
         replay, failure = None, None
         try:

@@ -230,8 +230,8 @@ def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
 
 
 def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Network:
-    """Return a function that applies several modules to the same normalized rows. It returns the sum of their results,
-    times `share`."""
+    """Return a function that applies several modules to the same normalized rows. The function returns the sum of the
+    modules' results, times `share`."""
 
     def compute(rows: Tensor) -> Tensor:
         normed = norm(rows).unsqueeze(0)

@@ -1,8 +1,8 @@
 """Attention over keys that an indexer selects (DeepSeek Sparse Attention).
 
-The *indexer* of a layer computes a short key for each token. It scores these keys for a new token and selects the
-`index_topk` best positions, to which attention is limited. The KV cache stores index keys as an additional layer, so
-all operations on KV blocks apply to them. The indexer of transformers computes the selection, sequence by sequence.
+The *indexer* of a layer computes a short key for each token. For a new token, the indexer scores all keys and selects
+the `index_topk` best positions, to which attention is limited. The KV cache stores index keys as an additional layer,
+so all operations on KV blocks apply to them. The indexer of transformers computes the selection, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def lead_indexers(model: nn.Module) -> None:
 
 
 def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
-    """Inside steps, pass the selection unchanged to attention. Outside of steps, let GLM-5.3 convert it to a mask."""
+    """Inside steps, pass the selection unchanged to attention. Outside of steps, let GLM-5.3 convert the selection to a
+    mask."""
     return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
 
 

@@ -27,8 +27,8 @@ def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
 
 
 class LayerCache:
-    """The cached keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer. They are floating point, or 8 bits with
-    a scale for each head of a slot [slots, Hkv]."""
+    """The cached keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer. The values are floating point, or 8
+    bits with a scale for each head of a slot [slots, Hkv]."""
 
     __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")
 
@@ -69,7 +69,7 @@ class LayerCache:
 
     def view(self, slot: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as values of `dtype`.
-        They are views if the cache has this type, and converted copies otherwise."""
+        The results are views if the cache has type `dtype`, and converted copies otherwise."""
         keys, values = self.keys_by_head.narrow(2, slot, count), self.values_by_head.narrow(2, slot, count)
         if keys.dtype is dtype:
             return keys, values

@@ -1,8 +1,8 @@
 """Determines the size of the KV pool. The pool has the requested size, or the size that the model can use and that the
 largest step leaves free. To measure the memory of the largest step, this module runs it in a trial pool. The trial pool
-holds one full context and one block for every other sequence. On a GPU, it takes at most half of the free memory, and
-is halved until the step fits as well. The step's peak memory is then reserved, and `choose_room` computes the pool's
-size from the remaining memory.
+holds one full context and one block for every other sequence. On a GPU, the trial pool takes at most half of the free
+memory, and is halved until the step fits as well. The step's peak memory is then reserved, and `choose_room` computes
+the pool's size from the remaining memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PoolNeeds:
     @property
     def reserved(self) -> int:
         """Return the bytes that all processes together leave free. If the operator set the number of blocks, only the
-        bytes of this process count, because the others may already have allocated theirs."""
+        bytes of this process count, because other processes may already have allocated their memory."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
         return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
 

@@ -15,8 +15,8 @@ from bridle.model.kv_cache import LayerCache
 
 
 class BidirectionalKernel:
-    """The kernel `causal`, with corrected results for tokens that attend to later tokens. With `is_local`, they do so
-    only in layers with a sliding window, and only within the window."""
+    """The kernel `causal`, with corrected results for tokens that attend to later tokens. With `is_local`, tokens
+    attend to later tokens only within the window of layers that have a sliding window."""
 
     name = "both ways"
 

@@ -40,8 +40,8 @@ class BlockTableSlots:
         return [seat.number for seat in seats], np.concatenate(news)
 
     def reserve(self, num_rows: int, num_pages: int) -> None:
-        """Grow the table by doubling until it has `num_rows` x `num_pages` pages. If it grows, all sequences lose their
-        rows, because the new table is empty."""
+        """Grow the table by doubling until it has `num_rows` x `num_pages` pages. If the table grows, all sequences
+        lose their rows, because the new table is empty."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:
             self.num_seats *= 2
@@ -68,8 +68,8 @@ class BlockTableSlots:
         return seat
 
     def _tell(self, seat: BlockTableRow, row: PackedRow, count: int) -> npt.NDArray[np.int32]:
-        """Return those of the first `count` pages of a row that the device does not have yet, as [U, 2]; count them as
-        uploaded."""
+        """Return the pages of a row, up to page `count`, that were not uploaded yet, as [U, 2]. Record that these pages
+        are uploaded now."""
         first = seat.num_told
         if count <= first:
             return np.empty((0, 2), np.int32)

@@ -59,7 +59,7 @@ class CpuKernel:
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
         """Compute the batch rows in which some tokens attend to later ones, and write their results into `out` [T, Hq,
-        Dv]. Other kernels, which support only causal attention, call this."""
+        Dv]. Kernels that support only causal attention call this method for such rows."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)

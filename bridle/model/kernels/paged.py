@@ -125,8 +125,8 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
 
 
 def tiles_of(lengths: Sequence[int], first: int) -> Ints:
-    """Return the tiles, int32 [N, 2] of (sequence, tile), of chunks with these lengths. Their sequences are numbered
-    from `first` on."""
+    """Return the tiles, int32 [N, 2] of (sequence, tile), of chunks with these lengths. The sequences of these chunks
+    are numbered from `first` on."""
     counts = [-(-length // TILE) for length in lengths]
     pairs = [(first + number, tile) for number, count in enumerate(counts) for tile in range(count)]
     return np.array(pairs, np.int32).reshape(-1, 2)

@@ -1,5 +1,5 @@
-"""The loop that the attention kernels of `bridle.model.kernels.paged` share. It computes a block of rows over the
-positions that they attend to. Importing this module needs Triton.
+"""The loop that the attention kernels of `bridle.model.kernels.paged` share. The loop computes a block of rows over the
+positions that these rows attend to. Importing this module needs Triton.
 
 Every program reads keys in blocks that begin at multiples of `block_keys` positions. If no position of a block is
 visible to a row, the block changes no bit of the row's result. So a row's result does not depend on other rows, or on
@@ -9,8 +9,8 @@ The loop loads the entries of the block table one iteration ahead. A load whose 
 same iteration would take one pipeline stage. With the entries loaded in advance, keys and values get `num_stages` - 1
 buffers. The loads of an iteration then overlap the products of the iteration before.
 
-With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
-integers.
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it represents
+bfloat16 as integers.
 """
 
 from __future__ import annotations

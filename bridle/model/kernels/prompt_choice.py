@@ -36,8 +36,8 @@ Timer = Callable[[Callable[[], object]], float]
 
 
 def choose_prompt_kernel(kernel: PagedKernel, geometry: Geometry, dtype: torch.dtype, block_size: int) -> None:
-    """Set the external kernel that `kernel` uses for long chunks, if one is available. This requires CUDA and half
-    precision."""
+    """Set the external kernel that `kernel` uses for long chunks, if one is available. External kernels require CUDA
+    and half precision."""
     device = kernel.machine.device
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return

@@ -1,8 +1,8 @@
 """Attention for long chunks by external kernels, such as FlashAttention: one sequence at a time, over its gathered keys
-and values. These kernels are faster than `paged_prefill` on the GPUs that they are written for. They support only some
-page sizes, so a sequence's keys and values are first gathered into contiguous memory. Gathering takes little time
-compared with the matrix products of a long chunk. One call computes one sequence, so its result does not depend on the
-other sequences of a step. `prompt_choice` selects the kernel.
+and values. External kernels are faster than `paged_prefill` on the GPUs that they are written for. External kernels
+support only some page sizes, so a sequence's keys and values are first gathered into contiguous memory. Gathering takes
+little time compared with the matrix products of a long chunk. One call computes one sequence, so its result does not
+depend on the other sequences of a step. `prompt_choice` selects the kernel.
 """
 
 from __future__ import annotations

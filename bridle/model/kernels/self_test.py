@@ -1,6 +1,6 @@
 """Compares an attention kernel with the reference before a model uses it, because compilers and drivers may fail. There
-is one trial with random values for each layer shape. It has sequences with one, a few and many new tokens, over short
-and long contexts.
+is one trial with random values for each layer shape. A trial has sequences with one, a few and many new tokens, over
+short and long contexts.
 """
 
 from __future__ import annotations
