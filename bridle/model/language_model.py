@@ -1,7 +1,7 @@
 """The text part of a multimodal model, as a separate model. The text part gives the same logits for text, and takes
-features of images or sound as input rows. It shares embedding, layers and output head with the whole model. The whole
-model is kept, because its tower turns images into features. All later changes (lean layers, weight formats, adapters)
-apply to the text part only; the tower stays as transformers made it.
+features of images or sound as input rows. The text part shares embedding, layers and output head with the whole model.
+The whole model is kept, because its tower turns images into features. All later changes (lean layers, weight formats,
+adapters) apply to the text part only; the tower stays as transformers made it.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
 
 
 def _attend_causally(text: Any) -> None:
-    """Make the text part causal if the configuration declares bidirectional attention. The ranges of image tokens that
-    attend to each other come with each prompt instead."""
+    """Make the text part causal if the configuration declares bidirectional attention. Instead, each prompt states the
+    ranges of image tokens that attend to each other."""
     value = getattr(text, "use_bidirectional_attention", None)
     if isinstance(value, bool):  # PaliGemma
         text.use_bidirectional_attention = False
 
 
 def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
-    """Return the attention function for each part of a model of which only the text part is used. The other parts get
-    `eager`, because some towers support no other function."""
+    """Return the attention function for each part of a model of which only the text part is used. The towers get
+    `eager`, because some of them support no other function."""
     text = settings.get_text_config(decoder=True)
     names = {
         part: ATTENTION_NAME if getattr(settings, part, None) is text else "eager" for part in settings.sub_configs
@@ -207,7 +207,7 @@ class LanguageModel(nn.Module):
 
 
 def _is_captured(ids: Tensor) -> bool:
-    """Return whether a CUDA graph of the step is being captured. Such a step has no image tokens."""
+    """Return whether a CUDA graph of the step is being captured. A step that is captured has no image tokens."""
     return ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -78,7 +78,7 @@ def prepare_model(
     plan: dict[str, str] | None = None,
     report: Report = lambda what, share: None,
 ) -> LoadedWeights:
-    """Check and prepare a model whose weights were read or generated. This does not change the checkpoint's files."""
+    """Check and prepare a model whose weights were read or generated. The checkpoint's files are not changed."""
     max_model_len = support_checks.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
@@ -172,8 +172,8 @@ def lower_model(model: nn.Module, geometry: Geometry) -> None:
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
-    """Return the quantization that `auto` selects for this model. It is `none` on a GPU, and for weights that are
-    stored quantized."""
+    """Return the quantization that `auto` selects for this model. On a GPU, and for weights that are stored quantized,
+    `auto` is `none`."""
     from bridle.model.quality import choose_form
 
     if device.type != "cpu" or came_quantized(model):
@@ -216,7 +216,7 @@ def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
     """Unless the model's family is in the list of tested families, compare its results with the eager attention of
-    transformers. Raises `UnsupportedModel` if they differ."""
+    transformers. Raises `UnsupportedModel` if the results differ."""
     if support_checks.is_compared(settings):
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64, floats=came_quantized(model))

@@ -1,7 +1,7 @@
 """Loads a model, with its draft model if there is one, or a pooling model. A model and its draft model have KV pools
-for the same number of tokens, and share one memory budget. The weights of both are loaded first. The model's pool is
-then sized as if each token took the memory of both pools. The memory of the largest step is measured for the model
-alone, because the two models never compute at the same time.
+for the same number of tokens, and share one memory budget. The weights of both models are loaded first. The model's
+pool is then sized as if each token took the memory of both pools. The memory of the largest step is measured for the
+model alone, because the two models never compute at the same time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _late(report: Report) -> Report:
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration. It is the model's configuration, with the draft model's name and without
-    settings that belong to one checkpoint."""
+    """Return the draft model's configuration. The result is the model's configuration, with the draft model's name and
+    without settings that belong to one checkpoint."""
     assert config.draft_model is not None
     return replace(
         config,
@@ -117,7 +117,7 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
-    """Return the weights of the draft model, configured for a KV pool of `num_tokens` tokens. Memory for this pool was
-    reserved before."""
+    """Return the weights of the draft model, configured for a KV pool of `num_tokens` tokens. Memory for the draft
+    model's pool was reserved before."""
     block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

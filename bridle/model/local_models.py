@@ -39,7 +39,7 @@ class ModelSource(Protocol):
         """Download a model, and return its folder. Raises `InvalidRequest` and `UnsupportedModel`."""
 
     def remove(self, name: str) -> bool:
-        """Delete a model from this machine. Return whether it existed. Raises `InvalidRequest`."""
+        """Delete a model from this machine. Return whether the model existed. Raises `InvalidRequest`."""
 
 
 class Packaged:
@@ -131,7 +131,8 @@ SOURCES: tuple[ModelSource, ...] = (Packaged(), Library(), HubCache())
 
 
 def stored_models() -> Iterator[StoredModel]:
-    """Yield the models of all sources that are on this machine. Each of them can be used by name, without a path."""
+    """Yield the models of all sources that are on this machine. Each of these models can be used by name, without a
+    path."""
     for source in SOURCES:
         yield from source.stored()
 

@@ -56,8 +56,8 @@ class LocalMedia:
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """Return the first of `media`, and those media that can be encoded together with it. On a CPU each medium is
-        encoded alone, because batching gains little there. An image then has the same bits whatever other images there
-        are."""
+        encoded alone, because batching gains little there. The features of an image then have the same bits whatever
+        other images there are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):
@@ -85,8 +85,8 @@ class LocalMedia:
         self.encoder.known.clear()
 
     def features(self, key: bytes) -> Features:
-        """Return the features of the medium with this key, which a step needs. Raises `InternalError` if they are
-        missing."""
+        """Return the features of the medium with this key, which a step needs. Raises `InternalError` if the features
+        are missing."""
         found = self.kept_features.get(key)
         if found is None:
             raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")

@@ -62,9 +62,9 @@ class MediaEncoder:
         return self._device.type == "cpu"
 
     def encode(self, medium: MultiModalItem) -> Features:
-        """Return the features of one medium: an image or a sound, or a whole prompt with images. The latter is for
-        models in which all tokens of such a prompt attend to each other. Raises `MediaRefused` if the number of feature
-        rows differs from the number of placeholders."""
+        """Return the features of one medium: an image or a sound, or a whole prompt with images. Whole prompts are
+        encoded for models in which all tokens of a prompt with images attend to each other. Raises `MediaRefused` if
+        the number of feature rows differs from the number of placeholders."""
         with torch.inference_mode():
             if medium.arrays[0].name == PROMPT_IDS:
                 return self._prompt(medium)

@@ -114,7 +114,7 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
 
 def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
     """Write a cache entry for a model that was loaded from its checkpoint for `config`, if such a model can be cached.
-    Return whether it was cached."""
+    Return whether the model was cached."""
     place, found = _place(config, loaded.checkpoint.folder), kernels()
     model: Any = loaded.model
     is_small = loaded.checkpoint.num_bytes < LEAST_BYTES

@@ -70,7 +70,7 @@ class NativeStep:
                 self._know(compute, 0)
 
     def _know(self, compute: Compute, position: int) -> None:
-        """Cache the angles of all positions up to `position`. They are computed in pieces whose bounds are always the
+        """Cache the angles of all positions up to `position`. Angles are computed in pieces whose bounds are always the
         same."""
         assert self.angles is not None
         num_positions = self.angles[0].shape[1]
@@ -240,8 +240,7 @@ def _have_one_eps(*norms: Norm | None) -> bool:
 
 
 def _matrices(module: Any) -> list[Matrix]:
-    """Return the packed matrices of a linear layer or its parts, in order; an empty list if one of them is not
-    packed."""
+    """Return the packed matrices of a linear layer or its parts, in order; an empty list if a part is not packed."""
     parts: list[nn.Module] = list(module.parts) if hasattr(module, "parts") else [module]
     weights = [getattr(part, "native", None) for part in parts]
     return [weight.matrix for weight in weights if isinstance(weight, NativeWeight)] if all(weights) else []

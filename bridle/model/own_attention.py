@@ -275,8 +275,8 @@ _BIASED: dict[str, Callable[[Any, _Positions], None]] = {
 
 
 def _lead_llama4(model: nn.Module) -> None:
-    """Change Llama 4. Its layers call bridle's attention, but express chunks by a mask, and scale queries by their
-    index in the pass instead of their position."""
+    """Change Llama 4. In transformers, its layers express chunks by a mask, and scale queries by their index in the
+    pass instead of their position."""
     config: Any = model.config
     positions = _Positions(model)
     for module in _layers_with(model, "attn_temperature_tuning"):

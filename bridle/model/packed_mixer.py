@@ -213,8 +213,8 @@ class PackedStates(TorchFunctionMode):
     def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
-        """Yield the spans with their states, in groups that have at most one span per sequence. When the next group is
-        requested, the states of the previous group must be complete; they are then saved where the plan requests it."""
+        """Yield the spans with their states, in groups that have at most one span per sequence. The states of a group
+        must be complete when the next group is requested. Then these states are saved where the plan requests it."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):
@@ -234,7 +234,7 @@ class PackedStates(TorchFunctionMode):
 
 
 def _lightning(self: Any, hidden_states: Tensor, past_key_values: PackedStates) -> tuple[Tensor, None]:
-    """Compute MiniMax-01's linear attention. In transformers, this attention works in blocks and needs a special
+    """Compute MiniMax-01's linear attention. The implementation in transformers works in blocks and needs a special
     cache."""
     heads = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (self.num_attention_heads, -1))
     query, key, value = heads.split(self.head_dim, 3)

@@ -86,8 +86,8 @@ def compare_with_eager(
 ) -> ParityReport:
     """Compare a loaded model's results in packed steps over a paged cache with the eager attention of transformers.
 
-    `prepare` may change the model between the eager and the packed pass; it is called while windows are narrowed. Other
-    changes are undone. With `floats`, quantized layers are computed in floating point.
+    `prepare` is called between the eager and the packed pass, while windows are narrowed, and may change the model. All
+    other changes of the model are undone. With `floats`, quantized layers are computed in floating point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
@@ -118,8 +118,8 @@ def compare_with_eager(
 
 
 def _largest_error(want: Tensor, have: Tensor) -> float:
-    """Return the largest absolute difference between two logits tensors. Both must have infinities at the same
-    positions, which some models use to forbid ids. NaN counts as infinite."""
+    """Return the largest absolute difference between two logits tensors. Both tensors must have infinities at the same
+    positions, because some models forbid ids by infinite logits. NaN counts as infinite."""
     same = want == have
     error = torch.where(same, torch.zeros_like(want), (want - have).abs())
     return float(torch.nan_to_num(error, nan=float("inf")).max())
@@ -202,8 +202,8 @@ def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, save
 
 
 def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) -> Tensor:
-    """Return logits [L, V] of the first sequence from position `start` on. They are computed from its saved state,
-    which is first copied to another slot."""
+    """Return logits [L, V] of the first sequence from position `start` on. The logits are computed from the sequence's
+    saved state, which is first copied to another slot."""
     attention, length = runner.attention, len(mirror.tokens) - start
     assert attention.states is not None
     attention.states.copy([(_TRIAL_STATES - 2, _TRIAL_STATES - 1)])
@@ -220,7 +220,7 @@ def _chunk(sequence: int, step: int) -> int:
 @contextmanager
 def narrowed(model: nn.Module, size: int) -> Iterator[None]:
     """Inside the block, narrow every sliding window to `size` tokens, and let indexers select at most `size` positions.
-    This applies to the paged and the eager pass."""
+    The limits apply to the paged and the eager pass."""
     config: Any = model.config
     holders = [config.get_text_config(), config, *model.modules()]
     holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]

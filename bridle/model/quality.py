@@ -1,7 +1,7 @@
 """Measures the quality loss of quantization on one text: the change of perplexity, and how often the most probable
 token stays the same. To try a quantized form, quantized layers temporarily replace the model's layers, which stay
-unchanged. So several forms can be tried on one loaded model. `choose_form` selects the fastest form whose loss is
-within its bound."""
+unchanged. So several quantized forms can be tried on one loaded model. `choose_form` selects the fastest form whose
+loss is within its bound."""
 
 from __future__ import annotations
 

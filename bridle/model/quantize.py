@@ -33,8 +33,8 @@ _TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with 8-bit integer weights and activations, which replaces an `nn.Linear`. C kernels compute it if
-    `is_native` is set and the processor has kernels."""
+    """A linear layer with 8-bit integer weights and activations, which replaces an `nn.Linear`. The C kernels compute
+    the layer if `is_native` is set and they support the processor."""
 
     def __init__(self, linear: nn.Linear, is_native: bool = True) -> None:
         super().__init__()
@@ -120,8 +120,8 @@ def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[f
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module is a set of experts that can be quantized. Its matrices must be on a CPU, large enough,
-    and [out, in]."""
+    """Return whether a module is a set of experts that can be quantized. The experts' matrices must be on a CPU, large
+    enough, and [out, in]."""
     names = ("gate_up_proj", "down_proj") if getattr(module, "has_gate", True) else ("up_proj", "down_proj")
     weights = [module._parameters.get(name) for name in names]
     if not hasattr(module, "is_transposed") or module.is_transposed or module.has_bias or module.has_post_expert_norm:
@@ -193,8 +193,8 @@ def is_worthwhile(form: str) -> bool:
 
 @cache
 def int8_ratio() -> float:
-    """Return the ratio of the times that torch takes for an 8-bit and a float32 product. It is the smaller ratio of two
-    batch sizes, measured once in this process."""
+    """Return the ratio of the times that torch takes for an 8-bit and a float32 product. The result is the smaller
+    ratio of two batch sizes, measured once in this process."""
     linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
     is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     forms = (Int8Linear(linear, is_native=False), PackedLinear(linear, keeps_plain=True) if is_packed else linear)

@@ -31,8 +31,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs of one device. The graphs share their memory, so two graphs must never be replayed at the
-    same time."""
+    """Captures CUDA graphs of one device. All captured graphs share their memory, so two graphs must never be replayed
+    at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -70,7 +70,8 @@ class CudaRecorder:
 
     def _undo(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed. Up to torch 2.11 `capture_end` raises before the allocator leaves the graph's pool
-        (pytorch#180395). From then on, no code in the process could empty torch's memory cache."""
+        (pytorch#180395). If the allocator stayed in the graph's pool, no code in the process could empty torch's memory
+        cache."""
         self._has_failed = True
         for end in (graph.capture_end, graph.reset):
             with suppress(RuntimeError):  # the capture has ended, or the call fails as the capture did
@@ -99,7 +100,7 @@ def _index(device: torch.device) -> int:
 @contextmanager
 def refusing_waits() -> Iterator[None]:
     """Raise an error at the end of the block if this thread waited for the device. torch's check applies to the whole
-    process. So it is set to warn only, which lets other threads wait as usual."""
+    process. So torch's check is set to warn only, which lets other threads wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -1,6 +1,7 @@
 """Converts a dense model to a description and tensors, and back. All layers of the model must be lean layers with
-weights in the order of the kernels. The description holds only numbers and names. A model that is restored from it
-gives the same bits as the original. `bridle.model.model_cache` compares the two models before it stores a description.
+weights in the order of the kernels. The description holds only numbers and names. A model that is restored from a
+description gives the same bits as the original. `bridle.model.model_cache` compares the two models before it stores a
+description.
 """
 
 from __future__ import annotations
@@ -220,8 +221,8 @@ class Describer:
 
 
 class RestoredModel(nn.Module):
-    """A restored model, with the attribute names of the model class in transformers. Callers use its parts; it has no
-    forward pass of its own."""
+    """A restored model, with the attribute names of the model class in transformers. Callers use the parts of a
+    restored model, which has no forward pass of its own."""
 
     def __init__(self, part: ModelPart, tensors: Sequence[Tensor], found: Kernels) -> None:
         super().__init__()

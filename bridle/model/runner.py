@@ -83,7 +83,7 @@ class ModelRunner:
 
     @contextmanager
     def tapped(self, tap: LayerTap | None) -> Iterator[None]:
-        """Call `tap` after each layer in the steps of this block. These steps must not run as CUDA graphs."""
+        """Call `tap` after each layer in the steps of this block. Steps with a tap must not run as CUDA graphs."""
         hooks = nullcontext() if tap is None or self.lowered is not None else hooked(self.model, tap)
         self._tap = tap
         try:
@@ -107,7 +107,7 @@ class ModelRunner:
             return logits
 
     def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
-        """Compute a step as `run` does. On a CPU, large logits are computed later, when they are sampled, if this gives
+        """Compute the same as `run`. On a CPU, large logits are computed later, when they are sampled, if this gives
         the same result."""
         short = self._short_form(step)
         size = 0 if short is None else short.vocab_size

@@ -130,7 +130,7 @@ def _read(
 
 def _largest(work: torch.Tensor, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest value of each row of `work` [R, W] and its column, both [R]. Only greedy rows need the column.
-    To find it, torch takes ten times as long as to find the value."""
+    To find the column, torch takes ten times as long as to find the value."""
     if has_greedy or sampling_kernels(work) is not None:
         return largest(work)
     best = work.amax(-1)
@@ -143,8 +143,8 @@ _Processed = dict[int, torch.Tensor]
 @dataclass(slots=True)
 class _Drawn:
     """Result of sampling. `processed` has the rows [W] that mask or bias changed, if they are reported. `mus` are the
-    states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. It is None if later steps
-    changed these rows."""
+    states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. `seen` is None if later
+    steps changed these rows."""
 
     tokens: list[int]
     processed: _Processed = field(default_factory=dict)

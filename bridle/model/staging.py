@@ -97,7 +97,7 @@ class Stager:
                 mark.synchronize()
 
     def _room(self) -> Tensor:
-        """Return the free part of the current buffer. If that buffer is full, return the next one."""
+        """Return the free part of the current buffer. If the current buffer is full, return the next buffer."""
         self._used = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         if self._used >= self._buffers[self._number].numel():
             self._turn()

@@ -44,8 +44,8 @@ def wrap_mixers(model: nn.Module) -> int:
 
 def _use_configured_limit(module: Any) -> None:
     """Set the bounds of time steps to those in the configuration. One family's mixer raises the lower bound when it
-    computes several tokens at once. Its results would then depend on the number of tokens, and the model was trained
-    without this bound."""
+    computes several tokens at once. The mixer's results would then depend on the number of tokens, and the model was
+    trained without this bound."""
     limit = getattr(getattr(module, "config", None), "time_step_limit", None)
     if limit is not None and hasattr(module, "time_step_limit"):
         module.time_step_limit = tuple(limit)

@@ -100,7 +100,8 @@ class RowStates:
     is_fresh: bool
 
     def state(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the tensor of a key, to be written in place. A missing tensor is created."""
+        """Return the tensor of a key, to be written in place. If the slot does not have this tensor yet, it is
+        created."""
         held = self.tensors.get(key)
         if held is None:
             held = self.tensors[key] = torch.zeros(shape, dtype=dtype, device=device)

@@ -135,7 +135,8 @@ def _columns(words: Any, size: int) -> Any:
 
 
 def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -> None:
-    """Write each token as a sequence, with its works. Tokens of long chunks have length 0 and no works."""
+    """Write the entry of each token, as a sequence with one new token, and the token's attention works. Tokens of long
+    chunks have length 0 and no works."""
     size, num_works = len(positions), int(chunks.sum())
     firsts = np.cumsum(chunks) - chunks
     parts.counts[:] = num_works

@@ -168,7 +168,7 @@ _TEXT_ALONE = frozenset({"gemma3n"})
 
 def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
     """Return the transformers configuration of a checkpoint after this module's checks. With `pools`, the model need
-    not be a decoder. Raises `UnsupportedModel` with the reason."""
+    not be a decoder. Raises `UnsupportedModel` if the model cannot be served."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -193,7 +193,7 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 
 def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     """Return the configuration of a model to serve. If the model can run without transformers, this is bridle's own
-    `PlainConfig`, which has the same fields. Otherwise it is the result of `read_config`."""
+    `PlainConfig`, which has the same fields. For all other models, return the result of `read_config`."""
     from bridle.model.plain_config import read_plain_config
 
     plain: Any = read_plain_config(checkpoint)
@@ -235,8 +235,8 @@ def takes_media(config: PreTrainedConfig) -> bool:
 
 
 def is_compared(config: PreTrainedConfig) -> bool:
-    """Return whether this family's results were compared with transformers before. Other families are compared while
-    loading."""
+    """Return whether this family's results were compared with transformers before. Families without such a comparison
+    are compared while loading."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
     compared = KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES

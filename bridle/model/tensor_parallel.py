@@ -1,15 +1,15 @@
 """Tensor parallelism: one model over several processes. Each process has a part of every linear layer, according to the
-model's tensor-parallel plan in transformers. In a column-parallel layer, this is a part of the outputs. In a
-row-parallel layer, it is a part of the inputs, and the processes then add up their results. Each attention head belongs
-to one process. The output head is split by tokens, and each process gets the logits of all tokens. All processes run
-the same passes at the same time, and each has all embeddings and norms. `torch.distributed` gives the rank of this
-process, and does the communication.
+model's tensor-parallel plan in transformers. In a column-parallel layer, a process has a part of the outputs. In a
+row-parallel layer, a process has a part of the inputs, and the processes then add up their results. Each attention head
+belongs to one process. The output head is split by tokens, and each process gets the logits of all tokens. All
+processes run the same passes at the same time, and each has all embeddings and norms. `torch.distributed` gives the
+rank of this process, and does the communication.
 
-A layer has three implementations: transformers, lean, and fused. Each of them sums twice per pass, over rows of the
-same size and type, so processes may use different implementations. CUDA graphs pad steps, so either all processes use
-graphs or none does (`all_agree`). While implementations of a layer are compared, sums are skipped (`unsummed`), because
-another process may not run the same comparison. On GPUs a sum is queued in the compute stream, and the host does not
-wait for the result.
+A layer has three implementations: transformers, lean, and fused. Each implementation sums twice per pass, over rows of
+the same size and type, so processes may use different implementations. CUDA graphs pad steps, so either all processes
+use graphs or none does (`all_agree`). While implementations of a layer are compared, sums are skipped (`unsummed`),
+because another process may not run the same comparison. On GPUs a sum is queued in the compute stream, and the host
+does not wait for the result.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
 
 
 def all_agree(is_right: bool, device: torch.device) -> bool:
-    """Return whether `is_right` is true in all processes. This lets all processes take the same path; otherwise they
-    would wait for each other forever."""
+    """Return whether `is_right` is true in all processes. With this result, all processes take the same path. With
+    different paths, they would wait for each other forever."""
     return bool(agree_on_least(int(is_right), device))
 
 

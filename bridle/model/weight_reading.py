@@ -136,8 +136,8 @@ def _hook(change: int) -> None:
 
 
 def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
-    """Return a progress bar for transformers. If this thread reads weights, this is an iterator that counts loaded
-    parameters."""
+    """Return a progress bar for transformers. For a thread that reads weights, the progress bar is an iterator that
+    counts loaded parameters."""
     count = _counting.get()
     if count is not None and args and settings.get("desc") == "Loading weights":
         return count(args[0])

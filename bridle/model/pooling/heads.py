@@ -1,6 +1,6 @@
 """The layers after a pooling model's encoder: the modules of an embedding model, or the head of a classifier. A
-classifier head of transformers gets all hidden states of a text and selects one position. Here, this position is
-selected for all texts of a packed pass first, and the head gets one hidden state per text.
+classifier head of transformers gets all hidden states of a text and selects one position. In bridle, the position is
+selected first, for all texts of a packed pass, and the head gets one hidden state per text.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class PooledModel:
 
 
 def _position_offset(base: Any) -> int:
-    """Return the position id of a text's first token. In RoBERTa, MPNet and related models, it is the padding token's
-    id plus 1."""
+    """Return the position id of a text's first token. In RoBERTa, MPNet and related models, the first position id is
+    the padding token's id plus 1."""
     embeddings: Any = getattr(base, "embeddings", None)
     if not hasattr(embeddings, "create_position_ids_from_inputs_embeds"):
         return 0

@@ -1,6 +1,6 @@
-"""Reads the modules of a sentence-transformers folder as plain data. They are the operations on the encoder's hidden
-states. `modules.json` names Python classes, which are not imported. bridle has its own implementation of each known
-class. Other classes are refused, because the vectors would be wrong without them; the error names the class. This
+"""Reads the modules of a sentence-transformers folder as plain data. The modules are the operations on the encoder's
+hidden states. `modules.json` names Python classes, which are not imported. bridle has its own implementation of each
+known class. Other classes are refused, because the vectors would be wrong without them; the error names the class. This
 module uses no tensors.
 """
 

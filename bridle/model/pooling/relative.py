@@ -1,8 +1,8 @@
 """Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-The attention of transformers treats a row as one text. A module of this file replaces it, and projects the tokens of
-all packed texts at once. The module passes the attention handler a function that computes the score bias of a block of
-texts. Outside a packed pass, the attention of transformers is used unchanged.
+The attention of transformers treats a row as one text. Here, another module replaces this attention, and projects the
+tokens of all packed texts at once. The module passes the attention handler a function that computes the score bias of a
+block of texts. Outside a packed pass, the attention of transformers is used unchanged.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _lower_mpnet(base: Any) -> None:
 
 
 class _PackedMPNet(_Packed):
-    """Attention of MPNet. It has one bias for each head and distance bucket, which all layers share."""
+    """Attention of MPNet. MPNet has one bias for each head and distance bucket, which all layers share."""
 
     def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
         inner, heads = self.inner, self.inner.num_attention_heads
@@ -118,8 +118,8 @@ def _unless_packed(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _PackedDebertaV2(_Packed):
-    """Attention of DeBERTa v2, with two bias terms. One depends on the query and the distance, the other on the key and
-    the distance. Distances are grouped into buckets."""
+    """Attention of DeBERTa v2, with two bias terms. The first bias term depends on the query and the distance, the
+    second term on the key and the distance. Distances are grouped into buckets."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__(inner, encoder)

@@ -4,15 +4,15 @@ The pointers (see `codes.py`) are `rows` [T, in], `words` int32 [slots * bits / 
 out], `order` int32 [slots]. Outputs are `sums` float32 [shares, T, out] and `out` [T, out].
 
 Slots are cut into *shares*, whose sizes depend only on the shape of the weight. Products are added in the order of
-slots within a share, and then in the order of shares. This holds whether shares are computed in parallel or one after
-the other. Rows are multiplied in tiles of 16 or 32 rows, which use the same matrix instruction. So a row gives the same
-bits in any batch.
+slots within a share, and then in the order of shares. The order is the same whether shares are computed in parallel or
+one after the other. Rows are multiplied in tiles of 16 or 32 rows, which use the same matrix instruction. So a row
+gives the same bits in any batch.
 
 Products of integers minus their zero points are exact. The sum over the slots of a run is multiplied by the run's
 scale.
 
-With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
-integers.
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it represents
+bfloat16 as integers.
 """
 
 from __future__ import annotations

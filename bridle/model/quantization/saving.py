@@ -1,5 +1,6 @@
 """Saves a checkpoint in 8 bits, with the same weights that `--quantization int8` computes when a model is loaded. The
-format is compressed-tensors: integers with a scale for each output. Other programs can read this format as well."""
+format is compressed-tensors: integers with a scale for each output. Other programs can read compressed-tensors
+checkpoints as well."""
 
 from __future__ import annotations
 

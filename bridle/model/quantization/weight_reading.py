@@ -135,7 +135,7 @@ class _Files:
         return prefix.removesuffix(".") in self._modules
 
     def take(self, module: str) -> dict[str, Tensor]:
-        """Take all tensors of a module; return them by the last part of their names."""
+        """Take all tensors of a module, and return each tensor by the last part of its name."""
         names = [name for name in self._modules.get(module, ()) if name in self._homes]
         return {name.rpartition(".")[2]: self._pop(name) for name in names}
 

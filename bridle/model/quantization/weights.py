@@ -1,7 +1,8 @@
 """Converts the tensors that a quantization method stores for one linear layer to a weight. `read_grouped` returns
 integers, zero points and scales, for kernels that support any combination. `read_weight` returns a format of the CPU
-kernels. They support 8-bit integers with a scale per output, and 4-bit integers with zero point 8. A group of 4-bit
-integers must have a multiple of 32 inputs. Every other weight becomes floating point, and the caller rounds it to Q8_0.
+kernels. The CPU kernels support 8-bit integers with a scale per output, and 4-bit integers with zero point 8. A group
+of 4-bit integers must have a multiple of 32 inputs. Every other weight becomes floating point, and the caller rounds it
+to Q8_0.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def is_packed(stored: Stored) -> bool:
 
 
 def is_mxfp4(stored: Stored) -> bool:
-    """Return whether the tensors of a layer are in MXFP4. In this format, a byte has two values, and each 32 inputs
-    have a power of two as their scale."""
+    """Return whether the tensors of a layer are in MXFP4. In MXFP4, a byte has two values, and each 32 inputs have a
+    power of two as their scale."""
     weight, scale = stored.get("weight"), stored.get("weight_scale_inv")
     return weight is not None and weight.dtype is torch.int8 and scale is not None and scale.dtype is _POWERS
 

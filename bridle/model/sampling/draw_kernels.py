@@ -165,8 +165,8 @@ def _searched(
     vocab: tl.tensor,
     part: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Search for the bound of top-p. Return the largest logit such that it and larger logits have the weight `wanted`,
-    and how many logits equal to it are kept."""
+    """Search for the bound of top-p. Return the largest bound for which all logits at or above the bound have the
+    weight `wanted`. Also return how many logits equal to the bound are kept."""
     # The values are at most 0, so the bits of their absolute values have the same order as the absolute values.
     low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
     high = low * 0 + LEAST_BITS
@@ -203,8 +203,8 @@ def find_edges(
     block_heads: tl.constexpr,
 ) -> None:
     """Find the bounds of top-k and top-p: the smallest logit that is kept, and how many logits equal to it are kept.
-    Program axis: cut rows. Usually the bound is among the best logits. Otherwise it is found by a bitwise search over
-    the whole row."""
+    Program axis: cut rows. Usually the bound is among the best logits. If the bound is not among the best logits, a
+    bitwise search over the whole row finds it."""
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)

@@ -1,7 +1,7 @@
 """The distributions from which traced tokens were sampled: the model's own distribution, and the distribution after
-mask and bias. They are computed for all traced rows of a step together, from results of the sampler if available. A
-distribution is kept as arrays, and is converted to a `Draw` only when a reader needs it, which may be long after the
-step.
+mask and bias. The distributions of all traced rows of a step are computed together, from results of the sampler if
+available. A distribution is kept as arrays, and is converted to a `Draw` only when a reader needs it, which may be long
+after the step.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class RowProvenance:
 
 
 class TracedDraws(Sequence[Draw | None]):
-    """The `Draw` of each row of a step, made when it is read. It is None for a row that is not traced or has no sampled
-    token."""
+    """A sequence with a `Draw` for each row of a step, which is created when it is read. A row that is not traced or
+    has no sampled token has None."""
 
     def __init__(self, num_rows: int = 0) -> None:
         self._num_rows = num_rows

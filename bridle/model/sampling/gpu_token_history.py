@@ -50,7 +50,7 @@ class DeviceTokenHistory:
             owner.num_kept = length
 
     def _reserve(self, num_rows: int, length: int) -> None:
-        """Grow the memory by doubling, if necessary. If it grows, all sequences lose their rows."""
+        """Grow the memory by doubling, if necessary. If the memory grows, all sequences lose their rows."""
         width, rows = self._width, max(self._num_rows, _MIN_ROWS)
         while width < length:
             width *= 2

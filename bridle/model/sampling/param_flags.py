@@ -1,4 +1,4 @@
-"""Flags for the operations that sampling parameters require. They are derived once per request rather than at each
+"""Flags for the operations that sampling parameters require. Flags are derived once per request rather than at each
 token."""
 
 from __future__ import annotations

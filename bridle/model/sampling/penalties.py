@@ -34,8 +34,8 @@ class Known:
         self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
 
     def follow(self, tokens: Sequence[int]) -> IntArray | None:
-        """Return `tokens` as an array if they begin with the known tokens, otherwise None. After None, this object must
-        not be used again."""
+        """Return `tokens` as an array if they begin with the known tokens, otherwise None. After this method returned
+        None, the object must not be used again."""
         known, start, size = self._tokens, len(self._tokens), len(tokens)
         known.extend(tokens[start:])
         if known != (tokens if isinstance(tokens, list) else list(tokens)):

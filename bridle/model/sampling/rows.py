@@ -96,7 +96,7 @@ class BiasTable:
 
 
 def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pairs | torch.Tensor:
-    """Return a bias as arrays of tokens and values. If it has many tokens, return it as a row [V] on the device of
+    """Return a bias as arrays of tokens and values. A bias with many tokens is returned as a row [V] on the device of
     `work`."""
     if not isinstance(bias, LogitBias):
         return pairs_of(tuple(bias.items()))

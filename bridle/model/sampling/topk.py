@@ -67,9 +67,9 @@ def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tens
 
 
 def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same as `top` for rows with few chunks. Column j belongs to group j mod G. A group with one of the
-    largest values also has one of the largest maxima. So most columns are compared only once, with vector
-    instructions."""
+    """Compute the same as `top` for rows with few chunks. The columns form G groups: column j belongs to group j mod G.
+    A group with one of the largest values also has one of the largest maxima. So most columns are compared only once,
+    with vector instructions."""
     num_groups = work.shape[1] // _PER_GROUP
     if num_groups < 4 * size:
         values, places = work.topk(size, dim=1)
@@ -83,8 +83,8 @@ def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.T
 
 def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """Return how many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1].
-    `maxima` are the `chunk_maxima` of `work`, and `best` [R, n] its largest values, best first. Rows whose bound is
-    among the best values are not searched."""
+    `maxima` are the `chunk_maxima` of `work`, and `best` [R, n] are the largest values of each row, in descending
+    order. Rows whose bound is among the best values are not searched."""
     if work.device.type != "cpu":
         return count_above(work, bound)
     above = (best > bound).sum(1, keepdim=True)
