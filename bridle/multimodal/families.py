@@ -22,9 +22,9 @@ Arrays = Mapping[str, NDArray[Any]]
 class PlaceholderLayout:
     """The expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. For
     models with positions in time, height and width, `grid` is the size of each run. Consecutive times are `pace`
-    positions apart. `around` are marker tokens that templates write around the placeholder. They are removed, because
-    `parts` have their own marker tokens. `tokens` are the tokens at the rows; it is used if some rows are marker
-    tokens."""
+    positions apart. `around` are marker tokens that templates write around the placeholder. The tokens in `around` are
+    removed, because `parts` have their own marker tokens. `tokens` are the tokens at the rows, given only if some rows
+    are marker tokens."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -220,8 +220,8 @@ def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out one row per patch. transformers counts positions from 1 instead of 0. This makes no difference, because
-    rotary positions are relative."""
+    """Lay out one row per patch. transformers counts positions from 1 instead of 0. The start of positions makes no
+    difference, because rotary positions are relative."""
     return PlaceholderLayout((_side(config) ** 2,))
 
 

@@ -30,8 +30,8 @@ _LONGEST_SIDE = 4_096
 
 
 def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the processor settings with frame sampling in the usual fields. Original checkpoints have it in
-    `video_sampling`."""
+    """Return the processor settings with frame sampling in the usual fields. Original checkpoints have frame sampling
+    in `video_sampling`."""
     sampling = settings.get("video_sampling") or {}
     return {
         **settings,
@@ -105,8 +105,8 @@ def _internvl_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_the_middle(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the indices of frames in the middle of equal parts of the clip. There is one part for each frame to show,
-    and at most `many`."""
+    """Return the indices of frames in the middle of equal parts of the clip. The clip has one part for each frame to
+    show, and at most `many` parts."""
     by_rate = int(clip.count / clip.rate * frames.rate) if frames.rate else _INTERNVL_FRAMES
     num = max(min(frames.many or by_rate, many, clip.count), 1)
     step = clip.count / num

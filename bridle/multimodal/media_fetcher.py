@@ -30,7 +30,8 @@ def is_remote(url: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedHost:
-    """A listed host (scheme, name and port). Its addresses may be private if they are in the networks `private`."""
+    """A listed host (scheme, name and port). The host's addresses may be private if they are in the networks
+    `private`."""
 
     scheme: str
     host: str

@@ -120,8 +120,8 @@ class PlaceholderExpander:
         return space
 
     def _ended(self, part: str) -> list[int]:
-        """Return the tokens of the last marker text `part`. If it ends in line ends, they are tokenized together with
-        the text that follows."""
+        """Return the tokens of the last marker text `part`, which ends in line ends. Line ends are tokenized together
+        with the text that follows."""
         part += self._lines_behind()
         if self._left and (text := self._tokenizer.token_text(self._left[0])):
             *tokens, last = self._encode(part + text)

@@ -1,5 +1,5 @@
 """Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`. A
-reader belongs to one model. It has a processor for each modality that the model reads. The processor computes the
+reader belongs to one model. A reader has a processor for each modality that the model reads. The processor computes the
 arrays of a file and the layout of its placeholder. Recently read files are cached by the digest of their bytes, because
 a chat sends the same files in each turn. This module imports no torch.
 """

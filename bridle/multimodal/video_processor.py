@@ -37,7 +37,8 @@ _FRAME_ROWS = 768
 
 
 def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the indices of frames at equal distances. Their number is a multiple of the temporal patch size."""
+    """Return the indices of frames at equal distances. The number of frames is a multiple of the temporal patch
+    size."""
     most = min(frames.many, many, clip.count) // frames.temporal * frames.temporal
     wanted = min(max(clip.count / clip.rate * frames.rate, frames.fewest), most, clip.count)
     num = max(int(wanted // frames.temporal) * frames.temporal, 1)
@@ -73,8 +74,8 @@ def fitted(
     height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
 ) -> tuple[int, int]:
     """Return a height and a width near the given ones that are multiples of `side`. `rounded` frames of the returned
-    size have between `least` and `most` pixels together. If the size must change for this, the scale is computed for
-    `num` frames of the given size."""
+    size have between `least` and `most` pixels together. If the frames must be scaled to satisfy these limits, the
+    factor is computed for `num` frames of the given size."""
     tall, wide = round(height / side) * side, round(width / side) * side
     if rounded * tall * wide > most:
         ratio = math.sqrt(num * height * width / most)
