@@ -51,8 +51,8 @@ class _Entry:
 
 class ControlVectors:
     """Control vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type
-    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. torch
-    is then imported only to read a file."""
+    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. In that
+    process, torch is imported only to read a file."""
 
     def __init__(
         self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
@@ -165,7 +165,7 @@ class ControlVectors:
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
         """Return the keys of a new request's control vectors, by name. The store keeps these vectors until `leave`.
-        Raises `UnknownControlVector` if a name is unknown; no vector is kept then."""
+        Raises `UnknownControlVector`, and keeps no vector, if a name is unknown."""
         with self._lock:
             keys = {name: self._key_of(name) for name in names}
             for key in keys.values():

@@ -163,7 +163,8 @@ def _half(parts: Tensor, begin: int) -> Tensor:
 
 
 def _nibbles(parts: Tensor) -> Tensor:
-    """Unpack bytes [..., n] to [..., 2 n]: the low four bits of all bytes, then the high four bits."""
+    """Split bytes into 4-bit values: [..., n] -> [..., 2 n]. The low four bits of all bytes come first, then the high
+    four bits."""
     return torch.cat([parts & 15, parts >> 4], -1)
 
 

@@ -206,7 +206,7 @@ After = Callable[[int, Tensor], None]
 
 class Layers:
     """The layers of one model with their caches, ready to be called. A layer's pool holds its keys and values, or its
-    recurrent states. The pool is None for a layer that has neither."""
+    recurrent states. The pool is None for a layer without keys, values and recurrent states."""
 
     def __init__(
         self,

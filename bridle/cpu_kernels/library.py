@@ -40,7 +40,7 @@ _TRIAL_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernels in use, or None if plain torch computes; and the reason for this choice."""
+    """The choice of kernels: the kernels in use, or None if plain torch computes; and the reason for the choice."""
 
     kernels: Kernels | None
     reason: str
@@ -58,7 +58,7 @@ def kernels() -> Kernels | None:
 
 @cache
 def choice() -> KernelChoice:
-    """Choose the kernels for this processor. The choice is made once per process."""
+    """Choose the kernels for this processor, once per process."""
     reasons = []
     for target in fitting(platform.system(), platform.machine(), cpu_features()):
         try:

@@ -2,9 +2,9 @@
 GGUF files.
 
 `QuantizedLinear` is made from stored blocks or from floating-point weights, and replaces an `nn.Linear`. `prepare`
-converts the weight to the order of the kernels. Input rows are then rounded to 8 bits, with a scale per 32 inputs, and
-multiplied as integers. A row's result does not depend on other rows. Without kernels, plain torch dequantizes the
-weight in each call.
+converts the weight to the order of the kernels. After `prepare`, input rows are rounded to 8 bits, with a scale per 32
+inputs, and multiplied as integers. A row's result does not depend on other rows. Without kernels, plain torch
+dequantizes the weight in each call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _in_floats: ContextVar[bool] = ContextVar("in_floats", default=False)
 
 @contextmanager
 def in_floats() -> Iterator[None]:
-    """Inside the block, quantized layers unpack their weights in each call and compute in floating point. Two
-    implementations of a model then differ only by float rounding. The kernels' rounding of rows to 8 bits could amplify
-    the smallest difference."""
+    """Inside the block, quantized layers unpack their weights in each call and compute in floating point. In such a
+    block, two implementations of a model differ only by float rounding. The kernels' rounding of rows to 8 bits could
+    amplify the smallest difference."""
     token = _in_floats.set(True)
     try:
         yield
@@ -165,8 +165,8 @@ class QuantizedLinear(nn.Module):
         return made
 
     def prepare(self) -> bool:
-        """Convert the blocks to the order of the kernels, if there are kernels for this layer. Return whether there
-        are. Idempotent."""
+        """Convert the blocks to the order of the kernels, if the kernels support this layer. Return whether they
+        support it. Idempotent."""
         return prepare_side_by_side([self])
 
     def _take(self, packed: packing.PackedMatrix, found: Kernels) -> None:

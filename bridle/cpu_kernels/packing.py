@@ -97,8 +97,8 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 def plain_fill(lanes: int, zero: int) -> Fill:
     """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are the values of the kernels. The
-    kernels' own packing function is ten times as fast. Its result is compared with this function's before it is
-    used."""
+    kernels' own packing function is ten times as fast; its results are compared with those of this function before it
+    is used."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]

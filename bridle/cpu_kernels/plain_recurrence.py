@@ -18,7 +18,7 @@ _EPSILON = 1e-6  # added to the squared length of keys and queries, in all delta
 
 
 class PlainRecurrences:
-    """The functions of `RecurrenceKernels`, which documents the shapes."""
+    """Implements the methods of `RecurrenceKernels`, which documents the shapes, in plain torch."""
 
     def convolve(
         self, rows: Tensor, taps: Tensor, bias: Tensor | None, has_silu: bool, stretches: Sequence[Stretch], out: Tensor

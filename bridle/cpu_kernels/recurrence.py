@@ -67,7 +67,8 @@ class CScan(ctypes.Structure):
 
 
 class RecurrenceKernels:
-    """The functions of sources/recurrent.h. No two stretches of a call may belong to the same sequence."""
+    """Calls the C functions of sources/recurrent.h with checked arguments. No two stretches of a call may belong to the
+    same sequence."""
 
     def __init__(self, found: Kernels) -> None:
         self._convolve = found.function("bridle_convolve", POINTER(CConvolution), c_int)

@@ -69,7 +69,7 @@ class Cuts(NamedTuple):
 
 
 class SamplingKernels:
-    """The functions of sources/sampling.h with checked arguments."""
+    """Calls the C functions of sources/sampling.h with checked arguments."""
 
     def __init__(self, found: Kernels) -> None:
         self._draw = found.function("bridle_draw", POINTER(CDraws), c_int, c_int)
@@ -149,9 +149,9 @@ class SamplingKernels:
     def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
         """Return statistics of `tokens`, one token per row of `work` [R, W], as float64 [R, 4 + 2 num_best]. Columns:
         the token's logit and rank; the largest logits, best first; their positions; the maximum; the total weight. Ties
-        are in order of position. The maximum is NaN if any logit is NaN. The total weight is taken from `totals` [R,
-        1], or computed if the value there is negative. The position of a logit of -inf is undefined. NaN is never among
-        the largest logits."""
+        are in order of position. The maximum is NaN if any logit is NaN. The total weight of a row is taken from
+        `totals` [R, 1], or computed if the value in `totals` is negative. The position of a logit of -inf is undefined.
+        NaN is never among the largest logits."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")
