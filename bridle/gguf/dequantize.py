@@ -58,7 +58,8 @@ def _half(pair: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Unpack bytes [B, ..., n] to [B, ..., 2 n]: the low four bits of all bytes, then the high four bits."""
+    """Split bytes into 4-bit values: [B, ..., n] -> [B, ..., 2 n]. The low four bits of all bytes come first, then the
+    high four bits."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 

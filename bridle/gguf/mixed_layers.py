@@ -1,5 +1,6 @@
 """Reads the configuration of Gemma 4, whose layers with and without a sliding window differ. The two kinds of layers
-have different head sizes, rotary angles and MLP widths. The last layers use keys and values of earlier layers."""
+have different head sizes, rotary angles and MLP widths. The last layers of Gemma 4 use keys and values of earlier
+layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA), as in DeepSeek's models: keys and values are made from one short vector per token.
 This module converts MLA's sizes, and the matrix that computes keys and values. A file describes MLA as llama.cpp
-computes it, with one key head that all query heads share. So the file has this matrix in two halves, and the half for
-keys is transposed for each head.
+computes it, with one key head that all query heads share. So the file has the key-value matrix in two halves, and the
+half for keys is transposed for each head.
 """
 
 from __future__ import annotations

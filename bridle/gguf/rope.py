@@ -116,8 +116,8 @@ def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
 
 
 def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
-    """Read gpt-oss's YaRN settings. The bounds of its ramp from scaled to unscaled frequencies are not rounded to whole
-    frequency numbers."""
+    """Read gpt-oss's YaRN settings. In gpt-oss, the bounds of YaRN's ramp from scaled to unscaled frequencies are not
+    rounded to whole frequency numbers."""
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
 

@@ -68,7 +68,8 @@ def layer(model: str, file: str, change: Change = "", order: Order = "", columns
 
 
 def listed(model: str, key: str) -> TensorRule:
-    """Return the rule for a tensor with one value per layer. The file has these values in the metadata list `key`."""
+    """Return the rule for a tensor with one value per layer. The file has the values of all layers in the metadata list
+    `key`."""
     return TensorRule(_LAYER + model, (key,), "listed")
 
 

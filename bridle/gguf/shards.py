@@ -130,7 +130,7 @@ def _count(file: GgufFile, key: str) -> int:
 
 
 def pieces_of(path: Path) -> list[Path]:
-    """Return the paths of all files of the model whose first or only file is `path`. The files need not exist."""
+    """Return the paths of all files, which need not exist, of the model whose first or only file is `path`."""
     named = _PIECE.fullmatch(path.name)
     if named is None:
         return [path]

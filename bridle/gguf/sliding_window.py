@@ -54,8 +54,8 @@ def _layer_types(count: int, period: int) -> list[str]:
 
 
 def _narrow_scale(config: Config, layers_of_27b: int) -> int:
-    """Return the value whose square root divides attention scores. This value is the head size, except in Gemma's 27B
-    models."""
+    """Return the value whose square root divides attention scores. In Gemma models other than the 27B ones, the value
+    is the head size."""
     if config["num_hidden_layers"] == layers_of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])

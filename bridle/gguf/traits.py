@@ -232,8 +232,8 @@ def _write_routed_experts(config: Any, put: Put) -> None:
 
 
 def _read_altered_inputs(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Gemma 3n's layer inputs and its activation sparsity. The file has quantiles of the share of MLP values that
-    become 0."""
+    """Read Gemma 3n's layer inputs and its activation sparsity. For activation sparsity, a file has quantiles of the
+    share of MLP values that become 0."""
     count = config["num_hidden_layers"]
     config["intermediate_size"] = by_layer(model, f"{arch}.feed_forward_length", count)
     quantiles = model.numbers(f"{arch}.activation_sparsity_scale")[:count].tolist() or [-inf] * count
