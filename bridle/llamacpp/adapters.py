@@ -1,5 +1,5 @@
-"""LoRA adapters for llama.cpp: the weights of PEFT adapters are written to a file in llama.cpp's format. This format
-has its own tensor names and its own order of query and key rows. The scale of each layer is multiplied into B.
+"""LoRA adapters for llama.cpp: the weights of PEFT adapters are written to a file in llama.cpp's format. llama.cpp's
+format has its own tensor names and its own order of query and key rows. The scale of each layer is multiplied into B.
 """
 
 from __future__ import annotations

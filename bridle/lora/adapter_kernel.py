@@ -1,7 +1,7 @@
 """Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it. The fused
 kernel's products are compared with plain torch on random numbers, once for each shape of an adapted layer (site). The
-trials have few rows, many rows, and both at once, with rows without an adapter in between. A trial takes as much memory
-as an adapter's weights for one site.
+trials of the fused kernel have few rows, many rows, and both at once, with rows without an adapter in between. A trial
+takes as much memory as an adapter's weights for one site.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class AdapterLimits:
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
-    """Raise `AdapterRefused` if the model lacks a layer that the adapter changes, or if its sizes differ. The error
-    names the layer."""
+    """Raise `AdapterRefused` if the model lacks a layer that the adapter changes, or if its sizes differ. The error's
+    message names the layer."""
     for name, shape in files.shapes.items():
         layer = layers.get(name)
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")

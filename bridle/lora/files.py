@@ -107,7 +107,7 @@ def _digest_of(config: bytes) -> hashlib.blake2b:
 
 
 def _judge(folder: Path, root: Path, config: PeftConfig, weights: bytes, size: int) -> AdapterFiles:
-    """Check the header of a weights' file of `size` bytes. The digest in the result is still empty."""
+    """Check the header of a weights' file of `size` bytes. The field `digest` of the result is still empty."""
     header = read_header(weights, size)
     num_bytes = sum(entry.num_bytes for entry in header.values())
     return AdapterFiles(folder, root, "", config, shapes_of(header, config), num_bytes)

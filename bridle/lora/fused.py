@@ -1,14 +1,15 @@
 """Applies many adapters with two Triton kernels for each adapted layer (site). Used on CUDA.
 
 The first kernel multiplies rows by the A of their adapter, which gives one value per rank. The second kernel multiplies
-this result by B and adds the product to the layer's output. Rows are cut into *tiles*, each of one adapter, and a
-program of a kernel computes a part of one tile. A tile has the addresses of its adapter's flat tensor and of a *table*.
-The table has the offsets of each site's matrices in the flat tensor. So one launch computes adapters of any ranks and
-layers, without copying their weights together. Rows without an adapter belong to no tile.
+the first kernel's result by B and adds the product to the layer's output. Rows are cut into *tiles*, each of one
+adapter, and a program of a kernel computes a part of one tile. A tile has the addresses of its adapter's flat tensor
+and of a *table*. The table of a layout has the offsets of each site's matrices in the flat tensor. So one launch
+computes adapters of any ranks and layers, without copying their weights together. Rows without an adapter belong to no
+tile.
 
-Both kernels accumulate in float32, and the first kernel's result is float32 in memory. The second kernel rounds this
-result to the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the
-same bits each time.
+Both kernels accumulate in float32, and the first kernel's result is float32 in memory. The second kernel rounds the
+first kernel's result to the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a
+step gives the same bits each time.
 
 Block sizes depend on a step's longest segment, the ranks, and the type of the weights. Block sizes are not tuned at run
 time, because each size is a kernel that has to be compiled. With few block sizes, all kernels that an adapter needs can
@@ -61,7 +62,7 @@ def is_interpreted() -> bool:
 
 class Tile(NamedTuple):
     """Rows `start` to `stop` (exclusive) of one adapter, with the addresses of its weights and of its layout's table.
-    The kernels read the fields in this order."""
+    The kernels read the fields of a tile in this order."""
 
     start: int
     stop: int

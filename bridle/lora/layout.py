@@ -1,7 +1,7 @@
 """Memory layout of an adapter: one flat tensor, with a block for each site that the adapter changes. A *site* is a
 matrix product that the model computes. Most sites are one linear layer. If the model computes several layers as one
 product (queries, keys and values, for example), each of these layers is a part of one site. The A matrices of all parts
-are then concatenated, so that one product computes them. Each part's B adds to the columns of that part. Ranks are
+of a site are concatenated, so that one product computes them. Each part's B adds to the columns of that part. Ranks are
 padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be multiplied
 together.
 """

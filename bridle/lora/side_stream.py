@@ -1,6 +1,7 @@
 """Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. Parallel work runs on a
 separate CUDA stream, and allocates memory from that stream's pool. Steps read the results on their own stream. So
-results must be passed to `used_by_steps`. Otherwise the pool would reuse a result's memory while a step still reads it.
+results must be passed to `used_by_steps`. Without this call, the pool would reuse a result's memory while a step still
+reads it.
 """
 
 from __future__ import annotations

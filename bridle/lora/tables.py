@@ -16,7 +16,7 @@ _MAX_STEP = 16
 @dataclass(frozen=True, slots=True)
 class Extent:
     """Maximum sizes of adapters at a site: ranks of all parts together, ranks of one part, number of parts, and columns
-    of one part. The first and last columns of all parts are multiples of `step`."""
+    of one part. The bounds of each part's columns are multiples of `step`."""
 
     rank: int
     part_rank: int

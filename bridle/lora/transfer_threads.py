@@ -58,7 +58,7 @@ class Mover:
     # -- with the lock held ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the threads so that they look for work. The first call starts the threads."""
+        """Wake the threads so that they look for transfers. The first call starts the threads."""
         if not self._threads and not self.is_closed:
             for name, work in (("read", self._read_next), ("place", self._place_next)):
                 thread = threading.Thread(target=self._run, args=(work,), name=f"bridle-adapters-{name}", daemon=True)
@@ -221,8 +221,8 @@ class Mover:
         return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
 
     def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """Record that an adapter failed, which ends the wait for it. If the device is unreachable, raise its error
-        instead; the adapter is then tried again. Called with the lock held."""
+        """Record that an adapter failed, which ends the wait for it. If the device is unreachable, raise the device's
+        error instead, so that the adapter is tried again. Called with the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)
