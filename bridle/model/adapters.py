@@ -150,7 +150,7 @@ class ModelAdapters:
 
 
 def check_complete(step: AdapterStep) -> None:
-    """Raise `InternalError` if the model used a layer's weight without calling the layer. The step would then lack the
+    """Raise `InternalError` if the model used a layer's weight without calling the layer. Such a step lacks the
     adapter's result for this layer."""
     if step.num_added != len(step.by_site):
         raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")

@@ -1,6 +1,6 @@
 """Asynchronous sampling: the device samples while the host does other work. A plan may contain a token that is still
-being sampled. The executor's copy of the sequence then holds a placeholder until the token is received. On the device,
-the sampler's output replaces the placeholder.
+being sampled. Until the token is received, the executor's copy of the sequence holds a placeholder. On the device, the
+sampler's output replaces the placeholder.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the C kernels may compute whole layers. This is false if another attention kernel was
+        """Return whether the C kernels may compute whole layers. The result is false if another attention kernel was
         requested."""
         return self.step is not None and self.kernel.name == "native"
 

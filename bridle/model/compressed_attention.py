@@ -49,7 +49,8 @@ def _compress(
     past_key_values: Any,
     layer_idx: int,
 ) -> Any:
-    """Run a compressor's original forward function. Inside steps, only record its inputs, and return no entries."""
+    """Run a compressor's original forward function. Inside steps, only record the compressor's inputs, and return no
+    entries."""
     if not isinstance(past_key_values, Compressed):
         return compute(hidden_states, q_residual, position_ids, past_key_values, layer_idx)
     past_key_values.take(compute, hidden_states, q_residual, position_ids)

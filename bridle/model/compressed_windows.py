@@ -46,8 +46,8 @@ class Piece(NamedTuple):
 
 
 class Compressed:
-    """Collects the tokens of a step for a layer's compressor. The layer gets this object in the place of its cache and
-    mask. The tokens are compressed when attention asks for the entries of a sequence."""
+    """Collects the tokens of a step for a layer's compressor. The layer gets a `Compressed` object in the place of its
+    cache and mask. The tokens of a sequence are compressed when attention asks for the sequence's entries."""
 
     def __init__(self, compressor: Any, num_heads: int, window: int) -> None:
         indexer = getattr(compressor, "indexer", None)

@@ -162,7 +162,8 @@ def rotation(cos: Tensor, sin: Tensor) -> Rotation:
 
 
 def table_names(model: Any) -> list[str | None]:
-    """Return the name of each layer's rotation table, by layer. The names are None in a model with a single table."""
+    """Return the name of each layer's rotation table, by layer. In a model with a single rotation table, all names are
+    None."""
     rotary = model.model.rotary_emb
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return [None] * len(model.model.layers)
@@ -178,8 +179,8 @@ def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tu
 
 def lower_layers(model: Any, geometry: Geometry) -> int:
     """Replace the decoder layers of a dense family by lean layers if these give equal results; return the number of
-    replaced layers. The model keeps its other parts. For the comparison, one layer of each kind is computed in both
-    forms.
+    replaced layers. Embedding, norm and output head of the model are unchanged. For the comparison, one layer of each
+    kind is computed in both forms.
     """
     if model.config.model_type not in DENSE_FAMILIES:
         return 0

@@ -1,7 +1,7 @@
 """Copies KV blocks and recurrent states between a GPU and bytes in host memory. The engine asks for a copy of a block
 before the block is reused. The block is first copied on the device, in the stream of the steps, and then transferred to
 the host on a parallel stream. Data from the host is also written on a parallel stream. Such a write waits for all steps
-that were started, and goes to blocks that no step reads. So no step waits for a transfer.
+that were started, and goes to blocks that no step reads. So no step waits for a transfer between host and device.
 """
 
 from __future__ import annotations

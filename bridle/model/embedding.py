@@ -12,8 +12,8 @@ from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows are blocks [V, bytes]
-    of type `kind`, or come from an output head that shares the weight."""
+    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The embedding's rows are blocks
+    [V, bytes] of type `kind`, or come from an output head that shares the weight."""
 
     blocks: Tensor | None
     scale: Tensor | None

@@ -1,7 +1,7 @@
 """The in-process executor: it gets step plans and returns tokens. The executor keeps copies of the sequences, packs the
 rows of each plan, runs the model once, and passes the logits to the sampler. Only one thread calls the executor. After
-an error in a step, the executor forgets all sequences, and the process stays alive. The engine then computes the
-sequences again, one at a time, so that only the sequence that causes the error ends.
+an error in a step, the executor forgets all sequences, and the process stays alive. After such an error, the engine
+computes the sequences again, one at a time, so that only the sequence that causes the error ends.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def fetch(
 
 class _Arriving:
     """Tracks the progress of a repository's download. The hub client begins files one after the other, and knows only
-    the sizes of the files that it has begun. So bridle asks the hub for all sizes when the first bytes arrive."""
+    the sizes of the files that it has begun. So bridle asks the hub for the sizes of all files when the first bytes
+    arrive."""
 
     def __init__(
         self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress

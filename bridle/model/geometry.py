@@ -1,6 +1,6 @@
 """Determines the shapes of a model's attention by a dry forward pass, in which every attention call is recorded. The
 configuration is not enough: its field names differ between families, head sizes may differ between layers, and values
-may be narrower than keys. The same pass also checks the model: each layer must call attention, and no layer may pass a
+may be narrower than keys. The dry pass also checks the model: each layer must call attention, and no layer may pass a
 keyword argument that the kernels would ignore.
 """
 
@@ -81,8 +81,8 @@ class GeometryRecorder:
         return keys
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """Return the tokens of the dry pass for a recurrent layer, as one sequence. This recorder keeps the sequence's
-        states."""
+        """Return the tokens of the dry pass for a recurrent layer, as one sequence. The recorder keeps the recurrent
+        states of this sequence."""
         self.mixers[layer] += 1
         return [Span(num_tokens, RowStates(self.states.setdefault(layer, {}), is_fresh=True))]
 

@@ -101,7 +101,8 @@ class GraphLoader:
 
     @contextmanager
     def _trial_of(self, kind: GraphKind) -> Iterator[Trial]:
-        """Yield the trial of a kind. If the kind has adapters, a random adapter is on the device inside the block."""
+        """Yield the trial of a kind. If the kind of graph has adapters, a random adapter is on the device inside the
+        block."""
         with nullcontext("") if self._adapters is None or not kind.has_adapters else self._adapters.on_trial() as key:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
@@ -216,7 +217,8 @@ def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, tr
 
 def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
     """Build the rows of a step, chunks of random prompts, that fill a graph as far as there are blocks. In graphs of
-    more than two tokens, one token stays unused. The first chunk is long if the kind allows it."""
+    more than two tokens, one token stays unused. The first chunk of the step is long if the kind of graph allows long
+    chunks."""
     generator = torch.Generator().manual_seed(size)
     left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []

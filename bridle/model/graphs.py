@@ -141,8 +141,8 @@ class StepGraphs:
     # -- capturing -----------------------------------------------------------------------------------------------
 
     def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
-        """Capture steps of these sizes (in tokens), the largest first. The first of `KINDS` must be captured before the
-        others. If a step cannot be captured, raises the error of the capture."""
+        """Capture steps of these sizes (in tokens), the largest first. The first kind in `KINDS` must be captured
+        before the other kinds. If a step cannot be captured, raises the error of the capture."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
             report(f"capturing CUDA graphs{kind}", number / len(sizes))
             adapted = self._adapted(size) if kind.has_adapters else None

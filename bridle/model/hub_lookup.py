@@ -68,8 +68,8 @@ def _refuse_tower(mmproj: str | None, model: str) -> None:
 
 
 def check_available(model: str, revision: str | None = None) -> None:
-    """Check that a model is on this machine or on the hub, without torch and before anything is loaded. Raises as
-    `resolve_model` does."""
+    """Check that a model is on this machine or on the hub, without torch and before anything is loaded. Raises the same
+    errors as `resolve_model`."""
     if local_path(model) is not None:
         return
     entry = find_entry(model)
@@ -142,8 +142,8 @@ def _neighbour(model: str) -> str:
 
 
 def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
-    """Return `folder` if it has a config.json. Otherwise unpack its GGUF file (of type `kind`), and return the new
-    folder."""
+    """Return `folder` if it has a config.json. If `folder` has no config.json, unpack its GGUF file (of type `kind`),
+    and return the new folder."""
     from bridle.gguf.folder import unpack  # it imports torch
 
     tower = None if mmproj is None else Path(mmproj).expanduser()

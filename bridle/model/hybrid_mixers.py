@@ -81,7 +81,7 @@ def delta_net(module: Any) -> Mixer:
 
 def _runs_by_key_head(module: Any) -> Tensor:
     """Return where queries, keys, values, gates, rates and decays are in input rows that are ordered by key head. The
-    result is int32 [n, 2], start and length of each run."""
+    result is int32 [n, 2]: the start and the length of each run of inputs."""
     keys, copies = int(module.head_k_dim), int(module.num_v_heads) // int(module.num_k_heads)
     values = copies * int(module.head_v_dim)
     runs, base = [], 0

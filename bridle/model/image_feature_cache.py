@@ -1,7 +1,7 @@
 """Cache of encoded images, so that the next prompt with the same image need not encode it again. The cache is used for
 models in which the rows of an image attend to each other in both directions. An entry is the feature rows of one image.
-The cache has a limit in bytes. The least recently used rows are evicted first. Keys cannot be forged and differ between
-tenants, so a hit does not reveal the images of other tenants.
+The cache has a maximum size in bytes. The least recently used rows are evicted first. Keys cannot be forged and differ
+between tenants, so a hit does not reveal the images of other tenants.
 """
 
 from __future__ import annotations

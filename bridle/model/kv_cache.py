@@ -27,7 +27,7 @@ def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
 
 
 class LayerCache:
-    """The cached keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer. The values are floating point, or 8
+    """The cached keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer. Cached values are floating point, or 8
     bits with a scale for each head of a slot [slots, Hkv]."""
 
     __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")

@@ -247,8 +247,8 @@ def _replaced(needs: PoolNeeds, allocate: Allocate, num_blocks: int) -> LocalExe
 
 
 def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
-    """Return the largest step and its bytes, as stored by an earlier run. Return None if there is no such entry, or if
-    the device is not a CPU."""
+    """Return the largest step and its bytes, as stored by an earlier run. Return None if no earlier run stored the
+    step, or if the device is not a CPU."""
     place = _step_place(needs)
     text = None if place is None else place[0].read_text(place[1])
     try:

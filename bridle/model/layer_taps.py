@@ -25,8 +25,9 @@ Addition = tuple[int, int, Mapping[int, Tensor]]
 def vector_tap(
     rows: Sequence[PlanRow], vectors: ControlVectors | None, reader: ProbeReader | None = None
 ) -> LayerTap | None:
-    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. The tap then passes the
-    hidden states to `vectors.recorder` and to `reader`. Returns None if there is nothing to add, record or read."""
+    """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order. After adding vectors,
+    the tap passes the hidden states to `vectors.recorder` and to `reader`. Returns None if there are no control vectors
+    to add, no recorder and no reader."""
     if vectors is None or not (vectors.recorder or reader or any(row.vectors for row in rows)):
         return None
     additions: list[Addition] = []

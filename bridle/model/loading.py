@@ -1,7 +1,7 @@
 """Loads a model, with its draft model if there is one, or a pooling model. A model and its draft model have KV pools
-for the same number of tokens, and share one memory budget. The weights of both models are loaded first. The model's
-pool is then sized as if each token took the memory of both pools. The memory of the largest step is measured for the
-model alone, because the two models never compute at the same time.
+for the same number of tokens, and share one memory budget. The weights of both models are loaded first. The pool of the
+model is sized as if each token took the memory of both pools. The memory of the largest step is measured for the model
+alone, because the two models never compute at the same time.
 """
 
 from __future__ import annotations

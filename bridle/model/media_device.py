@@ -44,7 +44,7 @@ class LocalMedia:
 
     def encode(self, medium: MultiModalItem) -> None:
         """Encode one image or other medium. On a CPU, the method waits for the running step, because both need all
-        cores. The encoding then runs in a temporary thread (see `bridle.threads`)."""
+        cores. On a CPU, the encoding runs in a temporary thread (see `bridle.threads`)."""
         num_clears = self._num_clears
         if self.encoder.is_on_cpu:
             features = run_after(lambda: self.encoder.encode(medium), "bridle-encode")
@@ -56,8 +56,8 @@ class LocalMedia:
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """Return the first of `media`, and those media that can be encoded together with it. On a CPU each medium is
-        encoded alone, because batching gains little there. The features of an image then have the same bits whatever
-        other images there are."""
+        encoded alone, because batching gains little there. So on a CPU, the features of an image have the same bits
+        whatever other images there are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):

@@ -1,6 +1,6 @@
 """Encodes images and sounds by the model's tower: one feature row for each placeholder token of the prompt. Images of
-one shape may be encoded together. The features of an image then differ only by rounding from features that were encoded
-alone. This module is independent of requests and steps.
+one shape may be encoded together. Features that were encoded together differ only by rounding from features that were
+encoded alone. This module is independent of requests and steps.
 """
 
 from __future__ import annotations

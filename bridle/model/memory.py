@@ -88,8 +88,8 @@ def return_memory() -> None:
 
 
 def _forget_peak() -> None:
-    """Reset the recorded peak memory of the process, if the system supports this. Otherwise the measured peak covers
-    the whole life of the process, and is an overestimate."""
+    """Reset the recorded peak memory of the process, if the system supports this. If the system does not support a
+    reset, the measured peak covers the whole life of the process, and is an overestimate."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

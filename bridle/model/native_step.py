@@ -2,7 +2,7 @@
 
 Prompts and decode steps are computed in the same way, so that a token's result does not depend on the other tokens in
 its step. In a step with adapters, layers are computed part by part, and adapters add their results between the parts.
-Rows without an adapter then still have the same bits. The lean layers compute the same in torch.
+Rows without an adapter have the same bits as in a step without adapters. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class NativeStep:
 
     @contextmanager
     def first_layers(self) -> Iterator[Sequence[int]]:
-        """In this block, compute only the first layer of each kind. A pass then takes the same memory but less time.
-        Yields the numbers of the computed layers."""
+        """In this block, compute only the first layer of each kind. A pass over these layers takes as much memory as a
+        full pass, but less time. Yields the numbers of the computed layers."""
         whole = self.described, self._numbers, self._parts
         kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())

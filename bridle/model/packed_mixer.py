@@ -64,8 +64,8 @@ class PackedMixer:
 
 
 class _Scanning:
-    """Wraps a Mamba mixer whose code multiplies by the weight of `dt_proj`. Here the layer `dt_proj` itself is called
-    instead, so that quantized weights and adapters work."""
+    """Wraps a Mamba mixer whose code multiplies by the weight of `dt_proj`. The wrapper calls the layer `dt_proj`
+    itself instead, so that quantized weights and adapters work."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -214,7 +214,8 @@ class PackedStates(TorchFunctionMode):
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
         """Yield the spans with their states, in groups that have at most one span per sequence. The states of a group
-        must be complete when the next group is requested. Then these states are saved where the plan requests it."""
+        must be complete when the next group is requested. States of a completed group are saved where the plan requests
+        it."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):

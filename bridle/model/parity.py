@@ -2,8 +2,8 @@
 transformers. Three sequences run through chunked prefill, decodes and mixed steps over scattered blocks. The logits of
 every position are compared with those of one eager pass per sequence. In both runs, sliding windows are narrowed, so
 that even short sequences exceed them. The number of keys that an indexer selects is reduced likewise. If layers are
-recurrent, the first sequence is also rolled back to a copy of its state. The copy continues in another slot, as after a
-fork.
+recurrent, the first sequence is also rolled back to a copy of its state. The copy of the state continues in another
+slot, as after a fork.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _chunk(sequence: int, step: int) -> int:
 @contextmanager
 def narrowed(model: nn.Module, size: int) -> Iterator[None]:
     """Inside the block, narrow every sliding window to `size` tokens, and let indexers select at most `size` positions.
-    The limits apply to the paged and the eager pass."""
+    Both the paged and the eager pass use the narrow windows."""
     config: Any = model.config
     holders = [config.get_text_config(), config, *model.modules()]
     holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]

@@ -1,6 +1,6 @@
 """Computes the logits of a large step on a CPU in parts, when they are sampled, to bound their memory. All logits of
-256 sequences over a vocabulary of 262,144 tokens would take 256 MiB. So would the logits of every 256 tokens of a
-scored prompt.
+256 sequences over a vocabulary of 262,144 tokens would take 256 MiB. The logits of every 256 tokens of a scored prompt
+would take as much memory.
 """
 
 from __future__ import annotations

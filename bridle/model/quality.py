@@ -105,7 +105,7 @@ def measure_forms(
 
 def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
     """Return the fastest quantized form whose most probable tokens agree with the model's at `MIN_AGREEMENT` of the
-    sample text's positions. Return `none` if no form does. The log has the measurements."""
+    sample text's positions. Return `none` if no form does. The log has the measured agreement of each form."""
     candidates = [form for form in CANDIDATES if is_worthwhile(form)]
     try:
         tokens = read_tokens(folder, SAMPLE)

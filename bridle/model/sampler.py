@@ -5,8 +5,8 @@ or from the logits after bias and mask. The arrays of a step are rebuilt from it
 parameters from one token to the next. Operations that no row needs are skipped. The sampler does not depend on KV,
 blocks or text.
 
-A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. The token is the
-same in any batch and with any padding of the vocabulary.
+A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. The sampled
+token is the same in any batch and with any padding of the vocabulary.
 """
 
 from __future__ import annotations

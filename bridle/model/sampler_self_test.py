@@ -36,7 +36,7 @@ KINDS: tuple[SamplingParams, ...] = (
 
 def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
     """Return the GPU sampler if it samples the same tokens as the standard sampler from logits of type `dtype` and
-    width `vocab`. Otherwise return the standard sampler, and log the reason."""
+    width `vocab`. If the tokens differ, return the standard sampler, and log the reason."""
     problem = missing_for_triton(device)
     problem = find_problem(DeviceSampler(device), device, dtype, vocab) if problem is None else f"that needs {problem}"
     if problem is None:

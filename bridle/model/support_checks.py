@@ -1,6 +1,7 @@
 """The first check of a model: refuses models because of their configuration. `geometry` has the second check, and
 `parity` the third. A refused model is better than a model that loads and gives wrong results. So a model is refused if
-its results depend on more than attention over past tokens and supported recurrent layers. The error has the reason.
+its results depend on more than attention over past tokens and supported recurrent layers. The error's message has the
+reason.
 """
 
 from __future__ import annotations

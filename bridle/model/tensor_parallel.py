@@ -256,8 +256,8 @@ def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
 
 
 def all_agree(is_right: bool, device: torch.device) -> bool:
-    """Return whether `is_right` is true in all processes. With this result, all processes take the same path. With
-    different paths, they would wait for each other forever."""
+    """Return whether `is_right` is true in all processes. All processes get the same result, so that they take the same
+    path. Processes on different paths would wait for each other forever."""
     return bool(agree_on_least(int(is_right), device))
 
 

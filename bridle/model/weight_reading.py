@@ -85,8 +85,8 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Disable the progress bars and load reports of transformers. This module raises an error instead if a weight is
-    missing or unexpected."""
+    """Disable the progress bars and load reports of transformers. If a weight is missing or unexpected, this module
+    raises an error instead of a report."""
     from transformers.utils import logging as library_logging
 
     verbosity = library_logging.get_verbosity()

@@ -1,6 +1,6 @@
 """Attention for models in which the tokens of an image attend to each other in both directions. A causal kernel
 computes all batch rows. Plain torch then computes the rows that have images again, and replaces their results. So a row
-of text has the same result whatever other rows are in the step.
+without images has the same result whatever other rows are in the step.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class CpuKernel:
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
         """Compute the batch rows in which some tokens attend to later ones, and write their results into `out` [T, Hq,
-        Dv]. Kernels that support only causal attention call this method for such rows."""
+        Dv]. Kernels that support only causal attention call this method for rows with images."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
@@ -80,7 +80,7 @@ class CpuKernel:
         return self._attend_chunk(part, keys, values, row, options)
 
     def _rows(self, window: int | None) -> list[VisibleRow]:
-        """Return the step's rows with the KV that a layer with this window reads. The result is cached for all layers
+        """Return the step's rows with the KV that a layer with this window reads. These rows are cached for all layers
         with the same window."""
         rows = self._visible.get(window)
         if rows is None:
@@ -181,7 +181,7 @@ def _attend_with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
     """Compute attention with sinks. A sink is like a further key without a value, and only reduces the other weights.
-    So the result is multiplied by sigmoid(lse - sink)."""
+    So the attention result without sinks is multiplied by sigmoid(lse - sink)."""
     assert options.sinks is not None
     causal = mask is None and query.shape[2] > 1
     out: Tensor

@@ -1,8 +1,9 @@
 """Attention on CUDA by bridle's Triton kernels over the block table, for KV blocks (pages) of any size. If a sequence
 has few new tokens, such as one decode token, its context is cut into *works* of `CHUNK` positions. So even a few
-sequences keep a GPU busy. A second kernel joins the partial results. A longer chunk is cut into *tiles* of `TILE`
-tokens; a program computes a tile over all positions that it attends to. Works and tiles depend only on the sequence
-itself, and works start at multiples of `CHUNK`. So a sequence's result has the same bits whatever else is in the step.
+sequences with long contexts keep a GPU busy. A second kernel joins the partial results. A longer chunk is cut into
+*tiles* of `TILE` tokens; a program computes a tile over all positions that it attends to. Works and tiles depend only
+on the sequence itself, and works start at multiples of `CHUNK`. So a sequence's result has the same bits whatever else
+is in the step.
 
 The kernels support heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows,
 soft-capping and sinks. Wider heads are computed in plain torch.

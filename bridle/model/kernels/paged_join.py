@@ -30,7 +30,7 @@ def _join_tiles(
     block_value: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Join the chunks `first` to `last` (exclusive) of a context. Return the weighted sum of values [Dv] over these
+    """Join the chunks `first` to `last` (exclusive) of a context. Return the weighted sum of values [Dv] over the
     chunks, and the total weight. `peak` and `total` are the maximum and weight to start from, such as those of a
     sink."""
     number = tl.arange(0, block_value)

@@ -55,7 +55,7 @@ def first_that_does(
     seconds: Timer,
 ) -> PromptKernel | None:
     """Return the first kernel in `found` that gives the same result as `kernel` and is not slower. The log has the
-    reasons why earlier ones are not used."""
+    reason why each earlier kernel is not used."""
     shapes = sorted(
         {shape for shape in geometry.layers.values() if not (shape.has_softcap or shape.has_sinks)}, key=str
     )

@@ -1,6 +1,6 @@
 """Reference attention: slow, but simple enough to verify by reading. Each sequence's keys are gathered slot by slot
-from its block table. The mask is boolean. Soft-capping and sinks are computed step by step in float64. Other attention
-kernels are compared with this reference.
+from its block table. The attention mask is boolean. Soft-capping and sinks are computed step by step in float64. Other
+attention kernels are compared with this reference.
 """
 
 from __future__ import annotations

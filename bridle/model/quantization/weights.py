@@ -249,7 +249,7 @@ def _are_squares(scale: Tensor, weight: Tensor, scheme: Scheme) -> bool:
 
 
 def _group_index(scales: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
-    """Return the group of each input. The last block of a row may be smaller than the others."""
+    """Return the group of each input. The last block of a row may have fewer inputs than other blocks."""
     num_inputs, num_groups = weight.shape[1], scales.shape[1]
     if scheme.block is not None and num_groups == -(-num_inputs // scheme.block[1]):
         return torch.arange(num_inputs, device=weight.device) // scheme.block[1]

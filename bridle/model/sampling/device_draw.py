@@ -4,14 +4,14 @@ row directly from the model's output. Each kernel applies bias, mask and penalti
 that is faster than writing a changed matrix. Changed logits are written to memory only for rows with top-k, top-p or
 log-probabilities, whose best tokens are searched for.
 
-1. `count_tokens` and `place_biases`, for rows that need them: tables over the vocabulary.
+1. `count_tokens` and `place_biases`: tables over the vocabulary, for rows with penalties or biases.
 2. `find_peaks`: the largest logit of each part of a row.
-3. `weigh_parts`: the weight of each part, in whole numbers; for cut rows `find_edges` and then the weights anew.
-4. `pick`: the part, and the token in it, that the row's random number falls on.
-5. `copy_told` and `tell`, for log-probabilities.
+3. `weigh_parts`: the weight of each part, as an integer. In rows with top-k or top-p, `find_edges` finds the smallest
+   logit to keep, and `weigh_parts` runs again.
+4. `pick`: the sampled token, on whose part and weight the row's random number falls.
+5. `copy_told` and `tell`: the best tokens and ranks, for rows that report log-probabilities.
 
-Whole numbers have the same sum in any order of addition, so a row's token does not depend on the other rows of its
-step.
+Integers have the same sum in any order of addition, so a row's token does not depend on the other rows of its step.
 """
 
 from __future__ import annotations

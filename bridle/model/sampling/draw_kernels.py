@@ -119,8 +119,8 @@ def weigh_parts(
     block_parts: tl.constexpr,
 ) -> None:
     """Compute the weight of each part of a row. Before the last call, all logits in the part count. In the last call,
-    logits above the bound of top-k and top-p (edge) and of min-p (floor) count. The kernel then also counts logits
-    equal to the edge. Program axes: rows, parts."""
+    logits above the bound of top-k and top-p (edge) and of min-p (floor) count. In the last call, the kernel also
+    counts logits equal to the edge. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     floats += row * FLOATS

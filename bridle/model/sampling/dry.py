@@ -2,9 +2,9 @@
 length of the repetition that a token would continue.
 
 Suppose that the last tokens of a sequence also occur earlier in the sequence, followed by token t. Then the logit of t
-is reduced by multiplier * base ** (length - allowed_length). Here length is the number of tokens in the longest such
-repetition. If the length is below `allowed_length`, the logit is unchanged. No repetition is counted across a sequence
-breaker. Lengths above 50 count as 50, as in the original, which bounds the work.
+is reduced by multiplier * base ** (length - allowed_length). In this formula, length is the number of tokens in the
+longest such repetition. If the length is below `allowed_length`, the logit is unchanged. No repetition is counted
+across a sequence breaker. Lengths above 50 count as 50, as in the original, which bounds the work.
 """
 
 from __future__ import annotations

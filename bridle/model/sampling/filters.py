@@ -1,7 +1,7 @@
 """Top-k, top-p, min-p and typical-p: filters of the tokens that may be sampled.
 
 Top-k and top-p keep a prefix of the tokens in descending order of logits, with ties in ascending order of ids. So only
-the largest logits of a row must be sorted: at first a few, then more in rows where these are not enough. Typical-p
+the largest logits of a row must be sorted: at first a few, then more for rows where a few are not enough. Typical-p
 (arXiv 2202.00666) does not keep a prefix, so the whole row is sorted. The caller has subtracted each row's largest
 logit and divided by the temperature. Removed tokens are set to -inf in place.
 """

@@ -71,8 +71,8 @@ class DeviceTokenHistory:
         return owner.row < len(self._owners) and self._owners[owner.row] is owner
 
     def _give_row(self, owner: Known) -> bool:
-        """Give `owner` a free row, or the row of the least recently sampled sequence. Return whether there was such a
-        row."""
+        """Give `owner` a free row, or the row of the least recently sampled sequence. Return False if there is no row
+        at all."""
         if len(self._owners) < self._num_rows:
             owner.row = len(self._owners)
             self._owners.append(owner)

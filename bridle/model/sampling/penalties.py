@@ -1,6 +1,6 @@
 """Repetition, presence and frequency penalties for the tokens that a sequence already has. Token lists are converted to
-arrays incrementally. If a sequence grew by one token since the last step, only this token is converted. The other
-tokens are compared with the known array.
+arrays incrementally. If a sequence grew by one token since the last step, only this token is converted. All other
+tokens are compared with the known tokens.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Convert bits to booleans, the least significant bit first. On a GPU this happens after the transfer, which is
-    then 8 times smaller."""
+    """Convert bits to booleans, the least significant bit first. On a GPU, bits are converted after the transfer, which
+    makes the transfer 8 times smaller."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little").view(np.bool_))
     bits = upload(packed, device).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)

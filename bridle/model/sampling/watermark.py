@@ -1,7 +1,7 @@
 """The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226). Half of the vocabulary, chosen by a hash of the
 previous token, gets a small bonus. So text of a model can later be distinguished from other text. Without a key, the
-tokens are chosen as in text-generation-inference, with the seed 15485863 times the previous token. So detectors for
-text-generation-inference work. With a key, the tokens are chosen by `bridle.watermark`.
+tokens are chosen as in text-generation-inference, with the seed 15485863 times the previous token. So detectors that
+were made for text-generation-inference work. With a key, the tokens are chosen by `bridle.watermark`.
 """
 
 from __future__ import annotations
