@@ -64,8 +64,8 @@ def _llava(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _num_patches(config: Config, rows: int, columns: int) -> int:
-    """Return the number of rows that an image of `rows` x `columns` patches has. CLIP puts one row for the whole image
-    before the patches, and the strategy `default` drops the first row."""
+    """Return the number of prompt rows for an image of `rows` x `columns` patches. CLIP puts one row for the whole
+    image before the patches, and the strategy `default` drops the first row."""
     has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
     return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
 

@@ -155,8 +155,8 @@ def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out each frame with half of its patches in each dimension, because the model pools them, and one row at the
-    end."""
+    """Lay out each frame with half of its patches in each dimension, because the model pools patches. At the end comes
+    one more row."""
     vision = config["vision_config"]
     side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
     return PlaceholderLayout((seen.grid[0] * side * side + 1,))
