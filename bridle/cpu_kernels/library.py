@@ -93,8 +93,8 @@ def load(target: IsaTarget) -> Kernels:
 
 
 def try_out(found: Kernels) -> None:
-    """Try a small product for each weight format, and the other kernels. Raises `InternalError` if a result differs
-    from that of torch."""
+    """Try a small product for each weight format, and kernels for attention, sampling and recurrences. Raises
+    `InternalError` if a result differs from that of torch."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(3, 256, generator=generator)
     weight = torch.randn(33, 256, generator=generator)

@@ -90,7 +90,7 @@ def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, fill
 
 
 def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
-    """Return contiguous pieces of memory with these numbers of bytes."""
+    """Return contiguous pieces of memory of `sizes` bytes each."""
     whole, ends = alloc_huge_pages(sum(sizes)), list(accumulate(sizes))
     return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 

@@ -85,8 +85,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [W, C], W >= K - 1
         out: Tensor,  # [T, C]
     ) -> None:
-        """Convolve the rows: write the sum of each row and the rows before it, each multiplied by its tap, to `out`. A
-        sequence's state keeps its last rows."""
+        """Convolve the rows: write the sum of each row and the rows before it, each multiplied by its tap, to `out`.
+        The state of a sequence keeps the sequence's last rows."""
         (channels, num_taps), width = taps.shape, stretches[0].state.shape[0]
         require(
             0 < num_taps <= min(MAX_TAPS, width + 1) and rows.shape[1] == channels, f"{num_taps} taps, {width} kept"
