@@ -39,7 +39,7 @@ _MAX_LINKS = 4096
 
 
 def is_unpacked(path: Path) -> bool:
-    """Return whether the file was already unpacked. If so, `unpack` only returns its folder."""
+    """Return whether the file was already unpacked. For an unpacked file, `unpack` only returns the folder."""
     return _known_folder(_named(path), tower_beside(_named(path))) is not None
 
 
