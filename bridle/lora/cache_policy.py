@@ -219,7 +219,7 @@ def _enough(
     candidates: list[CachedAdapter], missing: int, size: Callable[[CachedAdapter], int]
 ) -> list[CachedAdapter] | None:
     """Return enough of `candidates`, least recently used first, that their sizes add up to `missing`. Return None if
-    all together are too small."""
+    all candidates together are too small."""
     chosen = []
     for held in sorted(candidates, key=_last_used):
         if missing <= 0:

@@ -30,8 +30,8 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter that passed inspection. `shapes` has the shape of its matrices for each linear layer, by the layer's
-    name in the model. `digest` covers all bytes of both files."""
+    """An adapter that passed inspection. `shapes` has the shapes of the adapter's matrices for each linear layer, by
+    the layer's name in the model. `digest` covers all bytes of both files."""
 
     folder: Path
     root: Path  # both files must be under it after links are resolved

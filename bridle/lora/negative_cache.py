@@ -2,7 +2,7 @@
 its files only once.
 
 A failure is remembered until the adapter's files change (their times or sizes) or some seconds have passed. So a
-repaired adapter works at once, and an adapter with an unchanged file is tried again after some seconds.
+repaired adapter works at once, and an adapter with unchanged files is tried again after some seconds.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class SideStream:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Inside the block, this thread's device work runs concurrently with steps. The end of the block waits for this
-        work."""
+        """Inside the block, this thread's device work runs concurrently with steps. The block ends when this device
+        work is complete."""
         if self._device.type != "cuda":
             yield
             return
