@@ -85,8 +85,8 @@ class PagedAttention:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether attention is computed by CPU kernels or by the reference. If so, no part of a layer has a GPU
-        kernel."""
+        """Return whether attention is computed by CPU kernels or by the reference. If it is, no part of a layer has a
+        GPU kernel."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(

@@ -29,7 +29,8 @@ _TRIAL_BLOCKS, _TRIAL_SIZES = 5, (16, 1040)
 
 
 class BlockPools:
-    """The addresses of the memory pools whose blocks are copied together. Each pool is [blocks, bytes of a block]."""
+    """The addresses of the memory pools whose blocks are copied together. A pool has the shape [blocks, bytes of a
+    block]."""
 
     def __init__(self, pools: Sequence[Tensor], device: torch.device) -> None:
         words = [pool.stride(0) * pool.element_size() // _WORD for pool in pools]

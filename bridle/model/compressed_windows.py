@@ -134,7 +134,7 @@ class _Windows:
 
     def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
         """Store the entries [1, n, D] of the new windows, each at the last token of its window. Return the entries of
-        all windows, [1, W, D]."""
+        all complete windows of the sequence, [1, W, D]."""
         ratio = self._columns[name].module.compress_rate
         pool, slots = self._records.entries[name], self._records.slots
         first, end = self._whole(ratio)

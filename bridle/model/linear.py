@@ -98,7 +98,8 @@ def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], Non
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
     """Replace every plain linear layer that is faster as a `PackedLinear`, one at a time. Return the number of replaced
     layers. In float32, one or two rows are faster with the usual order. So the weight is also kept in the usual order
-    if this takes no memory, or little of the free memory. An output head that shares the embedding's weight takes none.
+    if this takes no memory, or little of the free memory. For example, an output head that shares the embedding's
+    weight takes no additional memory.
     """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     shared = embedding.weight if isinstance(embedding, nn.Embedding) else None

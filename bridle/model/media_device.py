@@ -20,8 +20,8 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 class LocalMedia:
     """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features.
-    The features take at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory
-    caches the features of single images."""
+    The features take at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of
+    `reserved_bytes` caches the features of single images."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0

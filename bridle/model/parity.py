@@ -1,7 +1,7 @@
 """The third check of a model: compares a run with packed steps and a paged cache with the eager attention of
 transformers. Three sequences run through chunked prefill, decodes and mixed steps over scattered blocks. The logits of
 every position are compared with those of one eager pass per sequence. In both runs, sliding windows are narrowed, so
-that even short sequences exceed them. The number of keys that an indexer selects is reduced likewise. If layers are
+that even short sequences exceed them. The number of keys that an indexer selects is also reduced. If layers are
 recurrent, the first sequence is also rolled back to a copy of its state. The copy of the state continues in another
 slot, as after a fork.
 """

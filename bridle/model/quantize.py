@@ -162,8 +162,8 @@ def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
 
 
 def prepare_quantized(model: nn.Module) -> int:
-    """Convert layers with weights that were stored quantized to the order of the kernels. Return the number of these
-    layers."""
+    """Convert layers with weights that were stored quantized to the order of the kernels. Return the number of
+    converted layers."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     return sum(layer.prepare() for layer in layers)
 

@@ -78,8 +78,8 @@ def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
 
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
-    """Return the tables of `num_positions` positions, computed by `compute`. Return None if they take too much memory,
-    or if the two halves of a head have different angles."""
+    """Return the rotation tables of `num_positions` positions, computed by `compute`. Return None if the tables take
+    too much memory, or if the two halves of a head have different angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
         last = min(first + POSITIONS, num_positions)

@@ -144,7 +144,7 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 @contextmanager
 def unsummed() -> Iterator[None]:
     """In this block, row-parallel layers in this thread return the result of this process without the sum over
-    processes. Used to compare implementations of layers."""
+    processes. Comparisons of layer implementations use this block."""
     token = is_summing.set(False)
     try:
         yield

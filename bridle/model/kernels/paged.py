@@ -134,7 +134,7 @@ def tiles_of(lengths: Sequence[int], first: int) -> Ints:
 
 
 class LayoutParts(NamedTuple):
-    """A step's layout, and its parts as tensors on the device."""
+    """The layout of a step, and the parts of the layout as tensors on the device."""
 
     layout: PagedLayout
     sequences: Tensor

@@ -107,8 +107,8 @@ def _is_flash_case(query: Tensor, cache: LayerCache, options: AttentionOptions) 
 
 
 def _block_table(step: PackedStep) -> Tensor:
-    """Return block tables [N, longest table], int32. Shorter tables are padded with block 0. No row reads the padding
-    of its table, because the padding is after the row's context."""
+    """Return block tables [N, longest table], int32. Block tables of shorter sequences are padded with block 0. No row
+    reads the padding of its table, because the padding is after the row's context."""
     longest = max(len(row.mirror.blocks) for row in step.rows)
     table = torch.zeros(len(step.rows), longest, dtype=torch.int32)
     for number, row in enumerate(step.rows):
