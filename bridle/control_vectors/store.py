@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:+\-]{0,95}", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class ControlVectorInfo:
     """The current state of a control vector. `layers` are the layers after which the vector adds a direction.
-    `num_users` is the number of requests that use these directions."""
+    `num_users` is the number of requests that use the vector's directions."""
 
     name: str
     source: str
@@ -164,8 +164,8 @@ class ControlVectors:
             )
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the keys of a new request's control vectors, by name. The store keeps these vectors until `leave`.
-        Raises `UnknownControlVector`, and keeps no vector, if a name is unknown."""
+        """Return the keys of a new request's control vectors, by name. The store keeps the vectors of a request until
+        `leave`. Raises `UnknownControlVector`, and keeps no vector, if a name is unknown."""
         with self._lock:
             keys = {name: self._key_of(name) for name in names}
             for key in keys.values():
