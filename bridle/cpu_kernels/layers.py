@@ -73,7 +73,7 @@ class Heads:
     dim: int
 
     def fit(self, lanes: int) -> bool:
-        """Return whether kernels whose vectors have `lanes` lanes support these heads."""
+        """Return whether kernels with `lanes` lanes per vector support this number and width of heads."""
         is_even = self.kv_heads > 0 and self.heads % self.kv_heads == 0
         is_small = self.dim <= MAX_DIM and self.heads <= MAX_GROUP * max(self.kv_heads, 1)
         return is_even and is_small and self.dim % lanes == 0
@@ -256,7 +256,8 @@ class Layers:
         )
 
     def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
-        """Return the addresses of keys, values and their scales, and the number that stands for their type."""
+        """Return the addresses of keys, values and scales, and the number that stands for the type of keys and
+        values."""
         if not isinstance(pool, LayerKV):
             require(not layer.qkv or layer.mixer is not None, "attention without a cache")
             return (None,) * 4, 0
@@ -407,6 +408,6 @@ def attend(
 
 
 def _floats(*size: int) -> Tensor:
-    """Return uninitialized float32 memory. torch's default type must not be used, because another model that is loading
-    may change it for a moment."""
+    """Return uninitialized float32 memory. The type is explicit, because another model that is loading may change
+    torch's default type for a moment."""
     return torch.empty(*size, dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""The number of compute threads, and a way to limit torch to one thread while the kernels compute. torch's OpenMP
-workers busy-wait for work for some milliseconds after each parallel operation. The thread pool of bridle's kernels
+"""The number of compute threads, and a way to limit torch to one thread while the kernels compute. The OpenMP workers
+of torch busy-wait for work for some milliseconds after each parallel operation. The thread pool of bridle's kernels
 computes at that time. If there are as many threads as processors, two threads then share a processor. Such sharing made
-a token of a 0.5B model take 18 ms instead of 12. So torch is limited to one thread while the kernels compute. torch's
-own setting applies to all threads of a process that have not computed yet. So this module uses OpenMP's setting, which
-applies only to the calling thread.
+a token of a 0.5B model take 18 ms instead of 12. So torch is limited to one thread while the kernels compute. The
+setting of torch itself applies to all threads of a process that have not computed yet. So this module uses OpenMP's
+setting, which applies only to the calling thread.
 """
 
 from __future__ import annotations
