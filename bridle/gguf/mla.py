@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def read_latent(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the sizes of attention heads. Old files, whose key-value matrix is not split, have these sizes under other
-    metadata keys."""
+    """Read the sizes of attention heads. Old files, whose key-value matrix is not split, have the head sizes under
+    other metadata keys."""
     key = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
     key = model.integer(f"{arch}.attention.key_length_mla", key, 1, MAX_SIDE)
     value = config["hidden_size"] // config["num_attention_heads"]  # of MiniCPM 3, whose files lack it

@@ -32,8 +32,8 @@ def _write_clamped_gates(config: Any, put: Put) -> None:
 
 
 def read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Reduce the number of layers by the file's last layers, which only propose draft tokens. bridle does not compute
-    those layers."""
+    """Reduce the number of layers by the file's last layers, which only propose draft tokens. Layers that propose draft
+    tokens are not computed by bridle."""
     config["num_hidden_layers"] -= model.integer(f"{arch}.nextn_predict_layers", 0, 0, config["num_hidden_layers"] - 1)
     config["num_nextn_predict_layers"] = 0
 

@@ -1,6 +1,6 @@
 """Quantizes values into packed blocks. The `gguf` package encodes the plain types, with the same bits as ggml. For the
 K types, this module searches for the best scales by its own method. `tests/gguf/test_dequantize.py` compares the error
-of these blocks with the resolution of their format.
+of K blocks with the resolution of the format.
 
 The input is float32 [rows, values per row], and the output uint8 [rows, bytes per row].
 """

@@ -45,8 +45,8 @@ def _runs(num_rows: int, *sides: int) -> Tensor:
 
 
 def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
-    """Return the row order for a file with all queries, then all keys, then all values. transformers groups these rows
-    by key head."""
+    """Return the row order for a file with all queries, then all keys, then all values. In transformers, the rows are
+    grouped by key head."""
     size = num_rows // (heads + 2 * keys)
     if heads % keys or num_rows != size * (heads + 2 * keys):
         raise ValueError(f"{num_rows} rows cannot be divided into {heads} queries and {keys} keys")
@@ -56,8 +56,8 @@ def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
 
 
 def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:
-    """Return the row order for a file that has all queries first, then keys, values and gates. transformers groups
-    these rows by key head."""
+    """Return the row order for a file that has all queries first, then keys, values and gates. In transformers, the
+    rows are grouped by key head."""
     queries = torch.arange(first).view(2, keys, -1)
     values = _runs(num_rows - first, 2, keys) + first
     return torch.cat((queries[0], queries[1], values[0], values[1]), 1).reshape(-1)

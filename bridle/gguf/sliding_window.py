@@ -95,8 +95,8 @@ def write_alternating(config: Any, put: Put) -> None:
 
 
 def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the sliding window and the layers that have it. If the file does not list these layers, three of four layers
-    have the window."""
+    """Read the sliding window and the layers that have it. If the file does not list the layers with a window, three of
+    four layers have the window."""
     read_window(model, arch, config)
     count = config["num_hidden_layers"]
     if config["sliding_window"] is None:

@@ -203,7 +203,7 @@ def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: boo
 
 def _merges_of(pieces: _Pieces, scores: list[float]) -> list[tuple[str, str]]:
     """Return the merges in SentencePiece's order: the merge whose result has the best score comes first. Several pairs
-    can form the same token; all of these pairs are merges."""
+    of tokens can form the same token; all such pairs are merges."""
     ids, kinds = pieces.ids, pieces.kinds
     ranked = sorted(
         (token for token in ids.values() if kinds[token] in (NORMAL, UNUSED)), key=lambda token: -scores[token]
@@ -295,7 +295,7 @@ _KNOWN = ", ".join(_BUILDERS)
 
 
 def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
-    """Return whether BOS, and whether EOS, is added to a text. The defaults are those of llama.cpp."""
+    """Return whether BOS, and whether EOS, is added to a text. Files without these flags get llama.cpp's defaults."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
     begins = kind in ("llama", "bert") or (kind == "gpt2" and rule is not None and rule.adds_bos)
     if kind == "gemma4":  # in all its files
