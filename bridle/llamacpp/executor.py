@@ -80,8 +80,8 @@ class LlamaExecutor:
             return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the hidden states of these rows before the output head, each scaled to length 1. llama.cpp does not
-        keep hidden states, so the tokens of these rows and all later ones are computed again."""
+        """Return the hidden states of these rows before the output head, each scaled to length 1. Hidden states are not
+        stored by llama.cpp, so the tokens of these rows and all later tokens are computed again."""
         model = self._require_model()
         if step != self._step:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
