@@ -162,8 +162,8 @@ class TiledProduct:
             self._expand(site, extent, hidden, out)
 
     def shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
-        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. Values outside the rows of tiles and the ranks of
-        their adapters are undefined."""
+        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. In the result, rows without a tile, and ranks
+        that a row's adapter lacks, are undefined."""
         num_inputs = rows.shape[1]
         block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
         block_ranks = _block(extent.rank)

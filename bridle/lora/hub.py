@@ -1,5 +1,5 @@
-"""Downloads an adapter's two files from the hub. The file sizes are checked before the download. Only these two files
-are fetched, both from the same commit."""
+"""Downloads an adapter's two files from the hub. The file sizes are checked before the download. Only
+adapter_config.json and adapter_model.safetensors are fetched, both from the same commit."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class AdapterKernel(Multiplier, Protocol):
 
 
 class AdapterStep:
-    """The adapters of one step. `add` adds their results to a layer's outputs. `num_tokens` is the number of rows of
-    the step."""
+    """The adapters of one step. `add` adds the results of the adapters to a layer's outputs. `num_tokens` is the number
+    of rows of the step."""
 
     def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: Multiplier) -> None:
         self.num_tokens = num_tokens

@@ -3,8 +3,8 @@
 A long segment is multiplied separately. Many short segments are multiplied as one product: their adapters' weights are
 stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
 did not have are copied. Segments are stacked up to the length that minimizes the cost. If all segments were stacked,
-decode rows would be padded to the length of a prompt in the same step. Stacked and single products give the same sums
-up to rounding.
+decode rows would be padded to the length of a prompt in the same step. Stacked products and separate products give the
+same sums up to rounding.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class WeightStack:
         self.sites: dict[int, SiteWeights] = {}
 
     def load_rows(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
-        """Copy these adapters into the first rows of the stack; return the row of each."""
+        """Copy adapters into the first rows of the stack; return the row of each adapter."""
         num = len(adapters)
         if num > len(self._owners):
             self._grow(num)
