@@ -80,7 +80,7 @@ def attend_compressed(
 def _attend(
     query: Tensor, start: int, piece: Piece, layer: LayerCache, slots: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Return the attention of `query`, the tokens of `piece`. The first of these tokens is at position `start`."""
+    """Return the attention of `query`, the tokens of `piece`. The first token of `piece` is at position `start`."""
     assert options.window is not None
     end = start + len(query)
     first = max(0, start - options.window + 1)

@@ -36,8 +36,8 @@ class _Columns(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a row, from `first` to `end` (exclusive). `entries` [W, D] are the entries of windows up to
-    these tokens. The mask `seen` [n, W] has the entries that each token attends to."""
+    """Consecutive tokens of a row, from `first` to `end` (exclusive). `entries` [W, D] are the entries of all windows
+    up to the last of these tokens. The mask `seen` [n, W] has the entries that each token attends to."""
 
     first: int
     end: int
@@ -101,7 +101,7 @@ class _Windows:
         return self
 
     def _whole(self, ratio: int) -> tuple[int, int]:
-        """Return the first position and the end (exclusive) of the windows of `ratio` tokens that these tokens
+        """Return the first position and the end (exclusive) of the windows of `ratio` tokens that the new tokens
         complete."""
         return self._start // ratio * ratio, self._end // ratio * ratio
 
@@ -113,8 +113,8 @@ class _Windows:
         return kv, gate
 
     def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Store `kv` and `gate` [1, n, width] of the tokens. Return `kv` and `gate` of the windows that these tokens
-        complete, and their first position."""
+        """Store `kv` and `gate` [1, n, width] of the tokens. Return `kv` and `gate` of the windows that the new tokens
+        complete, and the first position of these windows."""
         pool = self._records.inputs[:, self._columns[name].inputs]
         pool.index_copy_(0, self._records.slots[self._start : self._end], torch.cat((kv, gate), -1)[0].to(pool.dtype))
         first, end = self._whole(self._columns[name].module.compress_rate)

@@ -276,8 +276,8 @@ def _activation(module: nn.Module) -> Any:
 
 
 def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, ...], nn.Module]:
-    """Join linear layers with the same input into one product. Return the names of these layers in transformers, and
-    the product."""
+    """Join linear layers with the same input into one product. Return the names of the joined layers in transformers,
+    and the product."""
     whole = getattr(parent, joined, None)
     if whole is not None:
         return (joined,), whole

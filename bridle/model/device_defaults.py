@@ -48,8 +48,8 @@ def choose_devices(name: str, count: int) -> list[torch.device]:
 
 def choose_threads(num_threads: int | None) -> None:
     """Set the number of compute threads. The default is torch's choice, limited to the processors that this process may
-    use. torch counts all cores of the machine. In a container with two of sixty-four cores, torch's threads would
-    mostly wait for each other."""
+    use. By default, torch counts all cores of the machine. In a container with two of sixty-four cores, torch's threads
+    would mostly wait for each other."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif torch.get_num_threads() > (cores := num_cores()):

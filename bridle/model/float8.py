@@ -2,7 +2,7 @@
 for activations. GPUs with compute capability 8.9 or higher multiply float8 values in tensor cores.
 
 Weights take half of the memory of bfloat16, and are read in half of the time. Embeddings, the output head, norms and
-attention are unchanged.
+attention are not converted to float8.
 """
 
 from __future__ import annotations

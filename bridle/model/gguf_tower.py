@@ -38,7 +38,8 @@ def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype
 
 
 def _spelled(name: str, tower: GgufModel) -> str:
-    """Return a weight's name with the layer number that files use. transformers counts DeepStack layers separately."""
+    """Return a weight's name with the layer number that files use. In transformers, DeepStack layers are counted
+    separately."""
     if not name.startswith(_DEEPSTACK):
         return name
     number, _, rest = name.removeprefix(_DEEPSTACK).partition(".")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 class IndexRow(NamedTuple):
     """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
-    keys)` stores the index keys [n, D] of the tokens from `first` on. `keep` returns the keys [L, D] of the sequence up
-    to the last of these tokens."""
+    keys)` stores the index keys [n, D] of the tokens from `first` on. `keep` returns all keys [L, D] of the sequence,
+    including the new ones."""
 
     offset: int
     length: int

@@ -30,7 +30,7 @@ class Heads:
 
 
 class Int8Codec:
-    """Encoder and decoder of blocks that consist of these parts. Values have the type `dtype`: float32, float16 or
+    """Encoder and decoder of blocks that consist of `parts`. Values have the type `dtype`: float32, float16 or
     bfloat16."""
 
     def __init__(self, parts: Sequence[Heads], dtype: str) -> None:
@@ -53,7 +53,7 @@ class Int8Codec:
         return b"".join(pieces)
 
     def decode(self, data: memoryview) -> bytes:
-        """Return the block that these bytes encode."""
+        """Decode an 8-bit block to the bytes of a block with values of the original type."""
         pieces, at = [], 0
         for run in self._runs:
             size = run.count * run.width

@@ -329,7 +329,7 @@ def _most_blocks(needs: PoolNeeds) -> int:
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
     """Return how many blocks fit into `num_bytes`. Raise an error if a request of the maximum length does not fit into
-    these blocks."""
+    this number of blocks."""
     return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 

@@ -121,7 +121,7 @@ def replace_linears(
     progress: Callable[[float], None] | None = None,
 ) -> int:
     """Replace each `nn.Linear` (not its subclasses) for which `wanted` returns true by `make(linear)`. `progress` gets
-    the share of these layers' weights that is done."""
+    the share of the replaced layers' weights that is done."""
     places = [
         (parent, name, child)
         for parent in model.modules()

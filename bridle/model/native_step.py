@@ -96,8 +96,8 @@ class NativeStep:
 
     @contextmanager
     def first_layers(self) -> Iterator[Sequence[int]]:
-        """In this block, compute only the first layer of each kind. A pass over these layers takes as much memory as a
-        full pass, but less time. Yields the numbers of the computed layers."""
+        """In this block, compute only the first layer of each kind. A pass over one layer of each kind takes as much
+        memory as a full pass, but less time. Yields the numbers of the computed layers."""
         whole = self.described, self._numbers, self._parts
         kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())

@@ -1,10 +1,10 @@
 """Adapts model families whose layers have their own attention functions to paged attention.
 
-During a step, their queries, keys and values go to the attention handler and the paged cache. Outside of a step, these
-layers compute as in transformers, which is the reference for tests. Position biases (ALiBi) become additional
-components of each key. The bias may be a function of the key's position alone, because a term that all keys share does
-not change a softmax. Llama 4's attention chunks become sliding windows of the same length, in which keys of the
-previous chunk get no weight.
+During a step, the queries, keys and values of such layers go to the attention handler and the paged cache. Outside of a
+step, such layers compute as in transformers, which is the reference for tests. Position biases (ALiBi) become
+additional components of each key. The bias may be a function of the key's position alone, because a term that all keys
+share does not change a softmax. Llama 4's attention chunks become sliding windows of the same length, in which keys of
+the previous chunk get no weight.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The configuration fields that these decoders support, under their names in transformers."""
+    """The configuration fields that the decoders of bridle support, under their names in transformers."""
 
     model_type: str
     max_position_embeddings: int

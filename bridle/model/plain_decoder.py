@@ -1,9 +1,9 @@
-"""Decoders for common GGUF files, with the module names of transformers' classes. transformers itself is not imported,
-because that takes longer than reading a small model.
+"""Decoders for common GGUF files, with the module names of transformers' classes. The package transformers is not
+imported, because the import takes longer than reading a small model.
 
 The decoders support Llama's layers, with biases, the head norms of Qwen and Gemma, and sliding windows. A model with
-any other feature is computed by transformers. `bridle.model.dense_layer` replaces these layers with lean layers, as it
-does with transformers' layers.
+any other feature is computed by transformers. `bridle.model.dense_layer` replaces the layers of these decoders, like
+those of transformers, with lean layers.
 """
 
 from __future__ import annotations

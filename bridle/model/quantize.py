@@ -3,8 +3,8 @@ Weights may also be in blocks of 32 inputs, with 8 or 4 bits per value (`bridle.
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend on the other
 rows of its batch. Weights take a quarter of the memory of float32. On a CPU, the experts of a mixture are quantized one
-by one. Embeddings, norms, attention, and experts in an unsupported layout are unchanged. C kernels and plain torch give
-the same bits.
+by one. Embeddings, norms, attention, and experts in an unsupported layout are not quantized. C kernels and plain torch
+give the same bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Mixture-of-experts layers whose matrices stay quantized. These layers replace the experts of transformers, which
-store the matrices of all experts in one tensor. An expert is two or three quantized linear layers. The results of a
-token's experts are added in the order of expert numbers. So a token's result does not depend on the other tokens.
+"""Mixture-of-experts layers whose matrices stay quantized. In transformers, the matrices of all experts are in one
+tensor, and not quantized. An expert is two or three quantized linear layers. The results of a token's experts are added
+in the order of expert numbers. So a token's result does not depend on the other tokens.
 """
 
 from __future__ import annotations

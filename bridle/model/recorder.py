@@ -99,8 +99,8 @@ def _index(device: torch.device) -> int:
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """Raise an error at the end of the block if this thread waited for the device. torch's check applies to the whole
-    process. So torch's check is set to warn only, which lets other threads wait as usual."""
+    """Raise an error at the end of the block if this thread waited for the device. The check of torch applies to the
+    whole process. So torch's check is set to warn only, which lets other threads wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -1,7 +1,8 @@
 """Rotary positions: fixes scalings that depend on the length of a batch, and makes tables of cosines and sines for
 GPUs. In transformers, the scalings `dynamic` and `longrope` choose frequencies by the largest position in a call. In a
 packed step, this can be the position of another sequence. So one long sequence would change the results of all others,
-and cached keys would have other frequencies. bridle chooses the frequencies once, while loading, for `max_model_len`.
+and cached keys would have other frequencies. In bridle, the frequencies are chosen once, while loading, for
+`max_model_len`.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ _Processed = dict[int, torch.Tensor]
 class _Drawn:
     """Result of sampling. `processed` has the rows [W] that mask or bias changed, if they are reported. `mus` are the
     states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. `seen` is None if later
-    steps changed these rows."""
+    sampling steps changed the rows."""
 
     tokens: list[int]
     processed: _Processed = field(default_factory=dict)

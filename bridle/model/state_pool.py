@@ -117,6 +117,6 @@ class Span:
     after: Callable[[StateKey], None] | None = None
 
     def went_in(self, key: StateKey) -> None:
-        """Report that the state tensor `key` now includes the last token of this span."""
+        """Report that the state tensor `key` now includes the span's last token."""
         if self.after is not None:
             self.after(key)

@@ -50,7 +50,8 @@ is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
     """Connect to the other processes, which find each other by the file `store`. Each process has its own device.
-    Blocks until all processes have connected and computed a test sum. Raises `ShardUnavailable` if this fails."""
+    Blocks until all processes have connected and computed a test sum. Raises `ShardUnavailable` if the processes cannot
+    connect."""
     is_cpu = device.type == "cpu"
     if is_cpu:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine

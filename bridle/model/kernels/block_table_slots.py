@@ -68,8 +68,8 @@ class BlockTableSlots:
         return seat
 
     def _tell(self, seat: BlockTableRow, row: PackedRow, count: int) -> npt.NDArray[np.int32]:
-        """Return the pages of a row, up to page `count`, that were not uploaded yet, as [U, 2]. Record that these pages
-        are uploaded now."""
+        """Return the pages of a row, up to page `count`, that were not uploaded yet, as [U, 2]. Record that the
+        returned pages are uploaded."""
         first = seat.num_told
         if count <= first:
             return np.empty((0, 2), np.int32)

@@ -80,8 +80,8 @@ class CpuKernel:
         return self._attend_chunk(part, keys, values, row, options)
 
     def _rows(self, window: int | None) -> list[VisibleRow]:
-        """Return the step's rows with the KV that a layer with this window reads. These rows are cached for all layers
-        with the same window."""
+        """Return the step's rows with the KV that a layer with this window reads. The step's rows for a window are
+        cached for all layers with this window."""
         rows = self._visible.get(window)
         if rows is None:
             assert self._step is not None

@@ -31,8 +31,8 @@ class TextBlock(NamedTuple):
 
 
 class Segments:
-    """The order and the blocks of texts with these lengths. `order[i]` is the index of the text that is packed as text
-    i."""
+    """The packing order and the blocks of several texts, given their lengths. `order[i]` is the index of the text that
+    is packed as text i."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.order = sorted(range(len(lengths)), key=lengths.__getitem__)

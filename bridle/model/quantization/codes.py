@@ -138,8 +138,8 @@ def _pack(laid: Tensor, bits: int) -> Tensor:
 
 
 def join_codes(parts: list[Codes]) -> Codes | None:
-    """Join several weights with the same inputs into one, by concatenating outputs. Return None if their layouts
-    differ."""
+    """Join several weights with the same inputs into one, by concatenating outputs. Return None if the layouts of the
+    weights differ."""
     first = parts[0]
     if any(part.form != first.form or part.group_slots != first.group_slots for part in parts):
         return None

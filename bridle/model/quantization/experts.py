@@ -1,5 +1,5 @@
 """Makes the experts of packed checkpoints. Files have a matrix for each expert, while the classes of transformers have
-all experts in one tensor. Each expert's matrices stay packed. gpt-oss is different: its files have all experts in one
+all experts in one tensor. Each expert's matrices stay packed. The files of gpt-oss differ: all experts are in one
 tensor of MXFP4 blocks, with gates and values interleaved.
 """
 

@@ -351,7 +351,7 @@ def copy_told(
     mask_words: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """Copy the logits of rows that report log-probabilities, encoded as keys. Program axes: these rows, parts."""
+    """Copy the logits of rows that report log-probabilities, encoded as keys. Program axes: reporting rows, parts."""
     slot = tl.program_id(0)
     ints += tl.load(told + 2 * slot) * INTS
     column = tl.program_id(1) * part + tl.arange(0, part)

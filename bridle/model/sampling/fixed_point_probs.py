@@ -1,8 +1,8 @@
-"""Represents probabilities as integers (weights). All computations that decide the sampled token use these weights.
+"""Represents probabilities as integers (weights). All computations that decide the sampled token use integer weights.
 
-The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
-2**19 such weights are exact in float64, in any order. So sums of weights do not depend on how a kernel splits a row, on
-the row's padding, or on other rows. A token that is 2**34 times less likely than the best token has weight 0.
+The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. A sum of up
+to 2**19 weights is exact in float64, in any order of addition. So sums of weights do not depend on how a kernel splits
+a row, on the row's padding, or on other rows. A token that is 2**34 times less likely than the best token has weight 0.
 """
 
 from __future__ import annotations

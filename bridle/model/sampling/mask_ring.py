@@ -54,8 +54,8 @@ class MaskRing:
         return slots
 
     def release(self) -> None:
-        """Record that all kernels that read the masks were launched. Later writes to these slots wait for these
-        kernels."""
+        """Record that all kernels that read the masks were launched. Later writes to the slots of these masks wait for
+        the launched kernels."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))
@@ -63,7 +63,7 @@ class MaskRing:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, number: int, num_words: int) -> None:
-        """Free slots for `number` new masks: forget the masks in these slots."""
+        """Free slots for `number` new masks by forgetting the masks in the next slots."""
         if self.masks.shape[0] < number * _STEPS or self.masks.shape[1] != num_words:
             num_slots = max(_MIN_SLOTS, number * _STEPS)
             self.masks = torch.empty(num_slots, num_words, dtype=torch.int32, device=self._device)

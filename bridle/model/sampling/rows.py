@@ -1,7 +1,7 @@
 """The working matrix of a step: one private float32 copy of a logits row per sampled row, with bias and
 masks.
 
-The matrix's width is padded to whole chunks, and padding is never sampled. So the result does not depend on how far a
+The matrix's width is padded to whole chunks, and padding is never sampled. So sampling does not depend on how far a
 model pads its vocabulary.
 """
 

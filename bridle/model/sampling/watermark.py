@@ -53,7 +53,7 @@ def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
 
 
 def _shifted(value: torch.Tensor, places: int) -> torch.Tensor:
-    """Shift `value` logically to the right by `places` bits. torch's own shift keeps the sign."""
+    """Shift `value` logically to the right by `places` bits. The shift of torch would keep the sign."""
     return (value >> places).bitwise_and_((1 << (64 - places)) - 1)
 
 
