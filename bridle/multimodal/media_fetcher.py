@@ -1,6 +1,6 @@
 """Fetches images and other media files from other servers, but only from hosts that the operator lists.
 
-The type and size that these servers state are not trusted. The target of a redirect must be on a listed host, too.
+The type and size that a server states are not trusted. The target of a redirect must be on a listed host, too.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def fitted(
     height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
 ) -> tuple[int, int]:
     """Return a height and a width near the given ones that are multiples of `side`. `rounded` frames of the returned
-    size have between `least` and `most` pixels together. If the frames must be scaled to satisfy these limits, the
-    factor is computed for `num` frames of the given size."""
+    size have between `least` and `most` pixels together. If the frames must be scaled to satisfy the limits, the factor
+    is computed for `num` frames of the given size."""
     tall, wide = round(height / side) * side, round(width / side) * side
     if rounded * tall * wide > most:
         ratio = math.sqrt(num * height * width / most)
@@ -88,8 +88,8 @@ def fitted(
 
 
 def _in_one_run(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out all frames in one run. The distance between their time positions is computed from the configuration, or
-    is 1."""
+    """Lay out all frames in one run. The distance between the frames' time positions is computed from the
+    configuration, or is 1."""
     tokens = config["vision_config"].get("tokens_per_second") if config["model_type"] == "qwen2_5_vl" else None
     pace = 1.0 if tokens is None else tokens * seen.seconds
     return PlaceholderLayout((math.prod(seen.grid),), seen.grid, pace=pace)
