@@ -33,8 +33,8 @@ def _write_one_key_head(config: Any, put: Put) -> None:
 
 
 def _read_groups(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Falcon's number of key heads, each of which serves a group of query heads. One key head for all query heads
-    is also a group."""
+    """Read Falcon's number of key heads, each of which serves a group of query heads. A model with one key head for all
+    query heads has one such group."""
     config |= {
         "new_decoder_architecture": True,
         "num_kv_heads": config["num_key_value_heads"],
