@@ -25,11 +25,11 @@ INSTALL = $(PY) -m pip install -qq --disable-pip-version-check -c constraints.tx
 NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 || \
 	$(PYTHON) -m pip --python $(PY) install --quiet pip
 
-# Tests compute on one thread each, so that a busy machine changes their time and not their outcome. So many files of
-# tests run side by side as JOBS says: three on two cores, because a quarter of their time is waiting.
-JOBS ?= 3
+# Tests compute on one thread each, so that a busy machine changes their time and not their outcome. JOBS is the number
+# of worker processes: four on two cores, because tests also wait. A worker without tests takes over half of another's.
+JOBS ?= 4
 export TOKENIZERS_PARALLELISM = false
-PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
+PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist worksteal --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
