@@ -1,8 +1,8 @@
-"""Messages of the AICI runtime protocol, both dialects, as typed values: encode, decode, no I/O.
+"""Messages of the AICI runtime protocol in both dialects: typed values, encoding and decoding, without I/O.
 
 Dialect 1 (`post_pre_process` and `mid_process`) and dialect 2 (`mid_process` with branches) share the envelope, the
-side channel and most fields. Unknown keys are ignored on both sides, so bridle's own additions (marked "addition") do
-not disturb an older peer. This package knows neither channels nor controllers.
+side channel and most fields. Both sides ignore unknown keys, so bridle's extra fields (marked "addition") do not
+disturb an older peer. This module knows neither channels nor controllers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Change = tuple[Count, Count, Count, str]
 
 
 class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
-    """Fields common to all requests: an id that matches the reply, the user, and the W3C trace context (an
+    """Fields common to all requests: an id that the reply repeats, the user, and the W3C trace context (an
     extension)."""
 
     rid: Any = field(name="$rid", default=None)
@@ -71,8 +71,8 @@ class Stop(Message, tag="stop"):
 
 
 class PostOp(Struct, omit_defaults=True):
-    """D1: the effect of the last step on a sequence. `backtrack` includes a token that was sampled and then
-    discarded."""
+    """Dialect 1: changes of a sequence in the last step. `backtrack` counts removed tokens, including a sampled token
+    that was discarded."""
 
     id: SeqId
     tokens: list[TokenId]
@@ -80,14 +80,14 @@ class PostOp(Struct, omit_defaults=True):
 
 
 class PreOp(Struct):
-    """D1: from now on the instance made for `req_id` belongs to sequence `id`."""
+    """Dialect 1: assigns the instance created for request `req_id` to sequence `id`."""
 
     id: SeqId
     req_id: str
 
 
 class PostPreProcess(Message, tag="post_pre_process"):
-    """D1: the result of the last step, and the candidates for the next."""
+    """Dialect 1: the result of the last step, and the sequences that the next step may run."""
 
     post_ops: list[PostOp]
     pre_ops: list[PreOp]
@@ -95,16 +95,16 @@ class PostPreProcess(Message, tag="post_pre_process"):
 
 
 class MidOp(Struct, omit_defaults=True):
-    """One scheduled sequence. D1 uses only `id` and `clone_id`.
+    """One scheduled sequence. Dialect 1 uses only `id` and `clone_id`.
 
-    D2: `tokens` were appended after `backtrack` older ones were removed; `sampled` is the sampled token. The first op
-    of a request has `req_id`, the first op of a fork has `clone_id` and `clone_idx`. Additions: `candidates` answers a
-    branch that asked for `top_logprobs`. `turns` is how often in a row the controller may be asked if it does nothing.
-    `variables` are set before the controller is asked: names, and values in hexadecimal. `ahead` are draft tokens,
-    which are shown to clones of the controller. The first `foreseen` of `tokens` were sampled as shown to its clones.
-    `changes` are the engine's changes to the controller's decision: the position, the number of removed tokens, the
-    tokens inserted there, and the policy that inserted them. `probes` are the readings of the request's probes, in
-    their order, at the position where `sampled` was sampled.
+    Dialect 2: `tokens` were appended after `backtrack` older tokens were removed. `sampled` is the sampled token. The
+    first op of a request has `req_id`; the first op of a fork has `clone_id` and `clone_idx`. Additions: `candidates`
+    answers a branch that asked for `top_logprobs`. `turns` limits how often in a row the controller is asked while it
+    does nothing. `variables` are set before the controller is asked: names, and values in hexadecimal. `ahead` are
+    draft tokens, which the runtime shows to clones of the controller. `foreseen` is the number of `tokens` that clones
+    have already seen as draft tokens. `changes` are the engine's changes to the controller's decision: position, number
+    of removed tokens, number of inserted tokens, and the responsible policy. `probes` are the readings of the request's
+    probes, in their order, at the position where `sampled` was sampled.
     """
 
     id: SeqId
@@ -127,7 +127,7 @@ class MidProcess(Message, tag="mid_process"):
     """Run the callbacks of the scheduled sequences. A `freed` key marks the message as dialect 2.
 
     Additions: `deadline_ms` is how long callbacks may take, if longer than the step limit. `reply_ms` is the latest
-    time of the reply. A sequence that is not done by then waits like a late one, but counts as late only after
+    time of the reply. A sequence without an answer at that time waits one step, but counts as late only after
     `deadline_ms`.
     """
 
@@ -142,7 +142,7 @@ class MidProcess(Message, tag="mid_process"):
 
 
 class MkModule(Message, tag="mk_module"):
-    """Upload a controller: `binary` is base64."""
+    """Upload a controller. `binary` is the Wasm module in base64."""
 
     binary: str
 
@@ -152,7 +152,7 @@ class GetTags(Message, tag="get_tags"):
 
 
 class GetModule(Message, tag="get_module"):
-    """Addition: request the current module of an id or a name. Nothing is downloaded."""
+    """Addition: request the module that an id or a name means now. The runtime downloads nothing for it."""
 
     module_id: str
 
@@ -165,7 +165,8 @@ class SetTags(Message, tag="set_tags"):
 
 
 class Instantiate(Message, tag="instantiate"):
-    """Make an instance for a request; a string prompt is tokenized (a convenience of the original)."""
+    """Create an instance for a request. The runtime tokenizes a prompt that is a string, as the original runtime
+    does."""
 
     req_id: str
     prompt: list[TokenId] | str
@@ -227,7 +228,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a request. Raises `ProtocolError` if it is JSON but not a request, `msgspec.DecodeError` if it is not
+    """Decode a request. Raises `ProtocolError` if the data is JSON but no request, `msgspec.DecodeError` if it is not
     JSON."""
     try:
         return _decode_request(data)
@@ -256,14 +257,14 @@ def auth_of(request: Message) -> Auth:
 
 
 def trace_of(request: Message) -> str | None:
-    """Return the trace that a request belongs to. A malformed trace id counts as absent, as the standard demands."""
+    """Return the W3C trace context of a request, or None. A malformed one counts as absent, as the standard demands."""
     told = request.traceparent
     return told if isinstance(told, str) and _TRACEPARENT.fullmatch(told) else None
 
 
 def rid_of(request: Message | bytes) -> str | UnsetType:
-    """Return the reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that
-    could not be decoded."""
+    """Return the id that the reply must repeat, if that id is a string. Also takes raw bytes, for a request that could
+    not be decoded."""
     if isinstance(request, Message):
         rid = request.rid
     else:

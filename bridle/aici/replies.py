@@ -20,8 +20,8 @@ class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
 
 
 class ErrorReply(Struct, tag_field="type", tag="error"):
-    """A failure. With `is_user_error`, the text may be shown to end users. Addition: `retry_after` says that there is
-    no room now, and after how many seconds a retry may succeed."""
+    """A failure. With `is_user_error`, the text may be shown to end users. Addition: `retry_after` means that the
+    runtime is full; a retry may succeed after this number of seconds."""
 
     error: str
     is_user_error: bool = False
@@ -30,13 +30,13 @@ class ErrorReply(Struct, tag_field="type", tag="error"):
 
 
 class JsonFailure(Struct, tag_field="type", tag="json-error"):
-    """The request was not JSON."""
+    """The reply to a request that is not JSON."""
 
     error: str
 
 
 class WriteVar(Struct):
-    """A write of a variable. `value` is lower-case hex; `op` is Set or Append."""
+    """A write of a variable. `value` is in lower-case hexadecimal; `op` is `Set` or `Append`."""
 
     name: str
     value: str
@@ -49,16 +49,16 @@ class ReadVar(Struct):
 
 
 class StorageCommand(Struct):
-    """A write or a read of a variable: exactly one of the two is set."""
+    """A write or a read of a variable: exactly one of the two fields is set."""
 
     write: WriteVar | UnsetType = field(name="WriteVar", default=UNSET)
     read: ReadVar | UnsetType = field(name="ReadVar", default=UNSET)
 
 
 class SeqResult(Struct, Generic[Result]):
-    """The result of a callback for one sequence. `micros` is its run time in microseconds, rounded down to tens.
-    Additions: `ahead` are the answers of clones to the first of the likely tokens. After an instantiation, `module_id`
-    is the module that the name means."""
+    """The result of a callback for one sequence. `micros` is the callback's run time in microseconds, rounded down to a
+    multiple of 10. Additions: `ahead` are the answers of clones to the first of the likely tokens. After an
+    instantiation, `module_id` is the id of the instance's module."""
 
     error: str = ""
     result: Result | None = None
@@ -74,7 +74,7 @@ class Pong(Struct):
 
 
 class TokensData(Struct):
-    """The vocabulary. `eos_token_id` is in D2 only; `extensions` is an addition."""
+    """The reply about the vocabulary. `eos_token_id` exists only in dialect 2. `extensions` is an addition."""
 
     vocab_size: int
     eos_token_id: int | UnsetType = UNSET
@@ -97,8 +97,8 @@ class PostPreData(Struct):
 
 
 class MidResult(Struct):
-    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (none if `backtrack` is 0), append
-    `ff_tokens`."""
+    """A splice in dialect 1: drop the sampled token, remove `backtrack - 1` older tokens (none if `backtrack` is 0),
+    append `ff_tokens`."""
 
     ff_tokens: list[int]
     backtrack: int
@@ -116,21 +116,22 @@ class SpliceReply(Struct):
 
 
 class BranchReply(Struct):
-    """D2: one way to continue. `sample_mask` is a row of the mask matrix; None: do not sample.
+    """Dialect 2: one branch of a sequence. `sample_mask` is a row index of the mask matrix; None means that nothing is
+    sampled.
 
     bridle's additional fields:
 
-    * `sampling`: parameters of this one token, with the engine's names.
-    * `bias`: additive, token to value.
+    * `sampling`: sampling parameters for this one token, with the engine's names.
+    * `bias`: pairs of a token and the value to add to its logit.
     * `top_logprobs`: report this number of candidates with the next op.
-    * `wait`: a noop that lasts until an event, so the engine need not ask soon.
-    * `waits_for`, with `wait`: the variables that can end it, each with the version to exceed. If empty, the guest
-      itself decides when it is asked again.
-    * `turns`, with a noop: how often in a row the guest did nothing.
+    * `wait`: the branch does nothing until an event, so the engine need not ask the controller soon.
+    * `waits_for`, with `wait`: the variables that can end the wait, each with the version to exceed. If the list is
+      empty, the guest itself decides when it is asked again.
+    * `turns`, in a branch that does nothing: how often in a row the guest did nothing.
     * `draft`: tokens that are likely to be sampled next. They are computed ahead, which changes only the time.
-    * `options`: token sequences of which one comes next. An engine may score them as a whole instead of sampling under
-      the mask.
-    * `control_vectors`: new scales of vectors that the request names, from the branch's first token on.
+    * `options`: token sequences, one of which must come next. An engine may score them as a whole instead of sampling
+      under the mask.
+    * `control_vectors`: new scales of the request's control vectors, from the branch's first token on.
     """
 
     sample_mask: int | None = None
@@ -148,8 +149,8 @@ class BranchReply(Struct):
 
 
 class LookaheadReply(Struct):
-    """Addition: a clone's answer after `token`, which is one of the likely tokens, if the tokens before it came first.
-    The message has the clone's logs and writes. These count once the token was sampled, and are not sent again."""
+    """Addition: a clone's answer to the draft token `token`, provided that the earlier draft tokens precede it. The
+    message has the clone's logs and writes. They take effect once the token is sampled, and are not sent again."""
 
     token: TokenId
     branches: list[BranchReply]
@@ -171,7 +172,7 @@ class MidData2(Struct):
 
 
 class ModuleData(Struct):
-    """The compiled module. `time` is the compile time in milliseconds."""
+    """The reply about a compiled module. `time` is the compile time in milliseconds."""
 
     module_id: str
     wasm_size: int

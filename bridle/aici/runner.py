@@ -1,4 +1,4 @@
-"""Runs controllers for an engine of your own, with one small class.
+"""Runs controllers for an engine that you write yourself, with one small class.
 
     runner = Runner(RuntimeConfig(tokenizer="path/to/tokenizer.json"))
     module = runner.upload(wasm)
@@ -7,7 +7,7 @@
     logits = model(...)
     answer = runner.finish()[0]                           # what to do with sequence 0
 
-The types are those of `bridle.engine`: an `Ask` reports changes of a sequence, an `Answer` has a `Decision` of
+The types are those of `bridle.engine`. An `Ask` reports changes of a sequence. An `Answer` has a `Decision` of
 branches, each with a mask and splices. `examples/aici_transformers.py` is a complete engine in about a hundred lines.
 """
 
@@ -34,8 +34,8 @@ from bridle.errors import ControllerError, ControllerTimeout, ProtocolError
 class Runner:
     """One runtime process and its channels. Not thread-safe, except `upload` and `set_tags`.
 
-    `vocab_size` is the model's number of logits (None: the tokenizer's). All methods raise `ControllerError` when the
-    runtime has ended, and `InvalidRequest` when a name or a module is refused.
+    `vocab_size` is the model's number of logits; by default it is the tokenizer's vocabulary size. All methods raise
+    `ControllerError` when the runtime has ended, and `InvalidRequest` when a name or a module is refused.
     """
 
     def __init__(self, config: RuntimeConfig, vocab_size: int | None = None) -> None:
@@ -59,7 +59,7 @@ class Runner:
         self._side.call(message, replies.TagsData).result()
 
     def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
-        """Make an instance for a request. Returns the prompt to use, which the controller may have rewritten."""
+        """Create an instance for a request. Returns the prompt to use, which the controller may have rewritten."""
         request = Request(request_id, tuple(prompt), controller=WasmController(module, argument))
         message, data_type = instantiation(request, self._process.config.dialect)
         return list(prompt_of(request, self._side.call(message, data_type).result()))
@@ -75,7 +75,7 @@ class Runner:
         self._freed = []
 
     def finish(self, timeout: float = 60.0) -> dict[int, Answer]:
-        """Return the answers to the last `begin`, by sequence."""
+        """Wait for the answers to the last `begin`. Returns them by sequence number."""
         try:
             answers = self._exchange.receive(timeout)
         except ProtocolError as error:

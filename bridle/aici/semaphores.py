@@ -1,7 +1,7 @@
 """One direction of a message channel: a shared region guarded by two named POSIX semaphores.
 
-`-wr` starts at 1 (the buffer may be written), `-rd` at 0 (no message). The region holds a u32 length, then the message.
-A wait releases the interpreter lock, and checks now and then whether the peer still runs.
+The semaphore `-wr` starts at 1 (the buffer may be written), and `-rd` starts at 0 (no message). The region holds a u32
+length, then the message. A wait releases the interpreter lock, and regularly checks whether the peer still runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LOOK = 0.25
 
 
 class SemaphoreChannel:
-    """Sends or receives messages, depending on the side that uses it. One thread at a time per side."""
+    """A channel in one direction: one side sends messages, the other receives them. Only one thread of a side may use
+    it at a time."""
 
     def __init__(self, name: str, size: int, *, create: bool) -> None:
         self.name = name
@@ -37,8 +38,8 @@ class SemaphoreChannel:
         self.max_message = size - _LENGTH.size
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """Put a message into the buffer once the buffer is free. Raises `ProtocolError` for a message that does not fit
-        (nothing is changed then), for a peer that has ended, and for one that did not read for `timeout` seconds."""
+        """Put a message into the buffer once the buffer is free. Raises `ProtocolError` if the message does not fit, if
+        the peer has ended, or if it did not read for `timeout` seconds."""
         if len(message) > self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
         if not _wait(self._writable, timeout, alive):
@@ -60,7 +61,8 @@ class SemaphoreChannel:
         return message
 
     def unlink(self) -> None:
-        """Remove the names. Both sides can continue with the objects that they have open. Idempotent."""
+        """Remove the names of the shared objects. Both sides can continue with the objects that they have open.
+        Idempotent."""
         shm.remove_region(f"{self.name}-shm")
         remove_semaphore(f"{self.name}-wr")
         remove_semaphore(f"{self.name}-rd")

@@ -16,7 +16,7 @@ from bridle.errors import ProtocolError
 
 
 def check_prefix(prefix: str) -> str:
-    """Check a prefix of object names from a command line. Raises `ProtocolError`."""
+    """Check a prefix for the names of shared objects, which came from a command line. Raises `ProtocolError`."""
     rest = prefix[1:]
     if not prefix.startswith("/") or not rest or "/" in rest or "\0" in rest or len(prefix) > 200:
         raise ProtocolError(f"shared memory prefix {prefix!r} must be '/' and 1 to 199 characters without '/'")
@@ -37,7 +37,8 @@ def create_region(name: str, size: int, mode: int = 0o600) -> mmap.mmap:
 
 
 def open_region(name: str, expected_size: int) -> mmap.mmap:
-    """Open an existing region. Raises `ProtocolError` if it is missing, or smaller than both sides agreed on."""
+    """Open an existing region. Raises `ProtocolError` if the region is missing, or smaller than `expected_size`
+    bytes."""
     try:
         memory = posix_ipc.SharedMemory(name)
     except posix_ipc.Error as error:
@@ -54,6 +55,6 @@ def open_region(name: str, expected_size: int) -> mmap.mmap:
 
 
 def remove_region(name: str) -> None:
-    """Remove the name of a region. A process that has the region mapped keeps it. Idempotent."""
+    """Remove the name of a region. A process that has mapped the region can still use it. Idempotent."""
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_shared_memory(name)

@@ -1,8 +1,9 @@
-"""The link between an engine and its runtime: two channels of two directions each, and the region of bias rows.
+"""The shared-memory link between an engine and its runtime: two channels, each with two directions, and the region of
+masks.
 
-The engine creates every object under a prefix of its own, then starts the runtime, which attaches to them. Both kinds
-of synchronization have the same interface. The creator of a link may `unlink` it once the peer has attached. The
-objects then live exactly as long as the processes that hold them, so no object can be left behind.
+The engine creates shared objects whose names begin with its own prefix, then starts the runtime, which attaches to
+them. Both kinds of synchronization have the same interface. The creator of a link may `unlink` it once the peer has
+attached. The objects then disappear when both processes have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Alive = Callable[[], bool]
 
 
 class MessageChannel(Protocol):
-    """One direction of a channel."""
+    """Interface for one direction of a channel."""
 
     max_message: int
 
@@ -35,7 +36,7 @@ class MessageChannel(Protocol):
 
 @dataclass(slots=True)
 class Duplex:
-    """Both directions of a channel, as used by one side."""
+    """A channel as one side uses it: one direction to send, the other to receive."""
 
     outgoing: MessageChannel
     incoming: MessageChannel
@@ -55,7 +56,7 @@ class Duplex:
 
 @dataclass(slots=True)
 class SharedChannels:
-    """All objects that two processes share. `masks` is the region of bias rows."""
+    """All shared objects of a link. `masks` is the region of masks or bias rows."""
 
     main: Duplex
     side: Duplex
@@ -83,8 +84,8 @@ class SharedChannels:
 def create_link(
     prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
 ) -> SharedChannels:
-    """Create every object of a link, for the engine's side; old ones are removed. Sizes are in bytes. If this fails, no
-    object is left behind."""
+    """Create every object of a link, for the engine's side. Old objects with the same names are removed. Sizes are in
+    bytes. If this fails, no object remains."""
     shm.check_prefix(prefix)
     try:
         channels = _open_channels(prefix, json_size, futex, create=True)
@@ -109,7 +110,7 @@ def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = Fa
 
 
 def remove_names(prefix: str) -> None:
-    """Remove every object that a link with this prefix may have left behind, for each kind of synchronization."""
+    """Remove every object that a link with this prefix may have created, for each kind of synchronization."""
     for name in ("cmd", "resp", "cmd-side", "resp-side"):
         for suffix in ("", "-shm"):
             shm.remove_region(f"{prefix}{name}{suffix}")

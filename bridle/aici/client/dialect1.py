@@ -1,12 +1,13 @@
-"""The exchange of one step with a runtime of the first generation: post, pre, then mid.
+"""Exchanges the messages of one step with a runtime that speaks dialect 1: the phases post, pre, then mid.
 
-Dialect 1 has a phase before scheduling (suspend, forced tokens, number of forks), one during the forward pass (bias
-rows, splices) and one after sampling (stop). All three run when the engine asks. Decisions of pre that need no logits
-row are answered at once, all others by mid. The exchange has its own sequence numbers on the wire, because dialect 1
-numbers forks before the engine has made them.
+The pre phase comes before scheduling (suspend, forced tokens, number of forks). The mid phase runs during the forward
+pass (bias rows, splices). The post phase comes after sampling (stop). All three phases run when the engine asks. If the
+pre phase decides without logits, its answer is final. Otherwise the mid phase gives the answer. The messages have their
+own sequence numbers, because dialect 1 numbers forks before the engine has made them.
 
-The runtime runs pre for every live sequence, asked or not. The answer of a sequence that was not asked is kept for its
-next ask. The exception is the time between a mid and its sample, when a controller has no new decision.
+The runtime runs the pre phase for every live sequence, also if the engine did not ask about it. The answer for such a
+sequence is kept until the engine asks. The answer is dropped if the token of the last mid phase is not sampled yet:
+then the controller has no new decision.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bridle.errors import ControllerError, ProtocolError
 
 @dataclass(slots=True)
 class _Told:
-    """State of a live sequence in the exchange. `wire` is its number on the wire."""
+    """State of a live sequence in the exchange. `wire` is the sequence's number in the messages."""
 
     wire: int
     children: list[int] = field(default_factory=list)  # wire numbers of forks that the engine will make
@@ -73,14 +74,14 @@ class Dialect1:
         self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
 
     def _adopt(self, seq_id: int, parent: int) -> None:
-        """Assign to the engine's fork the wire number that the runtime gave it in its parent's mid."""
+        """Give a fork of the engine the message number that its parent's mid phase assigned to it."""
         told = self._told.get(parent)
         if told is not None and told.children:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """Return the changes of the sequence since its last ask. None if there are no changes, or if the runtime knows
-        them."""
+        """Return the changes of the sequence since its last ask. None if there are no changes, or if the runtime
+        already knows the changes."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None
@@ -91,7 +92,7 @@ class Dialect1:
         return protocol.PostOp(told.wire, list(ask.tokens), ask.backtrack + 1 if ask.backtrack else 0)
 
     def _unborn(self, asks: Sequence[Ask]) -> list[int]:
-        """Return the wire numbers of forks that the engine did not make, or that ended before their first ask."""
+        """Return the message numbers of forks that the engine did not make, or that ended before their first ask."""
         wires: list[int] = []
         for ask in asks:
             told = self._told.get(ask.seq_id)
@@ -125,8 +126,7 @@ class Dialect1:
     # -- post and pre ------------------------------------------------------------------------------------
 
     def _take_pre(self, reply: bytes) -> bool:
-        """Process the decisions that pre makes alone. Returns True if `mid_process` was sent for the other
-        sequences."""
+        """Process the decisions of the pre phase. Returns True if `mid_process` was sent for sequences that need it."""
         message = replies.decode_reply(reply, replies.PostPreData)
         self._mid = []
         if not isinstance(message, replies.Ok):
@@ -167,7 +167,7 @@ class Dialect1:
         return answer
 
     def _plan(self, seq_id: int, told: _Told, pre: replies.PreResult) -> Decision | None:
-        """Return the decision of pre alone; None if mid must decide."""
+        """Return the decision of the pre phase; None if the mid phase must decide."""
         tokens = (*told.early, *pre.ff_tokens)
         told.early = ()
         if tokens:
@@ -184,7 +184,7 @@ class Dialect1:
         return None
 
     def _keep(self, seq_id: int, data: replies.PostPreData) -> None:
-        """Keep the answer of a sequence that was not asked, for its next ask."""
+        """Keep the answer for a sequence that the engine did not ask about, until its next ask."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
         if pre is None:

@@ -1,4 +1,4 @@
-"""The exchange of one step with a runtime in dialect 2: asks become operations, replies become answers.
+"""Exchanges the messages of one step with a runtime in dialect 2: converts asks to operations and replies to answers.
 
 An exchange is open from `begin` until `receive` has returned its answers. Masks are copied out of shared memory at
 once, because the next request frees their rows.
@@ -29,7 +29,7 @@ _GRACE = 0.005
 
 
 class StepExchange(Protocol):
-    """A dialect of the protocol, as the pool uses one."""
+    """Interface of the protocol's dialects for the controller pool."""
 
     @property
     def is_open(self) -> bool: ...
@@ -42,7 +42,7 @@ class StepExchange(Protocol):
 
 
 class Dialect2:
-    """`mid_process` with branches and splices."""
+    """Exchange in dialect 2: one `mid_process`, whose reply has branches and splices."""
 
     def __init__(self, process: RuntimeProcess, vocab_size: int) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Instantiation for a request: the message in each dialect, and the interpretation of the reply."""
+"""Messages that create a controller's instance for a request, in each dialect, and the decoding of their replies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bridle.errors import ControllerError, InvalidRequest
 
 
 def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate, Any]:
-    """Return the message, and the type of its reply. Raises `InvalidRequest` if the dialect cannot express the
-    request."""
+    """Return the instantiation message and the type of its reply. Raises `InvalidRequest` if the dialect cannot express
+    the request."""
     controller = request.controller
     if not isinstance(controller, WasmController):
         raise ControllerError(f"a {type(controller).__name__} is not a Wasm controller")
@@ -47,13 +47,13 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
 
 
 def module_of(data: Any) -> str | None:
-    """Return the hash of the new instance's module; None if the runtime does not report it."""
+    """Return the hash of the new instance's module; None if the runtime does not report the hash."""
     return data.module_id if isinstance(data, replies.SeqResult) and isinstance(data.module_id, str) else None
 
 
 class InitialOutput:
-    """Output that controllers printed and stored while their instances were created. The output is kept until a first
-    answer can carry it to the client."""
+    """Output that controllers printed and stored while their instances were created. The output is kept until the first
+    answer of a sequence carries it to the client."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Answer] = {}
@@ -65,7 +65,7 @@ class InitialOutput:
             self._by_request[request.id] = Answer(log=data.logs, stored=stored_values(data.storage))
 
     def claim(self, ask: Ask) -> None:
-        """Assign the kept output to the sequence that begins with the instance of its request."""
+        """Assign a request's kept output to the first sequence of the request."""
         if ask.request is not None and (said := self._by_request.pop(ask.request.id, None)) is not None:
             self._by_sequence[ask.seq_id] = said
 

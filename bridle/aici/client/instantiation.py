@@ -1,7 +1,7 @@
 """Instances of controllers that the runtime creates for requests, until sequences claim them.
 
-Instances are created on the side channel, in parallel to exchanges. If a request ends meanwhile, its instance is
-dropped.
+Instances are created over the side channel, in parallel to the engine's steps. If a request ends meanwhile, its
+instance is dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridle.threads import set_future_result
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An instance that no sequence has claimed yet: its runtime, and the module that its name means, if known."""
+    """An instance that no sequence has claimed yet: its runtime, and the id of its module if known."""
 
     life: RuntimeInstance
     module: str | None
@@ -32,7 +32,8 @@ class Opened:
 class Instances:
     """Creates instances in the runtime of `keeper`. `wake` is called, from any thread, when an instance is ready.
 
-    `strays` are ended requests whose instances must still be dropped, in a runtime without a command for dropping.
+    `strays` are ended requests whose instances must still be dropped. They exist only if the runtime lacks the command
+    `Discard`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Instances:
             self.pending.discard(done)
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | Exception) -> bool:
-        """Complete the future of an opening. Returns False if the future was cancelled."""
+        """Complete the future that `open` returned. Returns False if the future was cancelled."""
         is_awaited = set_future_result(future, outcome)
         if is_awaited:
             self._wake()
@@ -104,8 +105,8 @@ class Instances:
             self._discard(request, opened.life)
 
     def _discard(self, request: Request, life: RuntimeInstance) -> None:
-        """Drop an unneeded instance. If the runtime has no command for dropping, the instance is claimed by a sequence
-        number and freed."""
+        """Drop an unneeded instance. If the runtime lacks the command `Discard`, a new sequence number claims the
+        instance and is then freed."""
         self._first_words.forget(request)
         if "discard" in life.process.extensions:
             self.opened.pop(request.id, None)

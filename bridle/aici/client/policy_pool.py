@@ -23,8 +23,8 @@ Prompt = tuple[int, ...]
 
 
 class PolicyPool(DelegatingPool):
-    """Runs the Wasm controllers of policies. `start` starts the runtime for them. If the start fails, so do the
-    requests that need the runtime, and the next request tries again. `wake` is called from other threads."""
+    """Runs the Wasm controllers of policies. `start` starts the runtime for them. If the start fails, the requests that
+    wait for the runtime fail, and the next request tries again. `wake` is called from other threads."""
 
     def __init__(self, start: Callable[[], RuntimePool]) -> None:
         super().__init__(NoopPool())  # until the runtime is started

@@ -1,4 +1,4 @@
-"""The engine's `ControllerPool` over a control runtime, with masks as bits in shared memory.
+"""The engine's `ControllerPool` for controllers in a control runtime. Masks are bits in shared memory.
 
 The main channel carries one exchange at a time. `ask` sends an exchange, callbacks run during the forward pass, and
 `collect` takes the reply, which a listener thread has decoded. Asks that arrive during an exchange are sent with the
@@ -40,16 +40,16 @@ _GLANCE = 0.001  # seconds between two checks for instances in creation
 
 @dataclass(slots=True)
 class _Queue:
-    """The asks and freed sequences of the next exchange."""
+    """The asks to send in the next exchange, and the sequences to free in it."""
 
     asks: list[Ask] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
 
 
 class RuntimePool(ControllerPool):
-    """Controllers in a runtime process. Start it once; it keeps a runtime alive until `shutdown`.
+    """Pool of controllers in a runtime process. Create it once; it keeps a runtime process alive until `shutdown`.
 
-    `wake` is called from another thread when an opening is ready, so that an idle engine takes a step. Raises
+    `wake` is called from another thread when an instance is ready, so that an idle engine takes a step. Raises
     `ControllerError` if the runtime does not start.
     """
 
@@ -100,8 +100,8 @@ class RuntimePool(ControllerPool):
         return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
     def call(self, request: protocol.Message, data_type: type[T]) -> T:
-        """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if there is none.
-        Do not call this on the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
+        """Send a request, such as an upload, on the side channel and wait for its reply. Waits for a runtime if none
+        runs. Do not call this on the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
         if self.is_store:
             with self._tending:
                 self._sync()  # frees sequences of an earlier runtime; an engine does this whenever it asks
@@ -132,16 +132,16 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a reply is due, freed instances were not reported to the runtime yet, or a lost runtime still
-        must be closed."""
+        """Return whether work is pending: a due reply, freed instances to report to the runtime, or a lost runtime to
+        close."""
         life = self.life
         if self.keeper.current is not life and self.is_ready:
             return True
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:
-        """Return whether `controller` is a request's own `WasmController`; `policy_pool.py` accepts those of
-        policies."""
+        """Return whether `controller` is a `WasmController` that a user chose. `PolicyPool` accepts those that a policy
+        demands."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -197,7 +197,7 @@ class RuntimePool(ControllerPool):
             self._flush(life)
 
     def _is_lost(self, ask: Ask, life: RuntimeInstance | None) -> bool:
-        """Return whether the instance was lost with an earlier runtime."""
+        """Return whether the controller's instance ended with an earlier runtime process."""
         if ask.request is not None:
             opened = self.instances.opened.pop(ask.request.id, None)
             return opened is None or opened.life is not life
@@ -206,11 +206,12 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_told_ahead(self) -> bool:
-        """Return whether the runtime shows likely tokens to clones of controllers."""
+        """Return whether the runtime supports lookahead, which shows likely tokens to clones of controllers."""
         return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the clones' decisions for these draft tokens, up to the first token that the clones were not shown."""
+        """Return the decisions of the controller's clones for these draft tokens, up to the first token that they did
+        not see."""
         known: list[Decision] = []
         for token, (told, answer) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
             if token != told or answer.decision is None:
@@ -344,14 +345,13 @@ class RuntimePool(ControllerPool):
         self._sync()
 
     def _learn_patience(self) -> None:
-        """Learn how long the engine computes between exchanges, which is about one forward pass. Controllers may take
-        that long."""
+        """Update the average time between exchanges, which is about one forward pass. Controllers may take that
+        long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Return whether a stopped controller only has to be freed. Nothing new is reported to such a controller, so it is
-    not called."""
+    """Return whether the last ask of a sequence reports nothing new. Then its controller is freed without a call."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

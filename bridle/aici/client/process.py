@@ -1,10 +1,10 @@
 """A control runtime as a child process: start, handshake, detection of its end, cleanup.
 
 The engine's side creates all shared objects under a fresh prefix, and removes their names after the runtime's first
-answer. From then on the objects live as long as the two processes. This works with bridle's own runtime and with any
-other that has the same command line as the original AICI runtime. bridle's own runtime is started before the objects
-are created, so that it can remove the names if this process is killed. This process holds the runtime's standard input,
-through which the runtime learns that all objects exist, and that this process has ended.
+answer. From then on the objects live as long as the two processes. Any runtime with the command line of the original
+AICI runtime works, as bridle's own does. The latter is started before the objects are created, so that it can remove
+the names if this process is killed. This process holds the runtime's standard input, through which the runtime learns
+that all objects exist, and that this process has ended.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ OWN_RUNTIME = (sys.executable, "-m", "bridle.aici.runtime")
 class RuntimeConfig:
     """Settings for starting a runtime. Sizes in MiB, times in seconds.
 
-    `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
-    except for a runtime of the first generation, which has neither capabilities nor mask types. `trace` is a file to
-    which a trace of both channels is appended. `call_timeout` limits a call on the side channel, such as an upload with
-    its compilation; the default is above the runtime's own limits.
+    `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's number of logits.
+    `dialect` is 1 for the original AICI runtime, which has neither capabilities nor mask types, and 2 for others.
+    `trace` is a file to which a trace of both channels is appended. `call_timeout` limits a call on the side channel,
+    such as an upload with its compilation; the default exceeds the runtime's own limits.
     """
 
     tokenizer: str
@@ -62,7 +62,7 @@ class RuntimeConfig:
         return self.command == OWN_RUNTIME
 
     def arguments(self, prefix: str) -> list[str]:
-        """Return the arguments of the command line for a link with this prefix."""
+        """Return the runtime's command-line arguments. `prefix` begins the names of the shared objects."""
         args = [*self.command, "--server", "--name", prefix, "--tokenizer", self.tokenizer]
         args += ["--json-size", str(self.json_size), "--bin-size", str(self.mask_size)]
         if self.is_ours:
@@ -77,8 +77,8 @@ class RuntimeConfig:
 
 
 class RuntimeProcess:
-    """One running runtime process with its channels. `extensions` are the protocol extensions that it announced,
-    `vocab_size` is the size of its vocabulary."""
+    """One running runtime process with its channels. `extensions` are the protocol extensions that the runtime
+    announced. `vocab_size` is its vocabulary size."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
@@ -103,7 +103,7 @@ class RuntimeProcess:
             remove_names(self.prefix)
 
     def _header(self) -> TraceHeader:
-        """Return the first record of a trace of this runtime."""
+        """Return the header record with which a trace of this runtime begins."""
         config = self.config
         started = {"dialect": config.dialect, "num_logits": config.num_logits, "is_ours": config.is_ours}
         made = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -178,7 +178,7 @@ class RuntimeProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of the process group of everything that the runtime started."""
+        """The runtime's process id. It is also the id of the group of all processes that the runtime started."""
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:

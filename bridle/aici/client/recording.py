@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """Appends exchanges to a file. Safe from any thread. `max_bytes` limits the file; later exchanges are only
-    counted."""
+    """Appends exchanges to a file. Safe from any thread. `max_bytes` limits the file's size; exchanges beyond it are
+    only counted."""
 
     def __init__(self, path: Path, header: traces.TraceHeader, max_bytes: int = traces.MAX_EXCHANGES_BYTES) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class TraceWriter:
                 self._main = message, time.monotonic()
 
     def received(self, message: bytes, *, side: bool) -> None:
-        """Record the reply. The exchange is then written to the file."""
+        """Record the reply of the runtime, and write the exchange to the file."""
         with self._lock:
             asked = self._side.pop(_rid(message), None) if side else self._main
             if asked is not None:
@@ -74,7 +74,7 @@ class TraceWriter:
         return True
 
     def close(self) -> None:
-        """Record the number of missing exchanges and close the file. Idempotent."""
+        """Write the number of exchanges that exceeded the limit, and close the file. Idempotent."""
         with self._lock:
             if self._file.closed:
                 return
@@ -85,7 +85,7 @@ class TraceWriter:
 
 
 def _as_json(message: bytes) -> Any:
-    """Return a message for a line of the file: its own bytes if they are JSON on one line."""
+    """Return a message as it is written to the file: its own bytes if they are JSON on one line, otherwise a string."""
     try:
         msgspec.json.decode(message, type=msgspec.Raw)
         return msgspec.Raw(message if b"\n" not in message else msgspec.json.format(message, indent=-1))

@@ -9,10 +9,10 @@ from bridle.aici.protocol import LOCAL, Auth
 
 @dataclass(frozen=True, slots=True)
 class WasmController:
-    """A controller in the runtime's store, named by a module id (64 hex digits), a tag, or a `gh:` name.
+    """A controller in the runtime's module store, named by a module id (64 hex digits), a tag, or a `gh:` reference.
 
-    `argument` is the program or configuration with which it starts; `auth` is the user for whom it runs. A controller
-    with `is_demanded` is required by an operator's policy, and runs in a separate runtime.
+    `argument` is the program or configuration with which the controller starts. `auth` is the user for whom it runs. A
+    controller with `is_demanded` is required by an operator's policy, and runs in a separate runtime.
     """
 
     module: str

@@ -1,10 +1,9 @@
 """Replays a recorded trace: every request goes to a new runtime, and the replies must equal the recorded ones.
 
-Times are not compared. The steps in which answers come are not compared either, because a controller that was late or
-waited in the record may be in time now, or the reverse. The answers of each sequence are compared in order. An answer
-that comes earlier than in the record is kept until its turn, and the sequence is not asked meanwhile; a late answer is
-requested again.
-The input are the exchanges of a trace (`bridle.traces.ExchangeRecord`), which `recording` writes.
+The answers of each sequence are compared in order. Times and step numbers are not compared, because a controller that
+was late in the trace may answer in time now, or the reverse. An answer that comes earlier than in the trace is kept
+until its turn; meanwhile the sequence is not asked. A late answer is requested again. The input is a trace that
+`recording` wrote, with one `bridle.traces.ExchangeRecord` for each exchange.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReplyDifference:
-    """A reply that differs from the trace. `line` counts from 1."""
+    """A reply that differs from the trace. `line` is the trace's line number, from 1."""
 
     line: int
     operation: str
@@ -44,10 +43,10 @@ class ReplyDifference:
 
 
 def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[ReplyDifference | None]:
-    """Play the traces of a file, each against a fresh runtime: one item per exchange, None where the reply is the
-    same. Controllers get `step_ms` for a step, so that a busy machine does not make them late; one that never
-    answers ends then. Raises `InvalidRequest` for a file that is not a trace of a runtime, and at the end of a
-    truncated one."""
+    """Replay the traces of a file, each with a new runtime. Yields one item per exchange: the difference, or None if
+    the reply is the same. A controller gets `step_ms` for a step, so that a busy machine does not make it late; after
+    that time it ends. Raises `InvalidRequest` for a file that is not a trace of a runtime, and at the end of a
+    truncated trace."""
     patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
     config = replace(config, extra_args=(*config.extra_args, *patient), trace=None)
     player: _Player | None = None
@@ -83,21 +82,22 @@ def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
 
 @dataclass(slots=True)
 class _Said:
-    """Output of a sequence in one of the two runs up to the next answer. `answer` is that answer if it came early."""
+    """Output of a sequence up to its next answer, in the trace or in the replay. `answer` is that answer if it has
+    arrived."""
 
     logs: str = ""
     storage: list[Any] = field(default_factory=list)
     answer: Json | None = None
 
     def hear(self, result: Json) -> None:
-        """Add the result of a step."""
+        """Add the sequence's result of one step."""
         self.logs += "".join(line for line in str(result["logs"]).splitlines(True) if not line.startswith(_LATE))
         self.storage += result["storage"]
         if not _waits(result):
             self.answer = result
 
     def take(self) -> Json:
-        """Return the answer with all the output before it."""
+        """Return the answer with all output that preceded it, and clear both."""
         answer = {**(self.answer or {}), "logs": self.logs, "storage": self.storage}
         if _TIMEOUT in str(
             answer.get("error", "")
@@ -139,7 +139,8 @@ class _Player:
     # -- steps of dialect 2 ------------------------------------------------------------------------------
 
     def _step(self, number: int, command: Json, recorded: Json) -> tuple[Json, Json]:
-        """Replay a step. Returns both replies, reduced to the answers that the record has at this point."""
+        """Replay a step. Returns the recorded and the new reply, reduced to the answers that the trace has up to this
+        step."""
         ops = [op for op in command["ops"] if self._of(self._now, op["id"]).answer is None]
         now = self._exchange(number, {**command, "ops": ops, "deadline_ms": None, "reply_ms": None})
         if now.get("type") != "ok":
@@ -158,7 +159,7 @@ class _Player:
         return {"data": expected}, {"data": got}
 
     def _await(self, number: int, key: str) -> None:
-        """Ask until the answer that the record has arrives."""
+        """Ask the controller again until it gives the answer that the trace has in this step."""
         deadline = time.monotonic() + _PATIENCE
         op = {"id": int(key), "backtrack": 0, "tokens": [], "sampled": None}
         while self._of(self._now, key).answer is None and time.monotonic() < deadline:
@@ -177,13 +178,13 @@ class _Player:
 
 
 def _waits(result: Json) -> bool:
-    """Return whether a result means "not now": the controller is late, or waits for time or for a variable."""
+    """Return whether a result is no answer yet: the controller is late, or waits for a time or for a variable."""
     branches = (result.get("result") or {}).get("branches") or []
     return len(branches) == 1 and branches[0].get("wait") is True
 
 
 def _stable(value: Any) -> Any:
-    """Return the value without the parts that differ between runs. A mask is reduced to whether there is one."""
+    """Return the value without the parts that differ between runs. A mask is replaced by True."""
     if isinstance(value, dict):
         kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
         if kept.get("sample_mask") is not None:

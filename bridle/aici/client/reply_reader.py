@@ -1,7 +1,7 @@
 """A thread that receives the replies to steps and decodes them while the engine's thread computes.
 
-So decoding is done by the time the forward pass ends. The engine's thread begins an exchange, calls `expect`, and takes
-the result when it needs it.
+So a reply is usually decoded before the forward pass ends. The engine's thread begins an exchange, calls `expect`, and
+takes the result when it needs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReplyReader:
         self._thread.start()
 
     def expect(self) -> None:
-        """Start to wait for a reply, because a request was sent."""
+        """Start to wait for the reply to a request that was just sent."""
         self.is_open = True
         self._wanted.put(None)
 

@@ -1,5 +1,5 @@
-"""Requests in parallel to steps: uploads, tags, instances. Safe from any thread; replies come in any order. A call
-without a reply within the process's `call_timeout` fails."""
+"""Sends requests in parallel to steps: uploads, tags, instances. Safe from any thread; replies come in any order. A
+call without a reply within the process's `call_timeout` fails."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LOOK = 0.25
 
 
 class SideChannel:
-    """Carries many calls at once over the side channel of one runtime process. The channel begins with `start` and ends
-    with the process, or with an invalid reply. The channel then calls `on_end` from its own thread, with the reason."""
+    """Makes concurrent calls over the side channel of one runtime process. It begins with `start`, and ends with the
+    process or an invalid reply. At its end it calls `on_end` with the reason, from its own thread."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process
@@ -42,7 +42,7 @@ class SideChannel:
 
     def call(self, request: protocol.Message, data_type: type[T]) -> Future[T]:
         """Send a request. The future returns the reply's data, or raises `InvalidRequest` (a user's mistake),
-        `Overloaded` or `ControllerError`. It is always completed."""
+        `Overloaded` or `ControllerError`. Every future completes."""
         future: Future[T] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
@@ -116,7 +116,7 @@ class SideChannel:
 
 
 class _Call(NamedTuple):
-    """A call without a reply so far. `due` is the time of the monotonic clock at which it fails."""
+    """A call that waits for its reply. `due` is the time at which the call fails, in seconds of the monotonic clock."""
 
     future: Future[Any]
     data_type: Any

@@ -1,8 +1,8 @@
 """Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
-A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed, so the
-thread that uses the main channel takes an instance, and closes it. An instance that ends before it is taken is closed
-by the supervisor. All other methods may be called from any thread. This module does not know sequences.
+A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed. So the
+thread that uses the main channel takes an instance and closes it. The supervisor closes an instance that ends before it
+is taken. All other methods may be called from any thread. This module does not know sequences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIVED_WELL = 10.0
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One process of the runtime. `error` is the reason of its end. `is_taken` is set once a thread uses its main
+    """One process of the runtime. `error` is the reason why it ended. `is_taken` is set once a thread uses its main
     channel."""
 
     process: RuntimeProcess
@@ -101,7 +101,7 @@ class RuntimeSupervisor:
             return self.current
 
     def wait(self, timeout: float) -> RuntimeInstance:
-        """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
+        """Wait until a runtime is running, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
         with self.changed:
             self.changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
@@ -109,7 +109,7 @@ class RuntimeSupervisor:
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
-        """Kill a lost runtime, and start the next one. Safe from any thread. Idempotent."""
+        """Kill a runtime that failed, and start the next one. Safe from any thread. Idempotent."""
         with self.changed:
             life.error = life.error or error  # an instance that is not current yet will not become current
             if self.current is not life:

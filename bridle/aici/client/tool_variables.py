@@ -1,11 +1,10 @@
-"""Tools for Wasm controllers. Tool calls are variables with reserved names, so every guest with variables can call
-tools.
+"""Tool calls of Wasm controllers. A guest calls a tool by setting a variable with a reserved name.
 
 A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and continues
 or waits for `tool:ID:answer`. Once the call has ended, the engine sets that variable to the answer. After a failed
 call, it first sets `tool:ID:error` to the reason, and then the answer to an empty value. Setting `tool:ID` to an empty
-value cancels the call. Clients do not see these variables. Calls belong to the request, as its variables do: any of its
-outputs may wait for an answer.
+value cancels the call. Clients do not see these variables. Calls belong to the request, like its variables: any output
+of the request may wait for an answer.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class ToolVariables:
         return tuple(value for name, call in done for value in _told(name, call))
 
     def note_answer(self, seq_id: int, answer: Answer) -> None:
-        """Remove the tool calls from a guest's writes, and start them. A wait that only calls can end becomes a wait
-        for these calls."""
+        """Remove the tool calls from a guest's writes, and start them. If only calls can end the guest's wait, the
+        decision becomes a wait for these calls."""
         self._awaited.pop(seq_id, None)
         group = self._groups.get(seq_id)
         if group is None:
@@ -103,7 +102,8 @@ class ToolVariables:
         return call.notice
 
     def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
-        """Return the wait in the engine's form. A wait for a call ends by an outside event, so it is no deadlock."""
+        """Return the engine's decision for the guest's wait. A wait for a call ends by an outside event, so it is no
+        deadlock."""
         if not group.calls:
             return decision
         names = [name for name, _ in decision.waits_for or ()]
@@ -116,18 +116,18 @@ class ToolVariables:
         return Decision.wait_for(*calls)
 
     def holds(self, ask: Ask) -> bool:
-        """Return whether the ask can be skipped: the guest waits for calls, none of them has ended, and there is no
-        other news."""
+        """Return whether the ask can be skipped: the guest waits for calls, none of them has ended, and the ask reports
+        nothing else."""
         if ask.seq_id not in self._awaited or ask != Ask(ask.seq_id, turns=ask.turns):
             return False
         return not self.is_ready(ask.seq_id)
 
     def is_ready(self, seq_id: int) -> bool:
-        """Return whether a call has ended for which the output waits."""
+        """Return whether one of the calls that the output waits for has ended."""
         return any(call.is_done for call in self._awaited.get(seq_id, ()))
 
     def leave(self, seq_ids: Collection[int]) -> None:
-        """Note that outputs are over. The calls of a request are cancelled with its last output."""
+        """Remove ended outputs. The calls of a request are cancelled with its last output."""
         for seq_id in seq_ids:
             self._awaited.pop(seq_id, None)
             group = self._groups.pop(seq_id, None)
