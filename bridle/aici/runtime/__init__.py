@@ -1,5 +1,5 @@
 """The control runtime: a process that hosts sandboxed controllers for an engine.
 
-Processes: the supervisor owns the channels, the module store and all limits and runs no Wasm. For the supervisor, a
-fork server starts compilers (the only processes that compile) and workers (which only load compiled code).
+The supervisor process owns the channels, the module store and all limits, and runs no Wasm. A fork server starts the
+other processes for the supervisor. Only compiler processes compile modules; worker processes only load compiled code.
 """

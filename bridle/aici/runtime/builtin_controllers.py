@@ -1,10 +1,10 @@
-"""The controllers that come with bridle: they are found by name, and compiled before a request needs them.
+"""Finds bridle's own controllers by name, and compiles them before a request needs them.
 
-These controllers are in the store with an owner of their own, which is not a user. A user's tag and a linked reference
-take precedence; nothing is downloaded for them. For the interpreter that takes longest to compile, the package has
-machine code for the most common machines. Other controllers are compiled once for each machine and version of wasmtime,
-in the background, with their own limits and low priority. A request waits a moment for this, and is then refused with a
-time to retry.
+These controllers are in the module store with a separate owner, which is not a user. A user's tag or linked reference
+of the same name takes precedence. Nothing is downloaded. For the interpreter that takes longest to compile, the package
+has machine code for the most common machines. Other controllers are compiled in the background, once for each machine
+and version of wasmtime, with separate limits and low priority. A request waits a moment for the compilation, and is
+then refused with a time to retry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RETRY_AFTER = 5.0
 
 @dataclass(slots=True)
 class _Preparation:
-    """A compilation that is running or done."""
+    """A compilation that is running or has ended."""
 
     future: Future[Compiled] = field(default_factory=Future)
     began: float = field(default_factory=time.monotonic)
@@ -51,13 +51,13 @@ class BuiltinControllers:
         self._under_way: dict[str, _Preparation] = {}
 
     def resolve(self, reference: str) -> str | None:
-        """Return the module id of a reference, and store the module first; None if the reference means no controller of
-        bridle."""
+        """Store the controller that a reference means, and return its module id; None if bridle has no such
+        controller."""
         name = standard_name(reference)
         return None if name is None else self.install(name)
 
     def restore(self, module: str) -> None:
-        """Store a controller of bridle that is requested by its id, as by a trace of another machine."""
+        """Store one of bridle's controllers by its module id, which may come from another machine's trace."""
         name = _name_of(module)
         if name is not None:
             self.install(name)
@@ -97,8 +97,8 @@ class BuiltinControllers:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """Prepare controllers in a thread. Those that need no compilation come first, then the one for scripts in
-        JavaScript, which the README's first program needs. Errors are logged."""
+        """Prepare controllers in a thread. Controllers with machine code come first, then the JavaScript interpreter,
+        which the README's first program needs. Errors are logged."""
         known = standard.manifest()
 
         def run() -> None:
@@ -111,7 +111,7 @@ class BuiltinControllers:
         threading.Thread(target=run, name="prepare", daemon=True).start()
 
     def _prepare(self, name: str) -> _Preparation:
-        """Begin a compilation, or join one that is running."""
+        """Begin to compile a controller, or return its running compilation."""
         with self._lock:
             preparation = self._under_way.get(name)
             if preparation is None:
@@ -150,5 +150,5 @@ class BuiltinControllers:
 
 
 def _name_of(module: str) -> str | None:
-    """Return the name of a controller of bridle by its module id; None for any other module."""
+    """Return the name of bridle's controller with this module id; None for any other module."""
     return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)

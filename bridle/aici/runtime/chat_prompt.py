@@ -1,4 +1,5 @@
-"""Conversations of guests, rendered by the model's chat template: JSON in, JSON out, for modules and components."""
+"""Renders a guest's conversation with the model's chat template. Input and output are JSON, for modules and
+components."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Conversation(msgspec.Struct):
-    """A conversation as a guest writes it."""
+    """The JSON of a conversation that a guest wants to render."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -31,16 +32,15 @@ _decoder = msgspec.json.Decoder(_Conversation)
 
 
 def prepare_chats(tokenizer: Tokenizer | None) -> None:
-    """Render a first conversation with the model's template, so that no guest's first conversation spends its time on
-    loading the template."""
+    """Render an example conversation, so that the chat template is loaded before a guest's time limit applies."""
     if tokenizer is not None and tokenizer.chat_template.is_present:
         with suppress(BridleError):  # a template that is not valid: each conversation says so
             fit_template(tokenizer, [{"role": "assistant", "content": "", "tool_calls": []}], None)
 
 
 def render_chat(guest: Instance, conversation: bytes) -> bytes:
-    """Return text and tokens of a conversation, or an error, as JSON. The conversation's length counts as tokenized
-    text."""
+    """Return text and tokens of a conversation, or an error, as JSON. The conversation's length counts towards the
+    limit of tokenized text."""
     limits = guest.surroundings.limits
     guest.spent_tokenizing += len(conversation)
     if len(conversation) > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:

@@ -1,8 +1,8 @@
 """Compiled code of modules: from the store, from the package, or made by a compiler process with limits.
 
-Only the supervisor writes to the store. The supervisor writes only code that bridle's compiler made from the bytes with
-the module's hash. The compiler ran now or when the package was built, whose manifest has the hash of such code. So a
-client's upload can never become the compiled code of another module.
+Only the supervisor writes to the store. The supervisor stores only code that bridle's compiler made from the bytes with
+the module's hash. Code that was compiled when the package was built is checked against the hash in the package's
+manifest. So an upload can never become the compiled code of another module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EXIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """Machine code, and the metadata that the compiler found."""
+    """Machine code of a module, and the metadata that the compiler found."""
 
     code: bytes
     facts: str
@@ -45,8 +45,8 @@ class CompiledCode:
 
 
 class Compilers:
-    """Finds or makes compiled code. Thread-safe. A module is compiled once, however many threads ask for it at the same
-    time."""
+    """Finds or makes compiled code. Thread-safe. A module is compiled once, even if several threads request it at the
+    same time."""
 
     def __init__(self, nursery: ForkServer, store: ModuleStore, limits: RuntimeLimits) -> None:
         self._nursery = nursery
@@ -60,7 +60,7 @@ class Compilers:
         self._unreadable: set[str] = set()
 
     def get(self, module: str) -> Compiled:
-        """Return the compiled code of a stored module. If there is none, the module is compiled."""
+        """Return the compiled code of a stored module. Without stored code, the module is compiled first."""
         known = self._known.get(module)
         if known is not None and known.path.exists():
             return known
@@ -76,7 +76,7 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> CompiledCode:
-        """Compile bytes that come with bridle, with a separate limit, and without using up users' limit."""
+        """Compile a controller that comes with bridle. Its compilation does not count towards the users' limit."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: CompiledCode) -> Compiled:
@@ -92,16 +92,16 @@ class Compilers:
         self._store.forget_compiled(module, self._settings)
 
     def shipped(self, module: str, name: str) -> CompiledCode | None:
-        """Return the package's machine code of bridle's own controller `name`. None if there is none for this machine,
-        or if it could not be loaded before. Raises `ControllerUnavailable`."""
+        """Return the package's machine code of bridle's own controller `name`. None if the package has no code for this
+        machine, or if loading it failed before. Raises `ControllerUnavailable`."""
         if module in self._unreadable:
             return None
         found = standard.load_code(name, self._settings)
         return None if found is None else CompiledCode(*found, 0)
 
     def cached(self, module: str) -> Compiled | None:
-        """Return compiled code that is already stored; None if there is none. The first lookup reads all of the code,
-        to verify its digest."""
+        """Return stored compiled code; None if there is no such code. The first lookup reads the whole code, to verify
+        its digest."""
         known = self._known.get(module)
         if known is None and (known := self._store.compiled(module, self._settings)) is not None:
             self._known[module] = known
@@ -179,8 +179,8 @@ class Compilers:
 def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the compiler reports or ends. The limit is `limit` milliseconds; it is extended if the machine is so
-    busy that the compiler had less processor time. Raises `InvalidRequest`."""
+    """Wait until the compiler reports or ends. The time limit is `limit` milliseconds. It is extended if a busy machine
+    gave the compiler less processor time. Raises `InvalidRequest`."""
     begin = clock()
     poll = select.poll()
     poll.register(report, select.POLLIN)

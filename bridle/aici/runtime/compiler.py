@@ -1,8 +1,8 @@
-"""Compiling: the only module in which the bytes of an uploaded module reach the Wasm compiler.
+"""Compiles Wasm modules. Only this Python module passes the bytes of an upload to the Wasm compiler.
 
-The compiler runs in a separate process for each module, limited in time (from outside) and memory, because a malicious
-module can make a compiler work hard. The compiler returns machine code and the metadata that workers need: the guest's
-dialect, missing exports, and whether an instance can be copied.
+A malicious module can make a compiler work hard. So each module has its own compiler process, with limited memory and
+with a time limit that the supervisor enforces. The compiler returns machine code and the metadata that workers need:
+the guest's dialect, missing exports, and whether an instance can be copied.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _compile_core(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMeta
 
 
 def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, ModuleMetadata]:
-    """Compile a component for this configuration. Returns machine code and metadata."""
+    """Compile a component with this configuration of wasmtime. Returns machine code and metadata."""
     component = wasmtime.component.Component(wasmtime.Engine(config), wasm)
     return bytes(component.serialize()), ModuleMetadata(is_component=True, is_copyable=False)
 

@@ -1,9 +1,9 @@
-"""Controllers as WebAssembly components. The rest of the runtime sees the same kind of instance, but a component's
-functions are typed instead of using pointers.
+"""Runs controllers that are WebAssembly components. Their functions have typed arguments instead of pointers. The rest
+of the runtime uses the same `Instance` interface for them.
 
-The interface is in `wit/controller.wit`. A component always has its own process and is forked together with this
-process. So the limits of wasmtime's Python API (slow conversion of long lists, one place for exceptions) affect no
-other guest.
+The interface is in `wit/controller.wit`. A component always has its own process, and is forked with it. So the
+weaknesses of wasmtime's Python API affect no other guest: slow conversion of long lists, and one global variable for
+exceptions.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def make_linker(engine: wasmtime.Engine) -> wc.Linker:
 
 @dataclass(frozen=True, slots=True)
 class LinkedComponent:
-    """A component, and the linker with everything that it may import."""
+    """A component, and the linker with all functions that the component may import."""
 
     linker: Any
     component: Any
 
     def instantiate(self, store: wasmtime.Store) -> Any:
-        """Make an instance, as `wasmtime.InstancePre` does for core modules."""
+        """Create an instance of the component, as `wasmtime.InstancePre` does for core modules."""
         return self.linker.instantiate(store, self.component)
 
 
 class ComponentInstance(Instance):
-    """An `Instance` of a component. A component can be copied only by forking its process."""
+    """An `Instance` of a component. It can be copied only by forking its process."""
 
     world: World
 
@@ -93,7 +93,7 @@ class ComponentInstance(Instance):
         self.world.diverge(branch)
 
     def _check_created(self, result: Any) -> None:
-        """Check a `result<_, string>`: it is empty, or the text of an error."""
+        """Check a `result<_, string>` of the component. Raises `ControllerError` if it has an error text."""
         problem = getattr(result, "payload", result)
         if getattr(result, "tag", "err" if isinstance(result, str) else "ok") == "err":
             raise ControllerTrap(f"create: {problem}")
@@ -149,12 +149,12 @@ class ComponentInstance(Instance):
 
 
 def _place(error: Exception) -> str:
-    """Return the running lines of the guest's program, as far as they can be found."""
+    """Return the source lines at which the guest's program was running, as far as they can be found."""
     return whereabouts() or backtrace_of(str(error))
 
 
 def make_instance(program: LoadedModule) -> type[Instance]:
-    """Return the class of instances that a module needs."""
+    """Return the instance class for a module: `ComponentInstance` for components, else `Instance`."""
     return ComponentInstance if program.facts.is_component else Instance
 
 
@@ -162,7 +162,7 @@ def make_instance(program: LoadedModule) -> type[Instance]:
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a host function so that its exception is stored on the guest, where the caller finds it."""
+    """Wrap a host function so that its exception is stored as `guest.failure`, where the caller finds it."""
 
     def call(_store: Any, *arguments: Any) -> Any:
         guest = running.guest

@@ -1,8 +1,8 @@
-"""Constraint handles for guests: bridle's addition to the host interface, imported from module `bridle`.
+"""Host functions of module `bridle` for constraints, which guests refer to by handles.
 
-A guest passes a regex, a JSON schema, a grammar or any other constraint of `bridle.structured_output` once and gets a
-small number as its handle. The host computes the masks, so guests need no memory for a grammar engine or masks. A fork
-copies handles together with the rest of the instance.
+A guest passes a constraint once and gets a small number as its handle. Possible are a regex, a JSON schema, a grammar
+and every other constraint of `bridle.structured_output`. The host computes the masks, so guests need no memory for a
+grammar engine or masks. A fork copies handles together with the rest of the instance.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec_length: int) -> int:
-    """Make a constraint. Returns its handle, from 1. An invalid specification also gets a handle: its status is failed
-    and `constraint_error` has the reason, so that a script can raise its own exception."""
+    """Create a constraint. Returns its handle, from 1. An invalid specification also gets a handle, whose status is
+    failed; `constraint_error` returns the reason. So a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
         raise GuestFault(f"more than {limits.max_constraints} constraints at the same time")
@@ -44,19 +44,19 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
 
 
 def constraint_allow(guest: Instance, handle: int) -> int:
-    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`. If one of several whole texts may
-    come next, these texts are passed to the engine too."""
+    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`. If the constraint is a choice of
+    whole texts, these texts are passed to the engine too."""
     return add_options(guest, handle, guest.add_mask(_bits(guest, handle)))
 
 
 def constraint_mask(guest: Instance, handle: int) -> int:
-    """Return a blob with the mask as bits, for a guest that reads masks."""
+    """Return a blob with the constraint's mask as bits, for a guest that reads masks."""
     guest.blobs[BLOB_EXTRA] = _bits(guest, handle)
     return BLOB_EXTRA
 
 
 def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> int:
-    """Consume u32 tokens. Returns how many were accepted."""
+    """Advance the constraint by u32 tokens. Returns the number of accepted tokens."""
     if count > guest.surroundings.limits.max_forced_tokens:
         raise GuestFault(f"{count} tokens exceed the limit of {guest.surroundings.limits.max_forced_tokens}")
     tokens = struct.unpack(f"<{count}I", guest.memory.read(source, 4 * count))
@@ -69,21 +69,21 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Roll back the last tokens. Returns 1 if that was possible. The texts of a choice are then no longer passed to the
-    engine."""
+    """Roll back the constraint's last tokens. Returns 1 if that was possible. Afterwards the texts of a choice are no
+    longer passed to the engine."""
     guest.choices.pop(handle, None)
     return int(_matcher(guest, handle).rollback(count))
 
 
 def constraint_ff(guest: Instance, handle: int) -> int:
-    """Return a blob of the u32 tokens that must come next."""
+    """Return a blob with the u32 tokens that must come next."""
     tokens = _matcher(guest, handle).compute_ff_tokens()
     guest.blobs[BLOB_EXTRA] = struct.pack(f"<{len(tokens)}I", *tokens)
     return BLOB_EXTRA
 
 
 def constraint_status(guest: Instance, handle: int) -> int:
-    """Return the status as bits: 1 the text may end here, 2 nothing may follow, 4 failed."""
+    """Return the constraint's status as bits: 1 if the text may end here, 2 if nothing may follow, 4 if it failed."""
     matcher = _matcher(guest, handle)
     if matcher.is_error():
         return _FAILED | _STOPPED
@@ -91,13 +91,13 @@ def constraint_status(guest: Instance, handle: int) -> int:
 
 
 def constraint_error(guest: Instance, handle: int) -> int:
-    """Return a blob with the text of the error."""
+    """Return a blob with the constraint's error text."""
     guest.blobs[BLOB_EXTRA] = _matcher(guest, handle).get_error().encode()
     return BLOB_EXTRA
 
 
 def constraint_free(guest: Instance, handle: int) -> int:
-    """Drop a handle. Returns 1 if it existed."""
+    """Drop a constraint's handle. Returns 1 if the handle existed."""
     guest.choices.pop(handle, None)
     return int(guest.constraints.pop(handle, None) is not None)
 
@@ -116,7 +116,7 @@ def _matcher(guest: Instance, handle: int) -> Any:
 
 
 def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
-    """Return an llguidance matcher at its start; a failed one if the specification is invalid."""
+    """Return an llguidance matcher at its start; a `_Refused` if the specification is invalid."""
     try:
         grammar = grammar_of(parse_spec(kind, spec))
     except InvalidRequest as error:
@@ -127,7 +127,7 @@ def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
 
 
 class _Refused:
-    """Takes the place of a matcher for an invalid specification: it allows no token and has the error."""
+    """Replaces the matcher of an invalid specification: it allows no token and has the error."""
 
     def __init__(self, error: str) -> None:
         self._error = error
@@ -161,7 +161,7 @@ class _Refused:
 
 
 def _tokenizer(vocabulary: RuntimeVocabulary) -> Any:
-    """Return the tokenizer in llguidance's form. The result is made once per vocabulary, because that takes a
+    """Return the vocabulary as an llguidance tokenizer. It is created once per vocabulary, because that takes a
     moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)

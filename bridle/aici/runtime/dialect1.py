@@ -1,7 +1,7 @@
-"""post_pre_process and mid_process of dialect 1 in the supervisor, from the engine's message to the reply.
+"""Handles `post_pre_process` and `mid_process` of dialect 1 in the supervisor, from the engine's message to the reply.
 
-Late controllers lose only a step, as in dialect 2. In the pre phase a late sequence is suspended for the step; in the
-mid phase it gets a splice that removes the sampled token and appends nothing.
+A late controller loses only one step, as in dialect 2. If it is late in the pre phase, its sequence is suspended for
+the step. In the mid phase, the sequence gets a splice that removes the sampled token and appends nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Dialect1Handler:
     # -- post and pre --------------------------------------------------------------------------------------
 
     def post_pre_process(self, request: PostPreProcess) -> r.PostPreData:
-        """Run post for the sequences that were scheduled, and pre for every live one. An invalid id fails the whole
-        request, before any callback runs."""
+        """Run the post callback of the scheduled sequences, and the pre callback of every live sequence. An invalid id
+        fails the whole request, before any callback runs."""
         begin = time.monotonic()
         self._check(request)
         for pre in request.pre_ops:
@@ -81,7 +81,7 @@ class Dialect1Handler:
             names.add(pre.req_id)
 
     def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: r.PostPreData, has_post: bool) -> None:
-        """Keep a sequence whose mid callback is late. The sequence's post op must not report changes."""
+        """Add results for a sequence whose mid callback is late: it is suspended until that callback has ended."""
         if has_post:
             data.post_seqs[seq_id] = r.SeqResult(result=r.PostResult(False))
         is_done = sequence.ready is not None
@@ -154,8 +154,8 @@ class Dialect1Handler:
         return r.MidData1(results, len(request.ops))
 
     def _step_limit(self) -> float:
-        """Return the time limit for all callbacks of a step, in seconds. Guests of dialect 2 decide in the pre phase
-        already."""
+        """Return the time limit for all callbacks of a step, in seconds. It includes the pre phase, in which guests of
+        dialect 2 decide."""
         return max(self._limits.max_step_time, self._limits.max_pre_step_time) / 1000
 
     def _patience(self) -> float:
@@ -163,8 +163,8 @@ class Dialect1Handler:
         return limit + (GRACE if limit < GRACE else 0)
 
     def _jobs(self, request: MidProcess) -> list[tuple[Job | None, str]]:
-        """Return a job for each op, or the reason why there is none. An invalid id fails the whole request before any
-        callback runs."""
+        """Return a job for each op, or the reason why the op has no job. An invalid id fails the whole request before
+        any callback runs."""
         listed = {op.id for op in request.ops if op.clone_id is None}
         groups: dict[int, list[int]] = {}
         for op in request.ops:
@@ -233,7 +233,7 @@ class Dialect1Handler:
 
 
 def _is_in_mid(sequence: RuntimeSequence) -> bool:
-    """Return whether the answer that is due, or that came too late, belongs to a mid callback."""
+    """Return whether the sequence's pending or late answer belongs to a mid callback."""
     waits = sequence.is_outstanding or sequence.ready is not None
     return waits and sequence.error is None and isinstance(sequence.last_op, m.Mid1)
 

@@ -1,6 +1,6 @@
-"""mid_process of dialect 2, in the supervisor, from the engine's message to the reply.
+"""Handles `mid_process` of dialect 2 in the supervisor, from the engine's message to the reply.
 
-Ops are checked one by one: an error in one sequence is in its own result and does not affect others.
+Ops are checked one by one. An error in one sequence appears only in its result and does not affect others.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Dialect2Handler:
         return result
 
     def _last_logs(self, sequence: RuntimeSequence) -> str:
-        """Return the logs of a sequence that ended. The death of a worker is also logged here."""
+        """Return the log text for a sequence that ended: the reason if its worker died, otherwise nothing."""
         error = sequence.error or ""
         return f"{error}\n" if error.startswith("Worker:") else ""
 
@@ -159,8 +159,8 @@ class Dialect2Handler:
         return SeqResult(result=Branches([BranchReply(splices=[SpliceReply()], wait=True)]), logs=text)
 
     def _check(self, sequence: RuntimeSequence, branches: list[BranchReply]) -> str | None:
-        """Return the reason why these branches are not allowed, because of the engine's capabilities or the request's
-        limits; None if they are allowed."""
+        """Check branches against the engine's capabilities and the request's limits. Returns why they are not allowed,
+        or None."""
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"
@@ -191,7 +191,8 @@ class Dialect2Handler:
     def _place(
         self, answer: m.SequenceAnswer | m.LookaheadAnswer, branches: list[BranchReply], seq_id: int
     ) -> str | None:
-        """Write the masks of the branches, and set their rows. Returns the error, or None."""
+        """Write the branches' masks to shared memory, and set each `sample_mask` to its row. Returns the error, or
+        None."""
         rows: dict[int, int] = {}
         for branch in branches:
             index = branch.sample_mask
@@ -217,7 +218,7 @@ class Dialect2Handler:
 
 
 def _fork_groups(ops: list[MidOp]) -> dict[int, list[int]]:
-    """Return the members of each fork of this step: the original first, then by branch."""
+    """Return the sequences of each fork group of this step: the parent first, then the forks by branch."""
     clones: dict[int, list[tuple[int, int]]] = {}
     for op in ops:
         if op.clone_id is not None:

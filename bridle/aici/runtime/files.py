@@ -1,4 +1,4 @@
-"""Writes files so that they are either complete or absent, verifies them, and recognizes temporary files of ended
+"""Writes files that are either complete or absent, computes their digests, and finds temporary files of ended
 processes."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fork server: a process without threads that forks workers and compilers on the supervisor's behalf.
 
 The fork server is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in
-memory. So a new worker starts in a few milliseconds and shares these pages. The fork server never compiles, because a
+memory. So a new worker starts in a few milliseconds and shares this memory. The fork server never compiles, because a
 process that has compiled must not be forked. The children of the fork server die with it, and it dies with the
 supervisor. If the fork server dies, the supervisor, which then has threads, starts another one as a new process with
 the same options.
@@ -55,7 +55,8 @@ _NICE = 10
 
 @dataclass(slots=True)
 class Process:
-    """A process that the supervisor can watch and end. A handle makes this safe if the process id is reused."""
+    """A process that the supervisor can watch and end. A process handle (pidfd) makes this safe if the process id is
+    reused."""
 
     pid: int
     handle: int
@@ -96,12 +97,12 @@ class ForkServer:
         self.handle = os.pidfd_open(pid)  # readable when the fork server has ended
 
     def worker(self, descriptors: list[int]) -> Process:
-        """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""
+        """Fork a worker. `descriptors` are its ring memory, doorbell, side socket and, optionally, storage socket."""
         return self._spawn(_WORKER, descriptors)
 
     def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:
         """Fork a compiler. `descriptors` are a module's file, a memory file for the code, and a socket for the result.
-        `is_ours` says that the module comes with bridle."""
+        `is_ours` means that the module comes with bridle."""
         return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
 
     def _spawn(self, kind: str, descriptors: list[int]) -> Process:
@@ -122,8 +123,8 @@ class ForkServer:
         return Process(int(data), handles[0])
 
     def revive(self) -> None:
-        """Start a new fork server after one died. The calling thread must live as long as the fork server. Raises
-        `InternalError` if fork servers die one after the other."""
+        """Start a new fork server after the old one died. The calling thread must live as long as the fork server.
+        Raises `InternalError` if the new fork servers die again and again."""
         now = time.monotonic()
         self._deaths = [*(death for death in self._deaths if now - death < _SHORT), now]
         if len(self._deaths) > _MAX_DEATHS:
@@ -198,7 +199,7 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -
 
 
 def bury_children(_number: int, _frame: FrameType | None) -> None:
-    """Read the exit statuses of ended children, and log a death that the sandbox caused."""
+    """Reap ended child processes, and log each death that the sandbox caused."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             why = os_sandbox.explain_end(os.waitstatus_to_exitcode(ended[1]))
@@ -240,7 +241,7 @@ def be_worker(descriptors: list[int], surroundings: GuestEnvironment, sandbox: S
 
 
 class CompileResult(msgspec.Struct):
-    """A compiler's result; the code is in the memory file."""
+    """A compiler's result without the machine code, which is in the memory file."""
 
     error: str = ""
     facts: str = ""

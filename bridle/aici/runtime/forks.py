@@ -1,4 +1,4 @@
-"""Forking a sequence, from the supervisor's view: a copy inside its worker, or a fork of its whole process."""
+"""Forks sequences for the supervisor: by a copy inside the worker, or by a fork of the whole worker process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SPLIT_TIMEOUT = 2.0
 
 
 class Forks:
-    """Forks sequences by copying an instance or by forking its process."""
+    """Forks sequences by copying an instance or by forking the instance's process."""
 
     def __init__(self, table: SequenceTable, pool: WorkerPool) -> None:
         self._table = table
@@ -19,7 +19,7 @@ class Forks:
 
     def fork(self, parent: RuntimeSequence, seq_id: int, branch: int) -> tuple[RuntimeSequence, int | None]:
         """Fork `parent`. Returns the new sequence. If the worker still has to copy the parent before any callback of
-        the step, also returns the parent's key. Raises `BridleError` with the text for the child's result."""
+        the step, also returns the parent's key. Raises `BridleError` with the error text for the child's result."""
         if seq_id in self._table.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         if parent.error is not None:

@@ -1,6 +1,7 @@
-"""Controllers named by `gh:` references: finds the release asset, and downloads it if the operator allows that.
+"""Resolves `gh:` references to controllers: finds the release asset on GitHub, and downloads it if the operator allows
+that.
 
-Without that permission only references that are already linked (bridle's own controllers, earlier downloads) resolve.
+Without permission to download, only bridle's own controllers and earlier downloads are found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The JSON of callbacks that guests of each dialect take and return, as checked typed values.
+"""Encodes and checks the JSON that callbacks of guests take and return, in each dialect.
 
 A guest is untrusted. Every returned number is checked against the vocabulary, the masks of this call and the limits
 before it is used.
@@ -22,8 +22,8 @@ from bridle.sampling_values import check_scales
 
 
 class WaitRequest(Struct, omit_defaults=True):
-    """Addition: a guest is called again only when `variable` has a version above `newer_than`, or `ms` milliseconds
-    have passed. At least one of the two conditions must be given."""
+    """Addition: a wait. The guest is called again only when `variable` has a version above `newer_than`, or `ms`
+    milliseconds have passed. At least one of the two conditions must be given."""
 
     variable: str | None = None
     newer_than: int = 0
@@ -69,8 +69,8 @@ _post1_decoder = msgspec.json.Decoder(_Post1)
 
 @dataclass(slots=True)
 class GuestDecision:
-    """The decision of a guest for its next step. `sample_mask` of a branch is an index into `masks`. Without branches
-    the sequence stops."""
+    """The decision of a guest for its next step. A branch's `sample_mask` is an index into `masks`. A decision without
+    branches stops the sequence."""
 
     branches: list[BranchReply]
     masks: list[bytes] = field(default_factory=list)
@@ -78,7 +78,7 @@ class GuestDecision:
 
     @property
     def is_noop(self) -> bool:
-        """Return whether the decision is a single branch that changes nothing: wait one step."""
+        """Return whether the decision is a single branch that changes nothing, so that the sequence waits one step."""
         return len(self.branches) == 1 and is_noop(self.branches[0])
 
 
@@ -97,7 +97,7 @@ def is_noop(branch: BranchReply) -> bool:
 
 
 class _Guest:
-    """The part that guests of both dialects have in common."""
+    """Methods that guests of both dialects have in common."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -138,7 +138,7 @@ class _Guest:
 
 
 def own_number(seq_id: int) -> int:
-    """Return the number of a sequence that its guest gets from `aici_host_self_seq_id`: 32 bits. The higher bits
+    """Return the 32-bit sequence number that a guest gets from `aici_host_self_seq_id`. The removed higher bits
     distinguish the controllers of one output."""
     return seq_id & 0xFFFFFFFF
 
@@ -207,8 +207,8 @@ class Guest2(_Guest):
         self._check_additions(branch)
 
     def _add_options(self, branches: list[BranchReply]) -> None:
-        """Add the texts one of which comes next to a single branch without other effects. Splices that only react to
-        tokens forbidden by its mask have no effect."""
+        """Add the texts of a choice to the decision's branch, if it is the only one and has no other effect. A splice
+        has no effect if the mask forbids all tokens that trigger it."""
         branch = branches[0] if len(branches) == 1 else None
         if branch is None or branch.sample_mask is None or branch.bias or branch.top_logprobs or branch.control_vectors:
             return
@@ -221,8 +221,8 @@ class Guest2(_Guest):
             branch.options, branch.splices = options, []
 
     def _mask_index(self, name: int) -> int:
-        """Return the index of a mask that was made in this call. D2.0 guests always pass 0, which means the last
-        mask."""
+        """Return the index of a mask from its name in this call. Guests of dialect 2.0 always pass 0, which means the
+        last mask."""
         count = len(self.instance.masks)
         index = count - 1 if self.instance.program.facts.old_bias and name == 0 else name - 1
         if not 0 <= index < count:
@@ -257,8 +257,8 @@ class Guest2(_Guest):
 
 @dataclass(slots=True)
 class MidResult1:
-    """The result of a D1 guest's mid callback. Without a splice, the next token is sampled under `mask` (None: the
-    guest returned no set)."""
+    """The result of a dialect-1 guest's mid callback. Without a splice, the next token is sampled under `mask`, which
+    is None if the guest set no mask."""
 
     mask: bytes | None = None
     is_stop: bool = False
@@ -269,7 +269,7 @@ class Guest1(_Guest):
     """A guest of dialect 1."""
 
     def post(self, tokens: Sequence[int], backtrack: int, budget_ms: float) -> bool:
-        """Report the last step to the guest. Returns whether it wants to stop."""
+        """Report the last step to the guest. Returns whether the guest wants to stop."""
         argument = msgspec.json.encode({"tokens": tokens, "backtrack": backtrack})
         data = self.instance.callback("aici_post_process", argument, budget_ms)
         result: _Post1 = self._decode(_post1_decoder, data, "aici_post_process")
@@ -307,5 +307,5 @@ Guest = Guest1 | Guest2
 
 
 def guest_of(instance: Instance) -> Guest:
-    """Return the instance as a guest of its dialect."""
+    """Wrap the instance in the guest class of its dialect."""
     return Guest1(instance) if instance.dialect == 1 else Guest2(instance)

@@ -1,9 +1,9 @@
-"""A sequence in a worker: an instance and its tokens, for an engine of any dialect.
+"""A sequence in a worker: a controller's instance and its tokens, for an engine of either dialect.
 
-Engine and guest may speak different dialects; this module handles all four combinations. If a D1 guest under a D2
-engine suspends, the answer is a noop; its forced tokens become a splice. If it wants to fork, the answer has noop
-branches, after which each fork gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the
-mid phase returns their answers.
+Engine and guest may speak different dialects; this module handles all four combinations. For an engine of dialect 2, a
+dialect-1 guest's suspension becomes a branch that does nothing, and its forced tokens become a splice. If that guest
+forks, each fork starts with such a branch and then gets its mid callback. For an engine of dialect 1, a dialect-2 guest
+is asked in the pre phase, and the mid phase returns its answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_ROUNDS = 10
 
 @dataclass(slots=True)
 class _Stage:
-    """State that one callback passes to the next, for each combination of dialects."""
+    """State that a sequence's callback leaves for the next callback, for each combination of dialects."""
 
     choice: GuestDecision | None = None  # D2 guest, D1 engine: decided in pre, returned in mid
     branch: int = 0  # the branch of `choice` that belongs to this sequence
@@ -54,7 +54,7 @@ class _Stage:
 
 
 class GuestSequence:
-    """One sequence. Raises `ControllerError` for every mistake of its guest."""
+    """One sequence with its guest. Methods raise `ControllerError` for every mistake of the guest."""
 
     def __init__(self, key: int, instance: Instance) -> None:
         self.key = key
@@ -67,7 +67,7 @@ class GuestSequence:
         self._stage = _Stage()
 
     def start(self, prompt: list[int], budget_ms: float) -> list[int]:
-        """Run the callbacks of instantiation. Returns the prompt, which the guest may have rewritten."""
+        """Run the callbacks with which a guest starts. Returns the prompt, which the guest may have rewritten."""
         limits = self.instance.surroundings.limits
         begin = time.thread_time()
         self.instance.create(budget_ms)
@@ -95,7 +95,7 @@ class GuestSequence:
         return other
 
     def become(self, key: int, branch: int) -> None:
-        """Turn this object into the copy for a branch, after the whole process was forked."""
+        """Make this object the fork for a branch, in the child of a forked process."""
         self.key = key
         self._stage = self._stage.copy(branch)
         self.instance.become(branch)
@@ -112,7 +112,7 @@ class GuestSequence:
         budget_ms: float,
         changes: Sequence[tuple[int, int, int, str]] = (),
     ) -> GuestDecision:
-        """Run one op of mid_process."""
+        """Run the guest's callbacks for one op of `mid_process`. Returns its decision."""
         self._account(backtrack, len(tokens))
         if self._still_waits() and not tokens and not backtrack:
             return self._count_wait(GuestDecision([self._resting()]))
@@ -130,9 +130,9 @@ class GuestSequence:
     def keep_asking(
         self, choice: GuestDecision, turns: int, budget_ms: float, patience_ms: float = math.inf
     ) -> tuple[GuestDecision, int]:
-        """Call a guest that does nothing again, up to `turns` times in total, each with the time limit of a step.
-        Returns its choice and the number of calls. A waiting guest is not called, because its answer would not
-        change."""
+        """Call the guest again while it does nothing, up to `turns` times in total. Each call has the time limit of a
+        step. Returns the guest's decision and the number of calls. A waiting guest is not called, because its answer
+        would not change."""
         num_turns = 1
         while num_turns < turns and choice.is_noop:
             if self._still_waits():
@@ -145,7 +145,7 @@ class GuestSequence:
     def _step_old(
         self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
     ) -> GuestDecision:
-        """Run a D1 guest's callbacks post, pre and mid, as many of them as one step allows."""
+        """Run a dialect-1 guest's callbacks post, pre and mid, as far as one step allows."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
                 return GuestDecision([])
@@ -176,7 +176,8 @@ class GuestSequence:
     # -- for a D1 engine -----------------------------------------------------------------------------------
 
     def first_pre(self, budget_ms: float) -> PreResult:
-        """D1b: the pre callback that runs at instantiation. Tokens forced by this callback belong to the prompt."""
+        """Run the pre callback that dialect 1b has at instantiation. Tokens forced by this callback belong to the
+        prompt."""
         result = self.pre(budget_ms)
         if result.suspend or result.num_forks == 0:
             raise self.instance.broke(ControllerTrap("the first pre callback must neither suspend nor stop"))
@@ -186,7 +187,8 @@ class GuestSequence:
         return PreResult(False, 1, result.ff_tokens)
 
     def post(self, tokens: list[int], backtrack: int, budget_ms: float) -> bool:
-        """Report the last step to the guest. Returns whether it stops. `backtrack` counts the discarded sample."""
+        """Report the last step to the guest. Returns whether the guest stops. `backtrack` includes a sampled token that
+        was discarded."""
         older = max(backtrack - 1, 0)
         self._account(older, len(tokens))
         self._stage.cached_pre = None
@@ -216,7 +218,7 @@ class GuestSequence:
         return result
 
     def mid(self, group: list[int], budget_ms: float) -> tuple[MidResult | None, bytes]:
-        """Return the decision for a scheduled sequence: a splice or None, and its mask."""
+        """Return the decision for a scheduled sequence: a splice or None, and the mask of the next token."""
         self._stage.cached_pre = None
         if isinstance(self.guest, Guest1):
             return self._handed_out(self.guest.mid(group, budget_ms))
@@ -245,7 +247,7 @@ class GuestSequence:
         raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
 
     def _pre_new(self, guest: Guest2, budget_ms: float) -> PreResult:
-        """Ask a D2 guest until it needs the model."""
+        """Ask a dialect-2 guest in the pre phase until it needs the model."""
         stage = self._stage
         if self._still_waits():
             return PreResult(suspend=True)
@@ -279,7 +281,7 @@ class GuestSequence:
         raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
 
     def _handed_out(self, mid: MidResult1) -> tuple[MidResult | None, bytes]:
-        """Return a D1 guest's result, with the bias row that D1 prescribes for it."""
+        """Return a dialect-1 guest's result, with the bias row that dialect 1 prescribes for it."""
         size = len(self._all_tokens())
         if mid.is_stop:
             return None, self._only(self.instance.surroundings.vocabulary.eos)
@@ -293,7 +295,7 @@ class GuestSequence:
         return MidResult(tokens, 0), self._only(tokens[0])
 
     def _handed_out_new(self, choice: GuestDecision, branch: BranchReply) -> tuple[MidResult | None, bytes]:
-        """Return a branch of a D2 guest in the form of D1."""
+        """Return a branch of a dialect-2 guest as a dialect-1 result."""
         everything = self._all_tokens()
         if branch.sample_mask is not None:
             mask = choice.masks[branch.sample_mask]
@@ -318,8 +320,8 @@ class GuestSequence:
             raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens rolled back exceed the limit of {limit}"))
 
     def _check_backtrack(self, choice: GuestDecision, ahead: int = 0) -> None:
-        """Raise an error if the guest rolls back more tokens than there are. `ahead` tokens were forced but are not
-        counted yet."""
+        """Raise an error if the guest rolls back more tokens than the sequence has. `ahead` is the number of forced
+        tokens that are not counted yet."""
         for branch in choice.branches:
             sampled = 0 if branch.sample_mask is None else 1
             for splice in branch.splices:

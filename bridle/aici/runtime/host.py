@@ -1,7 +1,7 @@
 """The functions that guests may import from `env`: AICI's own host interface, for both dialects.
 
-A blob is a byte string on the host's side that the guest copies piece by piece. Every pointer is checked, and every
-size that a guest may choose is limited. A guest's mistake raises `GuestFault`, which ends only that guest.
+A blob is a byte string in the host, which the guest copies in pieces. Every pointer is checked, and every size that a
+guest may choose is limited. A guest's mistake raises `GuestFault`, which ends only that guest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN_BLOBS = 20
 
 
 def read_blob(guest: Instance, blob: int, target: int, size: int) -> int:
-    """Copy up to `size` bytes of a blob. Returns the blob's whole length."""
+    """Copy up to `size` bytes of a blob to the guest. Returns the blob's whole length."""
     data = _blob(guest, blob)
     if size:
         piece = memoryview(data)[:size]
@@ -80,7 +80,7 @@ def tokenize(guest: Instance, source: int, length: int) -> int:
 
 
 def return_logit_bias(guest: Instance, source: int) -> int:
-    """Take a bit set over the vocabulary. Returns the name by which a D2 result refers to the set."""
+    """Keep a mask, given as one bit per token. Returns the number by which a dialect-2 result refers to the mask."""
     words = (guest.surroundings.vocabulary.size + 31) // 32
     return guest.add_mask(guest.memory.read(source, 4 * words))
 

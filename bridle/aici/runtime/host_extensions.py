@@ -1,5 +1,5 @@
-"""Functions of module `bridle` for guests, except the functions for constraints. These functions let guests look up
-tokens without a copy of the token trie, fail with their own message, and ask whether they are about to be ended."""
+"""Host functions of module `bridle`, except those for constraints. They let guests look up tokens without a copy of the
+token trie, fail with an own message, and ask whether they will soon be ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_FAILURE = 4096
 
 
 def vocab_size(guest: Instance) -> int:
-    """Return the number of tokens; a mask has one bit for each token."""
+    """Return the vocabulary size; a mask has one bit for each token."""
     return guest.surroundings.vocabulary.size
 
 

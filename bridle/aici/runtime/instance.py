@@ -1,7 +1,7 @@
-"""One instance of a controller: its store, its memory, the data of host functions, and copying.
+"""One instance of a controller: its Wasm store, its memory, its data for host functions, and its copying.
 
-Callbacks are called by name and return JSON as bytes, which `guest_protocol` interprets. An instance that failed once
-stays failed, because its further behaviour is undefined.
+Callbacks are called by name and return JSON as bytes, which `guest_protocol` interprets. A failed instance cannot be
+called again, because its further behaviour is undefined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STORE = ("_exports", "_functions", "_store", "memory")
 
 
 class NoMemory(GuestMemory):
-    """Takes the place of the memory until an instance has a memory of its own."""
+    """Replaces the guest's memory until the instance has one."""
 
     size = 0
 
@@ -87,13 +87,14 @@ class Instance:
     # -- calling -------------------------------------------------------------------------------------------
 
     def create(self, budget_ms: float) -> None:
-        """Run `aici_init` and `aici_create` within `budget_ms` of CPU time."""
+        """Run the guest's `aici_init` and `aici_create` within `budget_ms` of CPU time."""
         self._begin()
         self.run_guest("aici_init", (), budget_ms)
         self.handle = self.run_guest("aici_create", (), budget_ms)
 
     def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
-        """Run an export that gets `argument` as its process argument. Returns its result as JSON text."""
+        """Call an exported function of the guest, which can read `argument`. Returns the function's result as JSON
+        text."""
         self._begin()
         self.process_argument = argument
         self.run_guest(name, (self.handle,), budget_ms)
@@ -102,7 +103,7 @@ class Instance:
         return self.result
 
     def main(self, prompt: list[int], budget_ms: float) -> None:
-        """Show the prompt to the guest, then run its `aici_main`, or a C `main`. No ticker runs here."""
+        """Show the prompt to the guest, then run its `aici_main`, or a C `main`, without a time limit."""
         self.callback("aici_init_prompt", msgspec.json.encode({"prompt": prompt}), budget_ms)
         name = "aici_main" if "aici_main" in self._exports else "main"
         if name not in self._exports:
@@ -118,8 +119,8 @@ class Instance:
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Return the reason why the running callback must end now, or None. A guest that asks by itself gets the reason
-        first, and then has a moment to report its position."""
+        """Return the reason why the running callback must end now, or None. A guest that calls `is_time_up` gets some
+        extra time to report its position."""
         reason = self._overdue()
         if reason is not None and self._listens:
             now = time.thread_time()
@@ -128,13 +129,13 @@ class Instance:
         return reason
 
     def is_time_up(self) -> bool:
-        """Return whether the guest is about to be ended. Called if the guest asks."""
+        """Return whether the guest will soon be ended. Called when the guest asks."""
         self._listens = True
         return self._overdue() is not None
 
     def _overdue(self) -> ControllerError | None:
-        """Return the reason why the running callback should not continue, or None. Only its own processor time counts,
-        because it is not responsible for a busy machine."""
+        """Return the reason why the running callback should not continue, or None. Only the callback's own processor
+        time counts, because a busy machine is not the guest's fault."""
         if self._cancelled is not None:
             return self._cancelled
         used = time.thread_time()
@@ -148,13 +149,13 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """Return the error of a callback. If a guest ended itself because its time was up, the error has the reason,
-        followed by the guest's message."""
+        """Return the error of a callback. If a guest ended itself because its time was up, the error text is that
+        reason, followed by the guest's message."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 
     def add_mask(self, bits: bytes) -> int:
-        """Keep a mask of the running callback. Returns its name, which is its index plus 1."""
+        """Keep a mask that the running callback made. Returns the mask's name, which is its index plus 1."""
         limit = self.surroundings.limits.max_masks
         if len(self.masks) >= limit:
             raise GuestFault(f"more than {limit} masks in a callback")
@@ -162,7 +163,8 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Record that this instance failed. The memory that it used, if known, and its limit are added to the error."""
+        """Record that this instance failed. The error text then also has the memory that the instance used, if known,
+        and the memory limit."""
         size, limit = self.memory.size, self.surroundings.limits.max_memory
         text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]
@@ -173,7 +175,7 @@ class Instance:
 
     def fork(self, variables: Variables | None = None, spare: Instance | None = None) -> Instance:
         """Return a copy of the complete state. Call this only between callbacks, and only if the module's metadata says
-        `is_copyable`. A `spare` instance of the same program is overwritten, so that its store is reused."""
+        `is_copyable`. A `spare` instance of the same program is overwritten, so that its Wasm store is reused."""
         assert self.program.facts.is_copyable and self.broken is None
         if spare is not None and spare.memory.size > self.memory.size:  # a memory does not shrink
             spare.close()
@@ -194,8 +196,8 @@ class Instance:
         return other
 
     def become(self, branch: int) -> None:
-        """Make this object branch `branch` of a fork after its process was forked. The branch has not printed or
-        written anything yet."""
+        """Make this object branch `branch` of a fork, in the child of a forked process. The branch starts without
+        output and writes."""
         self.log.drain()
         self.writes = []
 
@@ -224,7 +226,7 @@ class Instance:
         self._store.close()
 
     def _open(self) -> None:
-        """Make a new store and instance of the program."""
+        """Create a new Wasm store, and an instance of the program in it."""
         limits = self.surroundings.limits
         program = self.program
         store = wasmtime.Store(program.engine)
@@ -243,7 +245,7 @@ class Instance:
         self._functions = {}
 
     def _begin(self) -> None:
-        """Clear the values that the previous callback left for its own duration."""
+        """Clear the values that are valid only during one callback."""
         self.result = None
         self.masks, self.mask_options = [], {}
         self.spent_tokenizing = self.num_commands = 0

@@ -1,8 +1,8 @@
-"""Threads of a worker: one thread leads and does all the work. If a guest takes too long, another thread takes the
-lead.
+"""Threads of a worker. One thread, the leader, does all the work. If a guest takes too long, another thread becomes the
+leader.
 
-So normally no work is passed between threads, and other guests wait only a few milliseconds for a slow one. A ticker
-thread, which also drives wasmtime's epoch clock, checks the time.
+So work normally stays in one thread, and other guests wait only a few milliseconds for a slow guest. A ticker thread
+checks the time; it also drives wasmtime's epoch clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_THREADS = 24
 
 
 class WorkItem:
-    """A piece of work. Only `run` may take long."""
+    """A task of a worker. Only its method `run` may take long."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run
@@ -47,13 +47,14 @@ class LeaderFollowers:
         self.ticker = Ticker(engine, self._on_tick)
 
     def run(self) -> None:
-        """Lead, or wait to lead, until `next_task` returns None. Starts the ticker."""
+        """Run tasks as the leader, or wait to become the leader, until `next_task` returns None. Starts the ticker
+        thread."""
         self.ticker.start()
         self._work()
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child, where only the calling thread exists. This thread leads with its present
-        task."""
+        """Reset the state in a forked child, where only the calling thread exists. This thread is the leader and
+        continues its task."""
         self._baton = threading.Lock()
         self._baton.acquire()
         self._mutex = threading.Lock()
@@ -70,7 +71,8 @@ class LeaderFollowers:
                 return
 
     def _lead(self) -> bool:
-        """Run tasks until the lead is lost (True) or there are no more tasks (False)."""
+        """Run tasks as the leader. Returns True if another thread became the leader, False if there are no more
+        tasks."""
         while True:
             task = self._next_task()
             if task is None:
@@ -101,12 +103,12 @@ class LeaderFollowers:
             self._detach(task)
 
     def _wake_if_running(self) -> None:
-        """Wake the clock again if a task arrived between its last check and its sleep."""
+        """Wake the ticker thread again if a task began between its last check and its sleep."""
         if self._num_running:
             self.ticker.awake()
 
     def _detach(self, task: WorkItem) -> None:
-        """Let another thread lead. The task continues in its own thread."""
+        """Let another thread become the leader. The slow task continues in its present thread."""
         with self._mutex:
             if self._current is not task:
                 return

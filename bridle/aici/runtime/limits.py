@@ -1,4 +1,4 @@
-"""All limits of the runtime. All are configurable; each error names the limit that it enforces.
+"""All limits of the runtime. Each limit is configurable, and its error names it.
 
 The first group has the names and defaults of the original runtime's options; the other limits are bridle's own.
 """

@@ -1,8 +1,8 @@
 """Finds the linear memories of guests in this process. Wasmtime's API does not give access to the memories of a
 component's parts.
 
-A linear memory lies between two inaccessible ranges of addresses. The second one covers all remaining 32-bit addresses.
-All reads go through the kernel, so that a wrong guess gives an error and not a crash.
+A linear memory lies between two inaccessible address ranges. The second range covers all remaining 32-bit addresses.
+All reads use `/proc/self/mem`, so that a wrong address gives an error and not a crash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unreadable(ControllerError):
 
 @dataclass(frozen=True, slots=True)
 class LinearMemory:
-    """A guest's linear memory. `base` is the address in this process of the guest's address 0."""
+    """A guest's linear memory. `base` is this process's address of the guest's address 0."""
 
     base: int
     size: int
@@ -46,7 +46,8 @@ class LinearMemory:
         return data
 
     def find(self, what: bytes, chunk: int = 1 << 20) -> int | None:
-        """Return the address where these bytes begin, at a multiple of their length; None if they are not found."""
+        """Return the first address at which these bytes are found, a multiple of their length; None if they are not
+        found."""
         for start in range(0, self.size, chunk):
             data = self.read(start, min(chunk, self.size - start))
             place = data.find(what)
@@ -58,7 +59,7 @@ class LinearMemory:
 
 
 def memories(own: OwnMemory) -> Iterator[LinearMemory]:
-    """Yield the linear memories of this process."""
+    """Yield the linear memories of the guests in this process."""
     spans = [_span(line) for line in own.mappings()]
     base = end = 0  # of adjacent mappings after an inaccessible one
     for start, stop, is_open in spans:
@@ -72,7 +73,7 @@ def memories(own: OwnMemory) -> Iterator[LinearMemory]:
 
 
 def _span(line: str) -> tuple[int, int, bool]:
-    """Return begin and end of a mapping, and whether it is accessible."""
+    """Return begin and end address of a line of the memory map, and whether the range is accessible."""
     place, rights, *_ = line.split()
     start, stop = (int(number, 16) for number in place.split("-"))
     return start, stop, rights.startswith("r")

@@ -1,4 +1,4 @@
-"""Code and environment that all instances of a runtime share."""
+"""The compiled code and the environment that a runtime's instances share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the output of a guest between two reports, up to a limit; the newest text is kept."""
+"""Keeps a guest's output until it is reported. Beyond a size limit, the oldest text is dropped."""
 
 from __future__ import annotations
 

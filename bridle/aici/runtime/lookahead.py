@@ -1,8 +1,8 @@
-"""Answers of a guest to draft tokens: clones of the guest are shown the tokens, one after the other.
+"""Computes a guest's answers to draft tokens: clones of the guest get the tokens, one after the other.
 
 A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
-guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. A draft ends if the
-guest's answer is not a plain sample, or if the guest fails or takes long. A draft also ends if the guest cannot be
+guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. Lookahead stops at an
+answer that does more than sample one token, and if the guest fails or takes long. It also stops if the guest cannot be
 cloned, because it is forked with its process or uses variables shared with other sequences.
 """
 
@@ -34,7 +34,7 @@ _MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
 
 @dataclass(slots=True)
 class _Told:
-    """A clone that was shown a token, with its output."""
+    """A clone that has seen a draft token, with the clone's output."""
 
     token: int
     hosted: GuestSequence
@@ -42,27 +42,28 @@ class _Told:
 
 
 class Refusing:
-    """Replaces variables that a clone must not use, because other sequences share them."""
+    """Replaces variables that a clone must not use, because other sequences share them. Every access raises an
+    error."""
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
-        """Refuse the command."""
+        """Raise `GuestFault`."""
         raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
     def version(self, name: str) -> int:
-        """Refuse the command."""
+        """Raise `GuestFault`."""
         raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
 
 class Lookahead:
-    """The clones of one sequence. Used between the sequence's callbacks, by the thread that runs these."""
+    """The clones of one sequence. The thread that runs the sequence's callbacks uses it between two callbacks."""
 
     def __init__(self) -> None:
         self.told: list[_Told] = []
         self.spare: list[Instance] = []
 
     def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
-        """Show the tokens to clones. Returns their answers, up to the first that is not a plain sample. `is_alone` says
-        that no other sequence shares the guest's variables."""
+        """Show draft tokens to clones. Returns their answers, up to the first that does more than sample one token.
+        `is_alone` means that no other sequence shares the guest's variables."""
         known: list[m.LookaheadAnswer] = []
         if not hosted.instance.program.facts.is_copyable:
             return known
@@ -90,8 +91,8 @@ class Lookahead:
     def _tell_clone(
         self, source: GuestSequence, token: int, variables: Variables
     ) -> tuple[m.LookaheadAnswer, _Told] | None:
-        """Show a token to a clone of `source`. Returns None, and drops the clone, unless it answers with a plain
-        sample."""
+        """Show a draft token to a clone of `source`. Drops the clone and returns None if its answer does more than
+        sample one token."""
         clone = None
         try:
             clone = source.clone(self.spare.pop() if self.spare else None, variables)
@@ -109,8 +110,8 @@ class Lookahead:
         return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
 
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
-        """Return the sequence after `tokens`, which were sampled as predicted. Tokens that no clone has seen are
-        committed to it."""
+        """Return the sequence after `tokens` were sampled. A clone that has seen the tokens replaces the guest; tokens
+        that no clone has seen are committed to it."""
         told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:
@@ -136,12 +137,12 @@ class Lookahead:
 
 
 def _own(variables: Variables, *, is_alone: bool) -> Variables:
-    """Return variables for a single clone, whose writes are seen only by its own clones."""
+    """Return the variables of one clone. Only clones of this clone see its writes."""
     return variables.copy() if is_alone and isinstance(variables, SharedVariables) else Refusing()
 
 
 def _is_plain_draw(choice: GuestDecision) -> bool:
-    """Return whether the guest samples one token in any case, without splices."""
+    """Return whether the decision samples one token and has no splices."""
     if choice.wait is not None or len(choice.branches) != 1:
         return False
     (branch,) = choice.branches

@@ -1,6 +1,7 @@
-"""The main function of the runtime's process: options, vocabulary, fork server, then serving or a single command.
+"""The main function of the runtime process: reads options and vocabulary, starts the fork server, then serves or runs
+one command.
 
-The order matters: the fork server must be forked before there are threads, but after the vocabulary was loaded.
+The order matters: the fork server must be forked after the vocabulary is loaded and before any thread starts.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _SERVES = ("--server", "-s", "--nursery")
 
 
 def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line. Returns the exit status. A call that serves returns only when the engine, process `parent`
-    (None: the present parent), has ended."""
+    """Run the command line. Returns the exit status. With `--server` it returns only when the engine has ended. The
+    engine is process `parent`, by default the present parent."""
     arguments = sys.argv[1:] if arguments is None else arguments
     is_service = any(flag in arguments for flag in _SERVES)
     if is_service:
@@ -149,7 +150,7 @@ def _serve(
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """End on a signal, together with everything that this process started."""
+    """End this process and all processes that it started. Handles a signal."""
     os._exit(0)
 
 
@@ -190,7 +191,7 @@ def _prepare(options: argparse.Namespace, limits: RuntimeLimits, nursery: ForkSe
 
 
 def _run_main(options: argparse.Namespace, compilers: Compilers, module: str, surroundings: GuestEnvironment) -> None:
-    """Instantiate with the prompt "Hello world!" and call the module's main. This process has no engine."""
+    """Create an instance with the prompt "Hello world!" and call the module's main function, without an engine."""
     from bridle.aici.runtime.registry import Registry
 
     compiled = compilers.get(module)

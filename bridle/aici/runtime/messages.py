@@ -1,7 +1,7 @@
 """Messages between the supervisor and its workers: msgpack arrays, over rings (steps) and sockets (all other messages).
 
-`key` identifies an instance for its whole life, whatever sequence numbers the engine uses. The messages are internal:
-both processes always have the same version.
+`key` identifies an instance for its whole life, independently of the engine's sequence numbers. The messages are
+internal, because both processes always have the same version.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class WorkerMessage(Struct, array_like=True, tag=True):
 
 
 class Step2(WorkerMessage):
-    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch. `variables` are set
-    first: names, and values in hexadecimal. The first `foreseen` of the tokens were sampled as shown to clones of the
-    guest. The tokens `ahead` are shown to clones after the guest's answer. `changes` are passed on to the guest."""
+    """One op of a dialect-2 engine. `parent` is the key of the instance to fork, `branch` the number of the branch.
+    `variables` are set first: names, and values in hexadecimal. `foreseen` is the number of tokens that clones have
+    already seen as draft tokens. The draft tokens `ahead` are shown to clones after the guest's answer. `changes` are
+    passed on to the guest."""
 
     key: int
     seq_id: int
@@ -44,8 +45,8 @@ class Step2(WorkerMessage):
 
 
 class PostPre(WorkerMessage):
-    """One sequence in a D1 engine's post_pre_process. If `tokens` is None, the last step is not reported to the
-    guest."""
+    """One sequence in a dialect-1 engine's `post_pre_process`. If `tokens` is None, the last step is not reported to
+    the guest."""
 
     key: int
     seq_id: int
@@ -54,7 +55,7 @@ class PostPre(WorkerMessage):
 
 
 class Mid1(WorkerMessage):
-    """One op of a D1 engine's mid_process."""
+    """One op of a dialect-1 engine's `mid_process`."""
 
     key: int
     seq_id: int
@@ -65,7 +66,7 @@ class Mid1(WorkerMessage):
 
 class WorkerBatch(WorkerMessage, tag="Batch"):
     """All work of a worker in a step. `budget_ms` is the CPU time limit of one callback. `patience_ms` is the CPU time
-    limit of all callbacks of an op together, until the guest was late too often."""
+    limit of all callbacks of an op together, after which the guest is ended."""
 
     number: int
     ops: list[Step2 | PostPre | Mid1]
@@ -74,15 +75,16 @@ class WorkerBatch(WorkerMessage, tag="Batch"):
 
 
 class ChosenBranches(WorkerMessage, tag="Chosen"):
-    """D2: branches, whose `sample_mask` is an index into the answer's `masks`. `turns` is how often in a row a guest
-    that does nothing was asked."""
+    """Dialect 2: the guest's branches. Their `sample_mask` is an index into the answer's `masks`. `turns` is how often
+    in a row the guest was asked while it did nothing."""
 
     branches: list[BranchReply]
     turns: int = 1
 
 
 class PhaseResults(WorkerMessage, tag="Phases"):
-    """D1: results of post (None: it did not run) and of pre. Logs and writes of post are separate from the answer's."""
+    """Dialect 1: results of the pre callback and of the post callback. `stop` is None if the post callback did not run.
+    Logs and writes of the post callback are separate from the answer's."""
 
     stop: bool | None
     pre: PreResult
@@ -92,13 +94,13 @@ class PhaseResults(WorkerMessage, tag="Phases"):
 
 
 class Sampled(WorkerMessage):
-    """D1: the result of mid. The answer always has a mask."""
+    """Dialect 1: the result of the mid callback. The answer always has a mask."""
 
     splice: MidResult | None
 
 
 class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
-    """Answer of a clone to a draft token, with the fields of `ChosenBranches`, and its log output."""
+    """A clone's answer to a draft token: the fields of `ChosenBranches`, and the clone's log output."""
 
     token: int
     branches: list[BranchReply]
@@ -108,8 +110,8 @@ class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
 
 
 class SequenceAnswer(WorkerMessage, tag="Answer"):
-    """The answer of one sequence. `failed_in_post` marks an error of D1's post phase; `ahead` are the clones' answers
-    to likely tokens."""
+    """The answer of one sequence. `failed_in_post` marks an error in dialect 1's post phase. `ahead` are the clones'
+    answers to draft tokens."""
 
     key: int
     error: str
@@ -123,12 +125,12 @@ class SequenceAnswer(WorkerMessage, tag="Answer"):
 
     @property
     def num_mask_bytes(self) -> int:
-        """Return the size of all masks."""
+        """Return the size of all masks in bytes."""
         return sum(map(len, self.masks)) + sum(len(mask) for each in self.ahead for mask in each.masks)
 
 
 class Answers(WorkerMessage):
-    """Answers of a batch, or a single late answer. Sequences of the batch that are missing still run."""
+    """Answers of a batch, or a single late answer. Sequences of the batch without an answer are still running."""
 
     number: int
     answers: list[SequenceAnswer]
@@ -138,9 +140,9 @@ class Answers(WorkerMessage):
 
 
 class Create(WorkerMessage):
-    """Make an instance. The module's compiled code is at `path`. With `first_pre`, D1b's first pre callback runs. With
-    `keep_logs`, the guest's output is kept for its first answer, because D1's reply to an instantiation has no field
-    for it."""
+    """Create an instance. The module's compiled code is at `path`. `first_pre` runs the pre callback that dialect 1b
+    has at instantiation. `keep_logs` keeps the guest's output for its first answer, because dialect 1 cannot report it
+    at instantiation."""
 
     rid: int
     key: int
@@ -167,7 +169,7 @@ class Created(WorkerMessage):
 
 
 class Drop(WorkerMessage):
-    """Drop instances that will not be asked again, even if they run."""
+    """Drop instances that will not be asked again, even if their callbacks still run."""
 
     keys: list[int]
     reason: str
@@ -184,7 +186,7 @@ class ForkWorker(WorkerMessage, tag="Split"):
 
 
 class SplitDone(WorkerMessage):
-    """The process was forked; a handle of the child comes with the message."""
+    """Report that the process was forked. A handle (pidfd) of the child comes with the message."""
 
     rid: int
     error: str
@@ -192,7 +194,8 @@ class SplitDone(WorkerMessage):
 
 
 class Variable(WorkerMessage):
-    """A storage command of a guest in a separate process: a read, a write, or a request for only the version."""
+    """A guest's access to a shared variable from its own process: a read, a write, or a request for the version
+    only."""
 
     name: str
     write: WriteVar | None = None

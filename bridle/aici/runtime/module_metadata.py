@@ -1,4 +1,4 @@
-"""The metadata that the compiler finds out about a module, in the form stored with the compiled code."""
+"""Metadata that the compiler finds out about a module. It is stored with the compiled code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WASMTIME_VERSION = importlib.metadata.version("wasmtime")
 
 
 class ModuleMetadata(msgspec.Struct, frozen=True):
-    """Metadata of a module. `layout` is the layout of its token trie (1: 8 length bits, 2: 10). If `problem` is not
-    empty, it says why the module cannot be instantiated as a controller."""
+    """Metadata of a module. `layout` is the layout of the module's token trie: 1 has 8 length bits, 2 has 10. If
+    `problem` is not empty, it says why the module cannot be instantiated as a controller."""
 
     dialect: int = 2
     layout: int = 2
@@ -29,7 +29,7 @@ class ModuleMetadata(msgspec.Struct, frozen=True):
 
 
 def settings_key(limits: RuntimeLimits, machine: str = platform.machine(), system: str = platform.system()) -> str:
-    """Return a key of the settings that compiled code depends on, apart from the module. The key is part of the code's
-    name in the cache."""
+    """Return a key for all settings that affect compiled code. The key is part of the compiled code's name in the
+    cache."""
     facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

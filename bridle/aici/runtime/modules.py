@@ -1,7 +1,7 @@
 """The module store: uploaded controllers by the hash of their bytes, tags, owners, and compiled code.
 
-Bytes are in files, everything else is in SQLite. A file is written under a temporary name, flushed and renamed inside
-the write transaction that records it, so that a crash leaves a complete module or none. Leftovers are removed at the
+Bytes are in files, everything else is in SQLite. A file is written under a temporary name, flushed, and renamed inside
+the transaction that records it. So a crash leaves a complete module or no module. Incomplete files are removed at the
 next start. Several runtimes may share a folder. This module does not compile.
 """
 
@@ -80,9 +80,9 @@ class ModuleStore:
     # -- modules -------------------------------------------------------------------------------------------
 
     def add(self, wasm: bytes, auth: Auth) -> str:
-        """Store a module. Returns its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If a user's
-        or the store's room is used up, the user's oldest untagged modules are removed. If that is not enough,
-        `Overloaded` is raised."""
+        """Store a module. Returns its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If the space
+        of the user or of the store is used up, the user's oldest untagged modules are removed. Raises `Overloaded` if
+        that is not enough."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
             raise InvalidRequest(
@@ -103,7 +103,7 @@ class ModuleStore:
 
     @staticmethod
     def identify(wasm: bytes) -> str:
-        """Return the id that a module with these bytes has, stored or not."""
+        """Return the module id of these bytes. They need not be stored."""
         return hashlib.sha256(wasm).hexdigest()
 
     def has(self, module: str) -> bool:
@@ -113,7 +113,7 @@ class ModuleStore:
         return self.path(module).exists()
 
     def path(self, module: str) -> Path:
-        """Return the path of a module's bytes."""
+        """Return the path of the file with a module's bytes."""
         assert is_module_id(module)
         return self._wasm / f"{module}.wasm"
 
@@ -140,13 +140,14 @@ class ModuleStore:
         return name
 
     def is_named(self, name: str) -> bool:
-        """Return whether the name is in use, as a tag or as a linked reference."""
+        """Return whether the name is a tag or a linked reference."""
         return self.linked(name) is not None or self._row("SELECT 1 FROM tags WHERE tag = ?", name) is not None
 
     # -- tags ----------------------------------------------------------------------------------------------
 
     def set_tags(self, module: str, tags: list[str], auth: Auth) -> list[TagInfo]:
-        """Point all of the tags at a module, or none if one of them is not allowed. Returns all tags."""
+        """Point all of the tags at a module, or change nothing if one tag is not allowed. Returns all tags of the
+        store."""
         _check_user(auth.user)
         for tag in tags:
             check_tag(tag, auth)
@@ -177,20 +178,20 @@ class ModuleStore:
     # -- references ----------------------------------------------------------------------------------------
 
     def link(self, reference: str, module: str) -> None:
-        """Link a `gh:` reference, or the key of a release asset, to a stored module."""
+        """Let a `gh:` reference, or the key of a release asset, mean a stored module."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?)", (reference, module, time.time()))
 
     def linked(self, reference: str) -> tuple[str, float] | None:
-        """Return module and time of a link, if its module is still stored; else None."""
+        """Return the module and the time of a linked reference; None if the module is no longer stored."""
         row = self._row("SELECT module, checked FROM links WHERE reference = ?", reference)
         return (str(row[0]), float(row[1])) if row and self.has(str(row[0])) else None
 
     # -- compiled code -------------------------------------------------------------------------------------
 
     def compiled(self, module: str, settings: str) -> Compiled | None:
-        """Return compiled code that was made with exactly these settings, if its file was not changed since; else
-        None."""
+        """Return compiled code that was made with exactly these settings; None if there is none, or if its file has
+        changed."""
         row = self._row("SELECT size, digest, facts FROM compiled WHERE module = ? AND settings = ?", module, settings)
         if row is None:
             return None
@@ -215,7 +216,7 @@ class ModuleStore:
         return Compiled(path, len(code), digest, facts)
 
     def forget_compiled(self, module: str, settings: str) -> None:
-        """Drop compiled code that cannot be used. Idempotent."""
+        """Remove compiled code that could not be loaded. Idempotent."""
         with self._transaction():
             self._db.execute("DELETE FROM compiled WHERE module = ? AND settings = ?", (module, settings))
             self._compiled_path(module, settings).unlink(missing_ok=True)
@@ -301,7 +302,8 @@ class ModuleStore:
             self.forget_compiled(str(row[0]), str(row[1]))
 
     def _sweep(self) -> None:
-        """Remove leftovers of a crash: temporary files of ended processes, files without a row, rows without a file."""
+        """Clean up after a crash: remove temporary files of ended processes, files without a database row, and rows
+        without a file."""
         with self._transaction():
             known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
             for path in self._wasm.iterdir():

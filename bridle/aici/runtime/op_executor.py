@@ -1,4 +1,4 @@
-"""Runs single operations in a worker: the callbacks of a sequence, whose results become answers of a batch."""
+"""Runs operations in a worker: the callbacks of one sequence for one step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Op = m.Step2 | m.PostPre | m.Mid1
 
 
 class SequenceSlot:
-    """A hosted sequence in its worker. The worker's mutex guards `is_running` and `is_dropped`."""
+    """A sequence in its worker. The worker's mutex guards `is_running` and `is_dropped`."""
 
     __slots__ = ("ahead", "hosted", "is_dropped", "is_running", "request")
 
@@ -28,7 +28,7 @@ class SequenceSlot:
         self.is_dropped = False
 
     def take_foreseen(self, op: Op, budget_ms: float) -> None:
-        """Replace the guest by the clone that was shown the op's predicted tokens, and drop the other clones."""
+        """Replace the guest by the clone that has seen the op's draft tokens, and drop the other clones."""
         if isinstance(op, m.Step2) and op.foreseen:
             known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
             self.hosted = self.ahead.accept(self.hosted, known, budget_ms)
@@ -55,13 +55,13 @@ class OperationBatch:
 
 
 def start(hosted: GuestSequence, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
-    """Run the callbacks of instantiation. Returns the prompt, and D1b's first pre result."""
+    """Run the callbacks with which a guest starts. Returns the prompt, and the first pre result in dialect 1b."""
     prompt = hosted.start(message.prompt, budget_ms)
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 
 
 def run_op(seat: SequenceSlot, op: Op, budget_ms: float, patience_ms: float) -> m.SequenceAnswer:
-    """Run the callbacks of one op. Returns its answer without the time that it took."""
+    """Run the callbacks of one op. Returns the answer, in which the run time is still missing."""
     answer = m.SequenceAnswer(op.key, "", "", [], 0, None, [])
     seat.hosted.instance.be_patient(patience_ms)
     try:

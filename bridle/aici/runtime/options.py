@@ -34,13 +34,13 @@ _STEP_TIME_1 = 150
 
 @dataclass(frozen=True, slots=True)
 class ProtocolDialect:
-    """The dialect of an engine. `name` is 1, 1b or 2."""
+    """The protocol dialect of an engine. `name` is 1, 1b or 2."""
 
     name: str
 
     @property
     def defaults(self) -> tuple[int, int]:
-        """Return the sizes of a message region and of the bias region, in MiB."""
+        """Return the default sizes of a message region and of the bias region, in MiB."""
         return (128, 64) if self.name == "2" else (8, 16)
 
 
@@ -54,15 +54,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _ServiceParser(_Parser):
-    """A parser that raises `InvalidRequest` for a mistake, because a log should not contain usage lines."""
+    """A parser that raises `InvalidRequest` for a mistake instead of printing usage lines, which do not belong in a
+    log."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(f"the control runtime cannot start: {message}; see --aici-rtarg, `bridle runtime --help`")
 
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with all options. The help of the options is the reference of `bridle runtime`. `is_service`
-    means that an engine passes the options, not a person."""
+    """Return a parser with all options. Their help texts are the reference of `bridle runtime`. `is_service` means that
+    an engine starts the runtime, not a person."""
     parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )
@@ -162,14 +163,14 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def dialect_of(options: argparse.Namespace) -> ProtocolDialect:
-    """Return the dialect that the engine speaks, as far as the command line shows it."""
+    """Return the engine's dialect, which follows from the command line."""
     if options.dialect != "auto":
         return ProtocolDialect(options.dialect)
     return ProtocolDialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
 
 
 def chat_settings_of(options: argparse.Namespace) -> ChatSettings:
-    """Return the settings of conversations that scripts write."""
+    """Return the chat settings for conversations that guests render."""
     return ChatSettings(parse_special_text=options.parse_special_text, tool_prompt=options.tool_prompt)
 
 
@@ -199,8 +200,8 @@ def limits_of(options: argparse.Namespace) -> RuntimeLimits:
 
 
 def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
-    """Return the names of the engine's capabilities. An engine of dialect 1 has all except splices that depend on
-    the sampled token."""
+    """Return the names of the engine's capabilities. An engine of dialect 1 has all capabilities except
+    `when_sampled`."""
     if dialect_of(options).name != "2":
         return frozenset({"fork", "backtrack", "ff_tokens"})
     flags = {
@@ -213,7 +214,7 @@ def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """Return the folder where modules are kept: `--store`, or a folder of the user's own."""
+    """Return the folder of the module store: `--store`, or a folder of the user that runs this process."""
     if options.store is not None:
         return Path(options.store)
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")

@@ -1,7 +1,7 @@
-"""The kernel's files about this process's memory, which a worker opens before the sandbox makes them inaccessible.
+"""Opens the kernel's files about this process's memory, before the sandbox makes them inaccessible.
 
-A worker that was forked from another one must not read its parent's memory through these files, and the sandbox does
-not let it open its own. So it cannot read its memory.
+A worker forked from another worker must not read its parent's memory through these files. The sandbox does not let it
+open its own files. So such a worker cannot read any memory this way.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _CHUNK = 1 << 16
 
 
 class OwnMemory(NamedTuple):
-    """Descriptors of `/proc/self/mem` and `/proc/self/maps`, and the process that they show."""
+    """File descriptors of `/proc/self/mem` and `/proc/self/maps`, and the id of the process that opened them."""
 
     memory: int
     maps: int
     pid: int
 
     def mappings(self) -> list[str]:
-        """Return the lines of the memory map."""
+        """Return the lines of the process's memory map."""
         parts, position = [], 0
         while part := os.pread(self.maps, _CHUNK, position):
             parts.append(part)
@@ -32,7 +32,7 @@ _views: list[OwnMemory] = []
 
 
 def own_memory() -> OwnMemory:
-    """Return the files of this process, and open them if necessary. Raises `OSError` if they cannot be opened."""
+    """Return the memory files of this process, opened if necessary. Raises `OSError` if they cannot be opened."""
     while _views:
         if _views[0].pid == os.getpid():
             return _views[0]

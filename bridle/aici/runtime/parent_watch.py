@@ -1,8 +1,8 @@
 """Ends a runtime together with the engine that started it.
 
-A bridle engine holds one end of a pipe, the runtime's standard input, before it creates shared memory. A byte reports
-that all objects are created. So one of the two processes can always remove the shared memory. Other engines have no
-such pipe. For these the runtime watches its parent process, whose id it must read before that process can have ended.
+A bridle engine connects the runtime's standard input to a pipe before it creates shared memory. A byte in the pipe
+reports that all shared objects exist. So one of the two processes can always remove the shared memory. Other engines
+have no such pipe. Then the runtime watches its parent process, whose id it must read before that process can end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _STDIN = 0
 
 
 class ParentWatch:
-    """Watches the process `parent`, which started this one. With `is_piped` that process holds this process's standard
-    input. With `stays` the runtime outlives its parent."""
+    """Watches the process `parent`, which started this process. `is_piped` means that the parent holds a pipe to this
+    process's standard input. `stays` means that the runtime outlives its parent."""
 
     def __init__(self, parent: int, *, is_piped: bool = False, stays: bool = False) -> None:
         self._parent = parent
@@ -24,11 +24,12 @@ class ParentWatch:
         self._stays = stays
 
     def await_word(self) -> bool:
-        """Wait until the shared objects exist. Returns False if the engine ended before that."""
+        """Wait until the shared objects exist. Returns False if the engine ended first."""
         return not self._is_piped or bool(os.read(_STDIN, 1))
 
     def holds(self) -> bool:
-        """Return whether the engine still runs or is not required. Safe from any thread."""
+        """Return whether this process should continue: the parent still runs, or `stays` is set. Safe from any
+        thread."""
         if self._stays:
             return True
         return os.getppid() == self._parent and not (self._is_piped and _has_hung_up())
@@ -41,8 +42,8 @@ def _has_hung_up() -> bool:
 
 
 def fork_watched() -> tuple[int, int]:
-    """Fork a child. Returns its process id and its handle, (0, -1) in the child. The child waits until the handle
-    exists, because it is reaped automatically and no handle of an ended child can be created. From any thread."""
+    """Fork a child. Returns its process id and its handle (pidfd), and (0, -1) in the child. The child waits until its
+    handle exists, because an ended child is reaped automatically and then cannot get a handle. Safe from any thread."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
         pid = os.fork()
@@ -56,7 +57,8 @@ def fork_watched() -> tuple[int, int]:
 
 
 def _handle_of_an_end() -> int:
-    """Return the handle of a child that ends at once. The handle reports an end like that of a killed process."""
+    """Return the handle of a child process that ends at once. It represents a process that was killed before it had a
+    handle."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

@@ -1,7 +1,7 @@
-"""Workers: few processes, each leased to one tenant at a time.
+"""A pool of worker processes, each leased to one tenant at a time.
 
-A tenant's sequences are spread over its workers. An idle worker stays with its tenant until another tenant needs the
-place. The worker is then replaced by a new process, so that no process ever serves two tenants. With request isolation
+A tenant's sequences are spread over its workers. An idle worker stays with its tenant until another tenant needs a
+worker. The worker is then replaced by a new process, so that no process ever serves two tenants. With request isolation
 (or for guests that can only be forked with their process) a worker belongs to one request alone.
 """
 
@@ -44,8 +44,8 @@ class WorkerPool:
         on_death: Callable[[WorkerHandle], None],
         on_orphaned: Callable[[str], None],
     ) -> None:
-        """Make an empty pool. `on_death` is called with a worker that was lost. `on_orphaned` is called, with the
-        reason, when no further workers can be started."""
+        """Create an empty pool. `on_death` is called with a worker that died. `on_orphaned` is called with the reason
+        when no further workers can be started."""
         self._nursery = nursery
         self._on_orphaned = on_orphaned
         self._limits = limits
@@ -65,7 +65,8 @@ class WorkerPool:
     # -- leasing -------------------------------------------------------------------------------------------
 
     def lease(self, request: RequestState, key: int, *, alone: bool) -> WorkerHandle:
-        """Return a worker for an instance. Waits for `max_queue_time` if all are busy, then raises `Overloaded`."""
+        """Return a worker for an instance. If all workers are busy, waits up to `max_queue_time`, then raises
+        `Overloaded`."""
         end = time.monotonic() + self._limits.max_queue_time / 1000
         with self._room:
             while True:
@@ -79,7 +80,8 @@ class WorkerPool:
                 self._room.wait(left)
 
     def release(self, worker: WorkerHandle, key: int) -> None:
-        """Record that an instance is gone. A process that belonged to its request alone ends too."""
+        """Record that a worker's instance was dropped. A worker that belongs to one request ends with its last
+        instance."""
         with self._room:
             worker.keys.discard(key)
             if worker.keys:
@@ -116,7 +118,7 @@ class WorkerPool:
         return self._start(request, alone)
 
     def _start(self, request: RequestState, alone: bool) -> WorkerHandle | None:
-        """Start a process. If necessary, it replaces an idle one of another tenant."""
+        """Start a worker process. If necessary, it replaces an idle worker of another tenant."""
         if self._full(alone):
             warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
             if not warm:
@@ -125,7 +127,7 @@ class WorkerPool:
         return self._spawn(request, alone)
 
     def _full(self, alone: bool) -> str | None:
-        """Return the reason why no further process of this kind can be started, or None."""
+        """Return the reason why no further worker can be started, or None."""
         count = sum((worker.owner is not None) == alone for worker in self.workers)
         limit = self._limits.max_processes if alone else self._limits.max_workers
         return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None
@@ -157,7 +159,7 @@ class WorkerPool:
     # -- forking a process ---------------------------------------------------------------------------------
 
     def split(self, worker: WorkerHandle, key: int, new_key: int, branch: int, timeout: float) -> WorkerHandle:
-        """Fork the process of a sequence for a new one. Raises `ShardUnavailable`, `Overloaded`."""
+        """Fork the worker process of a sequence for a new sequence. Raises `ShardUnavailable`, `Overloaded`."""
         assert worker.owner is not None
         with self._room:
             full = self._full(True)
@@ -200,8 +202,7 @@ class WorkerPool:
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """Continue with a new fork server, because all workers died with the old one. Returns False if that is
-        impossible."""
+        """Start a new fork server after the old one died with all workers. Returns False if that is impossible."""
         time.sleep(_SIGNAL_TIME)  # a signal to the whole process group may be ending this process too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)

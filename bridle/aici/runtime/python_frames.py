@@ -1,7 +1,7 @@
 """Finds the line that a CPython guest was running when it was ended, by reading the guest's memory.
 
-This costs the interpreter no time. CPython has a table of its memory layout for debuggers, which begins with a known
-word. This module supports 32-bit CPython 3.14, as used in components, and finds nothing in others.
+This costs the interpreter no time. For debuggers, CPython has a table of its memory layout, which begins with known
+bytes. Only 32-bit CPython 3.14 is supported, which components use; other versions have no such lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POINTER = 0xFFFFFFFC  # the low bits of a reference are a tag
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A running function, and the line that it runs."""
+    """A running function of a Python guest, and the line at which it runs."""
 
     file: str
     line: int
@@ -45,7 +45,8 @@ class Frame:
 
 
 class _Layout:
-    """The memory layout, from the interpreter's own table. Raises `Unreadable` if the table is of another version."""
+    """The memory layout from the interpreter's table. Raises `Unreadable` if the table belongs to another version of
+    CPython."""
 
     def __init__(self, table: bytes) -> None:
         numbers = struct.unpack(f"<{_NUM_ENTRIES}Q", table)
@@ -64,7 +65,7 @@ class _Layout:
 
 
 def whereabouts() -> str:
-    """Return the running lines of the Python guests in this process, the innermost last; empty if there are none, or
+    """Return the call stacks of the Python guests in this process, the innermost line last. Empty if there are none, or
     if the sandbox hides them."""
     with contextlib.suppress(OSError):
         for memory in memories(own_memory()):
@@ -75,7 +76,8 @@ def whereabouts() -> str:
 
 
 def _shown(frames: list[Frame]) -> list[Frame | str]:
-    """Return the frames to show: the script's own frames, if one runs. If there are many, some are left out."""
+    """Return the frames to show: only the script's own frames if a script runs. A text replaces the middle of a long
+    stack."""
     frames = [frame for frame in frames if frame.file == SCRIPT] or frames
     if len(frames) <= _MAX_SHOWN:
         return [*frames]
@@ -84,7 +86,7 @@ def _shown(frames: list[Frame]) -> list[Frame | str]:
 
 
 def _frames_in(memory: LinearMemory) -> list[Frame]:
-    """Return the running functions in this memory, the innermost last."""
+    """Return the running functions of the interpreter in this memory, the innermost last."""
     try:
         runtime = memory.find(_COOKIE)
         if runtime is None:
@@ -138,7 +140,7 @@ def line_at(table: bytes, first: int, offset: int) -> int:
 
 
 def _signed(numbers: list[int]) -> int:
-    """Return the first number of an entry: six bits in each byte, the lowest first; the lowest bit is the sign."""
+    """Decode the first number of an entry: six bits in each byte, lowest bits first. Its lowest bit is the sign."""
     value = 0
     for place, number in enumerate(numbers):
         value |= (number & 63) << 6 * place

@@ -1,5 +1,5 @@
-"""The table of sequences, shared by the supervisor's threads: reservations, expiry, and cleanup after a worker's
-death."""
+"""The supervisor's table of sequences, shared by its threads: it reserves keys, expires instances, and cleans up after
+a worker's death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Registry:
-    """Protects the table by a lock. The main thread holds `lock` during a step, side threads for a moment each."""
+    """Protects the table by a lock. The main thread holds `lock` during a step. Side threads hold it only for a
+    moment."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
@@ -31,12 +32,12 @@ class Registry:
         self.doomed: list[RuntimeSequence] = []  # sequences that the main thread must release
 
     def facts(self, text: str) -> ModuleMetadata:
-        """Return the compiler's metadata of a module."""
+        """Decode the metadata that the compiler stored with a module."""
         return _facts.decode(text)
 
     @contextlib.contextmanager
     def reserve(self, state: RequestState) -> Iterator[int]:
-        """Reserve a key for an instance in creation. Raises `InvalidRequest` if the request already has one."""
+        """Reserve a key for an instance in creation. Raises `InvalidRequest` if the request already has an instance."""
         with self.lock:
             if state.name in self._reserved or state.name in self.table.pending:
                 raise InvalidRequest(f"req_id {state.name[:80]!r} is in use already", "req_id")
@@ -74,8 +75,8 @@ class Registry:
                     self.discard(name)
 
     def worker_died(self, worker: WorkerHandle) -> dict[str, str]:
-        """End the sequences of a dead worker. The sequences stay in the table until the engine frees them. Returns, for
-        the requests that lost a sequence, their trace ids by request name, as far as known."""
+        """End the sequences of a dead worker. The sequences stay in the table until the engine frees them. Returns the
+        names of the requests that lost a sequence, with their trace ids where known."""
         lost = {}
         for sequence in list(self.table.by_key.values()):
             if sequence.worker is worker and sequence.error is None:

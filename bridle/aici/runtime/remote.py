@@ -1,7 +1,8 @@
-"""Shared variables of a request whose sequences run in different processes: the worker's side and the supervisor's.
+"""Shared variables of a request whose sequences run in different processes: the worker's client and the supervisor's
+server.
 
-Each such process has its own socket to the supervisor, on which it waits for the reply. The supervisor answers all of
-these processes, so each variable has one order of versions.
+Each such process sends requests to the supervisor over its own socket, and waits for each reply. The supervisor serves
+all of these processes, so each variable has one order of versions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _replies = m.decoder(m.VariableReply)
 
 
 class RemoteVariables:
-    """Implements `storage.Variables` over a socket. One thread at a time."""
+    """Implements `storage.Variables` over a socket. Use it from one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -45,7 +46,7 @@ class RemoteVariables:
 
 
 def serve(sock: socket.socket, variables: SharedVariables) -> None:
-    """Answer one request. Raises `PeerGone` when the worker has closed its end."""
+    """Answer one request of a worker. Raises `PeerGone` when the worker has closed its end of the socket."""
     data, _ = receive_frame(sock)
     request: m.Variable = _requests.decode(data)
     reply = m.VariableReply()

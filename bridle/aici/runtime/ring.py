@@ -2,8 +2,8 @@
 socket.
 
 A ring message is written directly into the ring. One byte on a socket announces the message. The byte also orders the
-memory accesses, and the peer's death is seen as an end of file. The memory is anonymous, so a crash leaves no object
-behind.
+memory accesses. If the peer dies, the socket reports end of file. The memory is anonymous, so it disappears after a
+crash.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Ring:
 
     @property
     def max_message(self) -> int:
-        """Return half of the ring, so that a message always fits into an empty one at any position."""
+        """Return the maximum message size in bytes: half of the ring, so that a message fits into an empty ring at any
+        position."""
         return self._capacity // 2 - 16
 
     def write(self, message: bytes | bytearray) -> None:
@@ -98,7 +99,8 @@ class Ring:
 
 
 class Port:
-    """Both directions and the doorbell, as used by one side. `send` may be called by several threads."""
+    """One side of the connection: a ring for each direction, and the socket that announces messages. `send` may be
+    called by several threads."""
 
     def __init__(self, memory: int, bell: socket.socket, *, is_worker: bool) -> None:
         mapped = mmap.mmap(memory, 2 * RING_SIZE)
@@ -112,7 +114,7 @@ class Port:
         return self._outgoing.max_message
 
     def send(self, message: bytes | bytearray) -> None:
-        """Store a message and ring the doorbell. Raises `PeerGone`."""
+        """Store a message and announce it on the socket. Raises `PeerGone`."""
         with self._lock:
             self._outgoing.write(message)
             try:
@@ -138,7 +140,7 @@ class Port:
 
 
 def send_frame(sock: socket.socket, message: bytes, descriptors: list[int] | None = None) -> None:
-    """Send a whole message over a stream socket, with open files if given. Raises `PeerGone`."""
+    """Send a whole message, with open file descriptors if given, over a stream socket. Raises `PeerGone`."""
     header = _LENGTH.pack(len(message))
     try:
         if descriptors:
@@ -151,7 +153,7 @@ def send_frame(sock: socket.socket, message: bytes, descriptors: list[int] | Non
 
 
 def receive_frame(sock: socket.socket, max_descriptors: int = 0) -> tuple[bytearray, list[int]]:
-    """Return the next message and the files that came with it. Raises `PeerGone`."""
+    """Return the next message and the file descriptors that came with it. Raises `PeerGone`."""
     try:
         header, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, max_descriptors or 1)
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Choices among the constraints of guests: whole texts, which an engine may score instead of sampling under a mask.
+"""Handles choice constraints of guests. An engine may score the whole texts of a choice instead of sampling under a
+mask.
 
-A guest follows a constraint token by token, whatever its kind. So the host remembers the remaining texts of a choice,
-and passes them to the engine with the mask.
+A guest follows every kind of constraint token by token. So the host remembers the remaining texts of a choice, and
+passes them to the engine together with the mask.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def note_choice(guest: Instance, handle: int, kind: str, spec: str) -> None:
 
 
 def add_options(guest: Instance, handle: int, mask: int) -> int:
-    """Record which options may come with a mask of the running callback. Returns the mask."""
+    """Keep the remaining texts of a choice for a mask of the running callback. Returns the mask's name."""
     options = spelled(guest.surroundings.vocabulary, guest.choices.get(handle, ()))
     if options:
         guest.mask_options[mask - 1] = options
@@ -57,9 +58,8 @@ def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
 
 
 def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[int]]:
-    """Return the tokens of the texts one of which comes next, as the tokenizer produces them. Returns an empty list if
-    the engine cannot score them: there are too few or too many, one is already complete, or two have the same
-    tokens."""
+    """Return the tokens of each text, as the tokenizer produces them. Returns an empty list if the engine cannot score
+    the texts: too few or too many texts, a complete text, or two texts with equal tokens."""
     if not 1 < len(texts) <= MAX_SCORED or not all(texts):
         return []
     options = [_written(vocabulary, text) for text in texts]
@@ -70,7 +70,7 @@ def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[
 
 
 def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
-    """Return the tokens of a text within a document; empty if the text is not whole characters."""
+    """Return the tokens of a text that continues other text; empty if the text contains an incomplete character."""
     try:
         written = text.decode()
     except UnicodeDecodeError:
@@ -81,8 +81,7 @@ def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
 
 def parse_spec(kind: str, spec: str) -> Constraint:
     """Return the constraint of a specification. The specification is plain text for most kinds of constraints, and JSON
-    for others. Kind `constraint` takes any
-    constraint as plain data."""
+    for others. The kind `constraint` takes the JSON of any constraint."""
     if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
         return parse({kind: spec})
     if kind == "json_object":

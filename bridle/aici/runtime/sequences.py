@@ -1,4 +1,4 @@
-"""The supervisor's data about requests and sequences: their workers, lateness and counts."""
+"""The supervisor's table of requests and sequences: their workers, late answers and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest, Overloaded
 
 @dataclass(slots=True, eq=False)
 class RuntimeSequence:
-    """One sequence; before it is bound to a number, an instance. `error` says why it is over."""
+    """One sequence, or an instance that has no sequence number yet. `error` is the reason if it has ended."""
 
     key: int
     request: RequestState
@@ -33,9 +33,9 @@ class RuntimeSequence:
 
 
 class SequenceTable:
-    """All sequences, by the engine's number; before they have one, by request. Used by the main thread and, for
-    instances that are not bound yet, by side threads. Every method is a single atomic change or runs under its caller's
-    lock."""
+    """All sequences, by the engine's sequence number. Instances without a number are listed by request. The main thread
+    uses the table, and side threads use it for instances without a number. Every method is a single atomic change or
+    runs under its caller's lock."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
@@ -50,8 +50,8 @@ class SequenceTable:
         return self._next_key
 
     def check_room(self, tenant: str, in_the_making: list[str]) -> None:
-        """Raise `Overloaded` if there is no room for another instance of `tenant`. `in_the_making` lists the tenants
-        of instances in creation, which count too."""
+        """Raise `Overloaded` if `tenant` cannot have another instance now. `in_the_making` lists the tenants of
+        instances that are being created; these instances count too."""
         limits = self._limits
         mine = self._tenants.get(tenant, 0) + in_the_making.count(tenant)
         total = len(self.by_key) + len(in_the_making)
@@ -74,7 +74,8 @@ class SequenceTable:
             self.by_id[sequence.seq_id] = sequence
 
     def bind(self, req_id: str, seq_id: int) -> RuntimeSequence:
-        """Assign its sequence number to a pending instance. The request's name cannot be used a second time."""
+        """Give the pending instance of a request its sequence number. The request's name cannot be used a second
+        time."""
         if seq_id in self.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         sequence = self.pending.pop(req_id, None)
@@ -92,7 +93,7 @@ class SequenceTable:
         return self.check_life(request, 1)
 
     def check_life(self, request: RequestState, more: int) -> str | None:
-        """Return the reason why a request can never have `more` further sequences, or None."""
+        """Return the reason why `more` further sequences exceed the total that a request may ever have, or None."""
         limit = self._limits.max_total_forks
         return f"more than {limit} sequences in the life of one request" if request.num_ever + more > limit else None
 

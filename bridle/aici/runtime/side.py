@@ -1,4 +1,4 @@
-"""The side channel: uploads, tags, instantiation. Many requests at a time are answered in any order."""
+"""Handles requests of the side channel: uploads, tags, instantiation. Concurrent requests are answered in any order."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PATIENCE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SideOptions:
-    """Options of the side channel. `isolation`: with `tenant` requests of a tenant share workers, with `request` each
-    request has its own processes. `fork` is `copy` or `process`."""
+    """Options of the side channel. If `isolation` is `tenant`, all requests of a tenant share workers; if it is
+    `request`, each request has its own processes. `fork` is `copy` or `process`."""
 
     isolation: str = "tenant"
     fork: str = "copy"
@@ -76,7 +76,7 @@ class SideOps:
         return self.install(wasm, auth_of(request))
 
     def install(self, wasm: bytes, auth: Auth) -> ModuleData:
-        """Store and compile a module. A repeated call is cheap."""
+        """Store and compile a module. A repeated call for the same module is cheap."""
         module = self._store.identify(wasm)
         compiled = self._compilers.cached(module) if self._store.has(module) else None
         if compiled is not None:
@@ -106,7 +106,7 @@ class SideOps:
     # -- instances -----------------------------------------------------------------------------------------
 
     def instantiate(self, request: Instantiate, dialect: str) -> Any:
-        """Make an instance. The data of the reply depends on the engine's dialect: 1, 1b or 2."""
+        """Create an instance. The data of the reply depends on the engine's dialect: 1, 1b or 2."""
         auth = auth_of(request)
         argument = request.argument
         if len(argument) > self._limits.max_argument:

@@ -1,7 +1,7 @@
-"""One step of many sequences: ops are sent to their workers, and answers are collected until a deadline.
-Sequences whose answers are missing then are late.
+"""Runs one step of many sequences: sends ops to workers, and collects answers until a deadline. Sequences without an
+answer by then are late.
 
-A sequence that does not answer in time loses only its own step; its answer is kept when it arrives. The deadline only
+A late sequence loses only its own step; its answer is used in a later step. The deadline only
 limits the wait for each sequence. A guest that uses too much processor time is ended by its worker. Only the main
 thread runs this code.
 """
@@ -31,8 +31,8 @@ Op = m.Step2 | m.PostPre | m.Mid1
 
 @dataclass(slots=True)
 class Job:
-    """A sequence's part in a step. After the step it has an `answer`, or `is_late` is true, or the sequence has an
-    `error`."""
+    """The work of one sequence in a step. After the step, the job has an `answer`, or `is_late` is true, or the
+    sequence has an `error`."""
 
     sequence: RuntimeSequence
     op: Op
@@ -51,11 +51,11 @@ class Steps:
         self._number = 0
 
     def run(self, jobs: list[Job], deadline: float, limit: float, reply_by: float | None = None) -> None:
-        """Collect an answer for every job, as far as answers come before `deadline` (monotonic seconds).
+        """Collect the answers of the jobs that arrive before `deadline` (monotonic seconds).
 
-        With `reply_by` the wait ends at that time, and late sequences are not waited for if there are others. A job
-        then counts as late once for each `limit` seconds since it was asked. A job ends with an error when its guest
-        has used that much processor time as often as it may be late.
+        `reply_by` ends the wait at that time, and the step then does not wait for earlier late sequences if it has
+        others. In this case a job counts as late once for each `limit` seconds since it was asked. A job ends with an
+        error when its guest has used `limit` seconds of processor time for each permitted late step.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit
@@ -93,7 +93,7 @@ class Steps:
         self.end_stuck({job.sequence.worker for job in waiting.values() if job.answer is None})
 
     def release(self, sequences: Iterable[RuntimeSequence], reason: str) -> None:
-        """Drop these sequences, even if they run."""
+        """Drop these sequences, even if their callbacks still run."""
         keys: dict[WorkerHandle, list[int]] = {}
         for sequence in sequences:
             self._table.remove(sequence)
@@ -170,7 +170,7 @@ class Steps:
         open_jobs.discard(answer.key)
 
     def _judge(self, waiting: dict[int, Job], stretch: float | None = None) -> None:
-        """Count the sequences that are late: once in each step, or once for each `stretch` of seconds."""
+        """Count each late sequence: once in each step, or once for each `stretch` seconds."""
         now = time.monotonic()
         late = []
         for job in waiting.values():
@@ -187,7 +187,8 @@ class Steps:
             self.end_stuck(set(late))
 
     def end_stuck(self, workers: set[WorkerHandle] | None = None) -> None:
-        """Kill workers (None: any of them) that do not end guests whose time is over, or that make no progress."""
+        """Kill stuck workers: those that do not end a guest after its time limit, or make no progress. None checks all
+        workers."""
         allowances: dict[WorkerHandle, float] = {}
         for sequence in list(self._table.by_key.values()):
             worker = sequence.worker

@@ -1,8 +1,8 @@
 """Shared variables of a request: byte strings with versions, visible to all sequences of the request.
 
-A write may be conditional on the version, which makes it an atomic exchange between forks. Everything that a guest can
-make grow is limited, and each refusal names its limit. Tool calls are variables with reserved names. Calls whose
-answers were read are removed if room is needed.
+A write may be conditional on the version, which makes it an atomic exchange between forks. All sizes that a guest can
+increase are limited, and each error names its limit. Tool calls are variables with reserved names. If space is needed,
+the variables of tool calls whose answers were read are removed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SharedVariables:
         return found[0] if found else 0
 
     def copy(self) -> SharedVariables:
-        """Return a copy of the values, which changes independently."""
+        """Return an independent copy of the variables."""
         with self._lock:
             return SharedVariables(self.limits, dict(self._values), self._size)
 
@@ -103,7 +103,7 @@ class SharedVariables:
         return msgspec.json.encode({"WriteVar": {"version": version}})
 
     def _make_room(self, name: str, size: int, old_size: int | None) -> None:
-        """Remove as many tool calls whose answers were read as necessary."""
+        """Make space for a value: remove the variables of tool calls whose answers were read, as many as necessary."""
         calls = list(self._answers_read)[:-_NUM_KEPT] if len(self._answers_read) > _NUM_KEPT else []
         for call in calls:
             is_full = old_size is None and len(self._values) >= self.limits.max_variables
@@ -130,8 +130,8 @@ class SharedVariables:
 
 @dataclass(slots=True)
 class RequestState:
-    """One user request. The sequences of a request share variables and limits. `variables` is used only with process
-    isolation."""
+    """The state that all sequences of one request share. `variables` is used only if each request has its own
+    processes."""
 
     id: int
     name: str

@@ -1,8 +1,8 @@
 """The supervisor reads both channels, runs steps, and owns all state that outlives a request. The supervisor runs no
 Wasm.
 
-The main thread serves the main channel, one request at a time. The side channel has a reader and a few threads. The
-process ends when the engine's process does, and ends everything that it started.
+The main thread serves the main channel, one request at a time. The side channel has a reader thread and a few worker
+threads. When the engine's process ends, this process ends too, with all processes that it started.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Supervisor:
         raise ProtocolError("this operation belongs to the main channel")
 
     def _spoke(self, dialect: str) -> None:
-        """Record the engine's dialect, which its first step shows."""
+        """Record the engine's dialect, which the engine's first step shows."""
         if self._dialect[0] != dialect:
             self._dialect = dialect
 
@@ -237,7 +237,7 @@ class Supervisor:
     # -- both ----------------------------------------------------------------------------------------------
 
     def _answer(self, data: bytes, handle: Callable[[p.Request], Any]) -> bytes:
-        """Return the reply to a request, also after any error."""
+        """Return the reply to a request. Any error becomes an error reply."""
         try:
             request = p.decode_request(data)
         except ProtocolError as error:
@@ -265,8 +265,8 @@ class Supervisor:
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: Exception) -> None:
-        """End the runtime, because the engine has ended, or broke the channel permanently and can no longer clean
-        up."""
+        """End the runtime after the engine has ended, or after it broke the channel. If the engine has ended, remove
+        the shared objects."""
         if self._engine_lives():
             _log.error("%s; ending", error)
         else:  # no engine is left to be informed

@@ -63,7 +63,7 @@ class GhReference:
 
     @property
     def url(self) -> str:
-        """Return the URL of the release's metadata. An explicit `latest` is looked up as a tag, as in the original
-        runtime."""
+        """Return the URL of the release's metadata. As in the original runtime, an explicit `latest` means the tag
+        `latest`."""
         base = f"https://api.github.com/repos/{self.owner}/{self.repo}/releases"
         return f"{base}/tags/{self.version}" if self.version else f"{base}/latest"

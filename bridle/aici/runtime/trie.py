@@ -1,8 +1,8 @@
-"""The token trie that guests walk: building it in both layouts, and reading it.
+"""Builds and reads the token trie that guests walk, in the layouts of both dialects.
 
-A vocabulary of 128k tokens is built in a fraction of a second, because every step is one array operation over sorted
+The trie of 128k tokens is built in a fraction of a second, because every step is one array operation over sorted
 tokens. Sorted order is depth-first pre-order, so a token adds only the nodes after the prefix that it shares with its
-predecessor. The layouts differ in how a token's position is packed into a word.
+predecessor. The layouts differ in the number of bits for a token's length.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ Array = npt.NDArray[Any]
 
 
 def build_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
-    """Return the blob for `aici_host_token_trie`. Special tokens have empty bytes and are not in the trie; of equal
-    tokens the last one is used. Raises `UnsupportedModel` if the vocabulary exceeds the limits of the format."""
+    """Return the blob for `aici_host_token_trie`. Special tokens have empty bytes and are not in the trie. If several
+    tokens have the same bytes, the trie has the last one. Raises `UnsupportedModel` if the vocabulary exceeds the
+    limits of the format."""
     if not 0 < len(tokens) < NO_TOKEN:
         raise UnsupportedModel(f"vocabulary of {len(tokens)} tokens; the trie holds 1 to {NO_TOKEN - 1}")
     bits = LENGTH_BITS[dialect]
@@ -99,7 +100,7 @@ def _shape(words: dict[bytes, int]) -> _Shape:
 
 
 def _shared_prefixes(data: Array, start: Array, length: Array) -> Array:
-    """Return the length of the prefix that each sorted word shares with the word before it."""
+    """Return the length of the prefix that each sorted token shares with the token before it."""
     shared = np.zeros(len(start), np.int64)
     active = np.arange(1, len(start))
     depth = 0
@@ -123,7 +124,7 @@ def _parents(depth: Array) -> Array:
 
 
 def _dense_words(shape: _Shape) -> list[bytes]:
-    """Return all one-byte extensions of nodes that have enough children to get all 256."""
+    """Return byte strings that complete dense nodes: a node with enough children gets a child for all 256 bytes."""
     parent = _parents(shape.depth)
     children = np.bincount(parent + 1, minlength=1)
     words: list[bytes] = []
@@ -152,7 +153,7 @@ def _encode(shape: _Shape) -> Array:
 
 
 def _ends(depth: Array) -> Array:
-    """Return the index after each node's subtree, which is the next node that is not deeper."""
+    """Return the index after each node's subtree. It is the index of the next node that is not deeper."""
     ends = np.empty(len(depth), np.int64)
     for level in range(int(depth.max()) + 1):
         nodes = np.flatnonzero(depth == level)
@@ -192,7 +193,7 @@ class TokenTrie:
         return None
 
     def tokenize(self, data: bytes) -> list[int]:
-        """Return tokens, always the longest that fits. A byte that starts no token is left out."""
+        """Tokenize bytes greedily: each token is the longest that fits. A byte that starts no token is left out."""
         result: list[int] = []
         position = 0
         while position < len(data):

@@ -1,7 +1,7 @@
-"""The vocabulary that a runtime serves: bytes of every token, tokenization, and the tries that guests walk.
+"""The vocabulary of a runtime: the bytes of every token, tokenization, and the tries that guests walk.
 
 The tokenizer is the one of `bridle.tokenizer`; this module only converts its tokens for controllers. Special tokens
-have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
+have no bytes. The vocabulary may have more tokens than the tokenizer (`--logits-size`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class RuntimeVocabulary:
         return len(self.tokens)
 
     def prepare(self) -> None:
-        """Read the data for tokenizing, if this was not done yet."""
+        """Load the data for tokenizing, unless it is loaded already."""
         if self.tokenizer is not None:
             self.tokenizer.prepare()
 
     def trie(self, dialect: int) -> bytes:
-        """Return the trie blob in the layout of a guest dialect. It is built once."""
+        """Return the trie blob in the layout of a guest's dialect. Each layout is built once."""
         blob = self._tries.get(dialect)
         if blob is None:
             blob = self._tries[dialect] = kept_trie(self.tokens, self.eos, dialect)
@@ -65,8 +65,8 @@ class RuntimeVocabulary:
         return TokenTrie(self.trie(2), 2)
 
     def tokenize(self, data: bytes, dialect: int) -> list[int]:
-        """Return the tokens of bytes. For D1 guests, bytes that are not text are replaced. For D2 guests, an incomplete
-        tail is tokenized greedily."""
+        """Return the tokens of UTF-8 bytes. For dialect-1 guests, invalid bytes are replaced. For dialect-2 guests, an
+        incomplete character at the end is tokenized greedily."""
         if dialect == 1:
             return list(self.encode(data.decode(errors="replace")))
         try:
@@ -92,7 +92,7 @@ class RuntimeVocabulary:
 
 
 def kept_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
-    """Return the result of `build_trie`; a large trie is built once for all processes."""
+    """Return the result of `build_trie`. A large trie is built once and cached on disk for all processes."""
     if len(tokens) < _LEAST_TOKENS:
         return build_trie(tokens, eos, dialect)
     digest = hashlib.blake2b(np.fromiter(map(len, tokens), np.int64, len(tokens)).tobytes())
@@ -125,8 +125,8 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabul
 
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
-    """Load from a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
-    process of the runtime. Other files are loaded with transformers."""
+    """Load a tokenizer. A `tokenizer.json` is loaded without transformers, whose import costs seconds and much memory
+    in every process of the runtime. Other files are loaded with transformers."""
     from bridle.model.hub_lookup import resolve_model
 
     folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)
@@ -137,7 +137,8 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
 
 
 def _outline(folder: Path) -> TokenizerFiles | None:
-    """Return the facts about a tokenizer that bridle wrote, without reading it; None for other tokenizers."""
+    """Return the stored metadata of a tokenizer that bridle wrote, without reading the tokenizer; None for other
+    tokenizers."""
     if weights_of(folder) is None:
         return None
     return TokenizerFiles(lambda: _read(folder).backend, _roles(folder), stored_chat_template(folder))
@@ -155,7 +156,7 @@ def _read(folder: Path) -> TokenizerFiles:
 
 
 def _without_prefix(text: bytes) -> bytes:
-    """Return the tokenizer without a step that puts a space before every text, because controllers tokenize parts of
+    """Remove the step of a tokenizer's JSON that puts a space before every text, because controllers tokenize parts of
     texts."""
     if b'"Prepend"' not in text:
         return text
@@ -168,7 +169,7 @@ def _without_prefix(text: bytes) -> bytes:
 
 
 def _roles(folder: Path) -> dict[str, str]:
-    """Return the special tokens by their roles, such as `eos_token`."""
+    """Return the names of the special tokens by role, such as `eos_token`."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         file = folder / name

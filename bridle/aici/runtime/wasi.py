@@ -1,6 +1,7 @@
-"""The part of WASI preview 1 that controllers get: printing, and a clock if the operator allows one.
+"""The part of WASI preview 1 that controllers get: printing, and a clock if the operator allows it.
 
-Controllers have no files, network, environment or real randomness; these functions return "bad file descriptor".
+Controllers have no files, network, environment or real randomness. The functions for files return "bad file
+descriptor".
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _STUBS = {
 
 
 def fd_write(guest: Instance, fd: int, vectors: int, count: int, written: int) -> int:
-    """Append the pieces of text to the log."""
+    """Append the guest's output to its log."""
     if fd not in (1, 2):
         return _BADF
     if count > _MAX_VECTORS:
@@ -70,7 +71,7 @@ def fd_fdstat_get(guest: Instance, fd: int, target: int) -> int:
 
 
 def two_zeros(guest: Instance, first: int, second: int) -> int:
-    """Return counts of 0: there are no arguments and no environment."""
+    """Return 0 for the count and for the size of arguments or environment variables, because guests have none."""
     guest.memory.write_u32(first, 0)
     guest.memory.write_u32(second, 0)
     return _OK
@@ -89,8 +90,8 @@ def proc_exit(guest: Instance, code: int) -> None:
 
 
 def clock_time_get(guest: Instance, clock: int, _precision: int, target: int) -> int:
-    """Return the time. D1 has no clock. D2: nanoseconds of the monotonic clock since the instance began, with the
-    configured resolution."""
+    """Return the nanoseconds since the instance began, with the configured resolution. Dialect-1 guests have no
+    clock."""
     if guest.dialect == 1:
         return _BADF
     if clock != 1:

@@ -1,9 +1,9 @@
 """Substitutes for the machine's clocks and random numbers in components.
 
-wasmtime's WASI 0.2 gives a guest real time, with which it can observe other guests, and real randomness, which prevents
-repeating a run. Here time is a counter: every reading of a clock is a millisecond later. Random numbers are the same in
-every run, and different in every fork. An operator can give guests real time by setting a resolution. A guest cannot
-sleep: a callback that must wait returns a wait as its answer.
+wasmtime's WASI 0.2 gives a guest real time, with which it can observe other guests. It also gives real random numbers,
+so runs are not repeatable. Here each reading of a clock is one millisecond later than the reading before. Random
+numbers are the same in every run, and different in every fork. An operator can give guests real time by setting a
+resolution. A guest cannot sleep; instead, its callback returns a decision to wait.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PATCH = 12
 
 
 class World:
-    """The clock and the random numbers of one instance. With `resolution_ns` above 0 the clock has real time, at that
-    resolution."""
+    """The clock and the random numbers of one instance. If `resolution_ns` is above 0, the clock shows real time at
+    that resolution."""
 
     def __init__(self, resolution_ns: int) -> None:
         self._resolution_ns = resolution_ns
@@ -60,13 +60,13 @@ class World:
         return self._random.getrandbits(64)
 
     def diverge(self, branch: int) -> None:
-        """Use other random numbers from now on, because this is branch `branch` of a fork."""
+        """Change the random numbers, because the instance is now branch `branch` of a fork."""
         self._random.seed(f"{self._random.getrandbits(64)} {branch}")
 
 
 def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Define substitutes for wasmtime's own functions. `guarded` converts a function of an instance to a function of
-    the linker."""
+    """Define substitutes for wasmtime's own clock and random functions. `guarded` converts a function with the instance
+    as first argument to one for the linker."""
     linker.allow_shadowing = True
     for name, functions in INTERFACES.items():
         with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{_PATCH}") as instance:

@@ -1,4 +1,4 @@
-"""The thin layer over wasmtime: engine settings, host functions, calls into guests, and how they are interrupted.
+"""A thin layer over wasmtime: engine settings, host functions, calls into guests, and their interruption.
 
 `wasm_calls` makes the calls between host and guest. This module does not know controllers.
 """
@@ -23,11 +23,11 @@ LOOK_TICKS = 2
 
 
 class GuestFault(ControllerTrap):
-    """A guest broke a rule of the host interface, such as a bad pointer or the limit of one callback."""
+    """A guest broke a rule of the host interface, for example with a bad pointer or by exceeding a limit."""
 
 
 class GuestFailed(ControllerTrap):
-    """A guest reported its own failure with a message. The position of its interpreter does not matter."""
+    """A guest reported its own failure with a message. No backtrace is added to the message."""
 
 
 class GuestStopped(ControllerError):
@@ -47,7 +47,7 @@ running = _Running()
 @dataclass(frozen=True, slots=True)
 class HostFunction:
     """A function that guests may import. `params` has one letter for each parameter (`i`: i32, `I`: i64). The function
-    is called with the running guest, then the parameters as unsigned numbers."""
+    gets the running guest, then the parameters as unsigned numbers."""
 
     module: str
     name: str
@@ -63,7 +63,7 @@ def check_span(start: int, length: int, size: int) -> None:
 
 
 def with_backtrace(failure: BaseException, text: str) -> BaseException:
-    """Return the failure with the guest's position, from wasmtime's message about the trap."""
+    """Add the guest's backtrace to a failure. `text` is wasmtime's message about the trap."""
     place = backtrace_of(text)
     if not place or not isinstance(failure, ControllerError) or isinstance(failure, GuestFailed):
         return failure
@@ -71,7 +71,7 @@ def with_backtrace(failure: BaseException, text: str) -> BaseException:
 
 
 def backtrace_of(text: str) -> str:
-    """Return the part of wasmtime's message that has the guest's backtrace; empty if there is none."""
+    """Return the guest's backtrace from wasmtime's message; empty if the message has none."""
     start = text.find("wasm backtrace")
     if start < 0:
         return ""
@@ -101,7 +101,8 @@ def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool)
 
 
 class Ticker:
-    """The epoch clock of an engine. The clock runs only while guests run, and not across a fork of the process."""
+    """The thread that advances the epoch clock of a Wasm engine. It runs only while guests run, and is stopped before a
+    fork of the process."""
 
     def __init__(self, engine: wasmtime.Engine, on_tick: Callable[[], None]) -> None:
         self._engine = engine
@@ -126,7 +127,7 @@ class Ticker:
         self._thread = None
 
     def awake(self) -> None:
-        """Keep the clock running, because a guest is about to run."""
+        """Keep the clock's thread awake while a guest runs."""
         if not self._wanted.is_set():
             self._wanted.set()
 
@@ -138,5 +139,6 @@ class Ticker:
             self._on_tick()
 
     def park(self) -> None:
-        """Sleep until `awake`. Called from `on_tick` when no guest has run for a while."""
+        """Let the clock's thread sleep until `awake` is called. Called from `on_tick` when no guest has run for a
+        while."""
         self._wanted.clear()

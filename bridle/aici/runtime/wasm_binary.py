@@ -1,9 +1,9 @@
-"""Reads and rewrites Wasm modules as bytes, for operations that the engine's API does not offer.
+"""Reads and rewrites the bytes of Wasm modules, for operations that wasmtime's API does not offer.
 
-A fork by copy needs access to every memory and every mutable global of an instance. If a module does not export one,
-this module adds it to the export section, under a name that does not occur in the module. This module also detects
-whether a guest's module can change its tables while it runs, which a copy could not reproduce. The engine has validated
-the input before.
+A fork by copy needs access to every memory and every mutable global of an instance. If a Wasm module does not export
+them, `expose_state` adds exports with names that do not occur in the module. `may_change_tables` detects whether a
+guest can change its tables while it runs, which a copy could not reproduce. wasmtime must have validated the input
+before.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MAX_GLOBALS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A module that exports all state needed for a copy. `prefix` starts the names of the added exports. `is_copyable`
-    is False if a mutable global is not a number, or if the tables may change."""
+    """A module that exports all state needed for a copy. The names of the added exports begin with `prefix`.
+    `is_copyable` is False if a mutable global is not a number, or if the tables may change."""
 
     wasm: bytes
     prefix: str
@@ -66,8 +66,8 @@ def expose_state(wasm: bytes) -> Rewritten:
 
 
 def may_change_tables(wasm: bytes) -> bool:
-    """Return whether the code may contain an instruction that changes a table. A result of True may be wrong, a result
-    of False never is. The module must be valid without reference types."""
+    """Return whether the code may contain an instruction that changes a table. A result of True may be wrong; a result
+    of False is certain. The module must be valid without reference types."""
     return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in sections(wasm))
 
 
@@ -75,7 +75,7 @@ def may_change_tables(wasm: bytes) -> bool:
 
 
 def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and body of each section, custom ones included."""
+    """Yield kind and body of each section, including custom sections."""
     position = 8
     while position < len(wasm):
         kind = wasm[position]
@@ -87,7 +87,7 @@ def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
-    """Return the module with `body` as its export section."""
+    """Return the module's bytes with `body` as its export section."""
     parts = [b"\0asm\x01\0\0\0"]
     exports = bytes([_EXPORT]) + encode_leb(len(body)) + body
     done = False
@@ -103,7 +103,8 @@ def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
 
 
 def _imported_globals(body: bytes) -> int:
-    """Return the number of imported globals. Such a module will not link, but its indices must be right."""
+    """Return the number of imported globals, which come first in the global indices. A module with such imports will
+    not link."""
     count, position = _leb(body, 0)
     found = 0
     for _ in range(count):
@@ -147,7 +148,7 @@ def _global_types(body: bytes) -> list[tuple[int, bool]]:
 
 
 def _skip_constant(body: bytes, position: int) -> int:
-    """Return the position after the `end` of a constant expression."""
+    """Return the position after the `end` instruction of a constant expression."""
     while (opcode := body[position]) != 0x0B:
         position += 1
         if opcode == 0xFD:  # v128.const

@@ -1,9 +1,9 @@
-"""Calls between host and guest through pre-bound functions of wasmtime's C API. Such calls are several times cheaper
-than wasmtime's Python API, but use private names, so only tested versions work.
+"""Calls between host and guest through pre-bound functions of wasmtime's C API. They are several times cheaper than
+calls through wasmtime's Python API. They use private names of wasmtime, so only tested versions work.
 
-Numbers are passed in arrays of 16-byte cells. An exception of a host function is kept on the guest and becomes a trap.
-An epoch callback checks the running guest every few ticks, so that a guest can be ended at any time or be allowed to
-continue.
+Numbers are passed in arrays of 16-byte cells. An exception of a host function is stored as `guest.failure` and becomes
+a trap. An epoch callback checks the running guest every few ticks, so that a guest can be ended at any time or be
+allowed to continue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a private handle of a C function, so that argument types can be plain addresses."""
+    """Return a separate ctypes object for a C function, so that its argument types can be plain addresses."""
     return ctypes.CFUNCTYPE(result, *arguments)((name, ffi.dll))
 
 
@@ -62,7 +62,7 @@ class Crossing:
         self._kept: list[Any] = []  # callbacks must live longer than every linker that uses them
 
     def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
-        """Make a function available to modules that are linked with `linker`."""
+        """Make a host function available to modules that are linked with `linker`."""
         callback = _HOST_CALL(_trampoline(function))
         self._kept.append(callback)
         params = [wasmtime.ValType.i64() if p == "I" else wasmtime.ValType.i32() for p in function.params]
@@ -84,8 +84,8 @@ class Crossing:
             raise wasmtime.WasmtimeError._from_ptr(error)
 
     def bind(self, store: wasmtime.Store, function: wasmtime.Func, num_params: int) -> Callable[..., int]:
-        """Return a callable that runs an export on this thread; `running.guest` must be set. A trap raises
-        `ControllerTrap` with a backtrace, unless the guest has a `failure`, which is raised instead."""
+        """Return a callable that runs a guest's exported function on this thread; `running.guest` must be set. A trap
+        raises `guest.failure` if it is set, otherwise `ControllerTrap` with a backtrace."""
         raw = function._func
         context = ctypes.cast(store._context(), ctypes.c_void_p).value
         cells = (ctypes.c_int64 * (2 * max(num_params, 1)))()
@@ -107,7 +107,7 @@ class Crossing:
         return call
 
     def arm(self, store: wasmtime.Store) -> None:
-        """Make calls into a new store interruptible."""
+        """Make calls into a new Wasm store interruptible."""
         _set_callback(ctypes.cast(store.ptr(), ctypes.c_void_p), _on_epoch, None, None)
 
 
@@ -178,7 +178,8 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
 
 
 def _look(_context: int, _data: int, delta: Any, kind: Any) -> int:
-    """Decide whether a guest that has run for a few ticks may continue. Called by the epoch clock."""
+    """Decide whether a guest that has run for a few ticks of the epoch clock may continue. wasmtime calls this
+    function."""
     guest = running.guest
     try:
         reason = guest.stop_reason()
@@ -196,7 +197,7 @@ _on_epoch = _EPOCH_CALL(_look)
 
 
 def _raise(error: int | None, trap: int | None) -> None:
-    """Raise the exception for the error or trap of a call, with the guest's backtrace as its text."""
+    """Raise the exception for a call's error or trap, with the guest's backtrace in its text."""
     if trap:
         text = str(wasmtime.Trap._from_ptr(ctypes.cast(trap, ctypes.POINTER(ffi.wasm_trap_t))))
     else:

@@ -1,7 +1,7 @@
-"""A worker process: hosts sequences, runs their callbacks, copies them on a fork. It never compiles.
+"""A worker process: hosts sequences, runs their callbacks, and copies sequences that fork. It never compiles modules.
 
-Steps arrive through the ring, everything else through the side socket. The answers of a step are sent together once
-every sequence has been called; a sequence that is still running answers separately later. If the supervisor dies, the
+Steps arrive through the ring, all other messages through the side socket. The answers of a step are sent together once
+every sequence has been called. A sequence that is still running answers separately later. If the supervisor dies, the
 worker ends at once.
 """
 
@@ -44,7 +44,7 @@ _facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Worker:
-    """The worker process. `storage`, if given, is the socket to the variables of the only request in this worker."""
+    """The worker process. If the worker serves a single request, `storage` is the socket to the request's variables."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Worker:
     # -- creating and dropping -----------------------------------------------------------------------------
 
     def _create(self, message: m.Create) -> None:
-        """Make an instance and run its first callbacks."""
+        """Create an instance and run its first callbacks."""
         created = m.Created(message.rid, "", "", [], 0, message.prompt)
         begin = time.perf_counter_ns()
         try:
@@ -229,7 +229,7 @@ class Worker:
             raise
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
-        """Run the first callbacks of an instance. The sequence can be dropped while these run, as in any callback."""
+        """Run the first callbacks of an instance. As in any callback, the sequence can be dropped while they run."""
         seat = SequenceSlot(GuestSequence(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
@@ -269,7 +269,7 @@ class Worker:
                 self._variables.pop(request, None)
 
     def _fork(self, step: OperationBatch, op: m.Step2 | m.Mid1) -> None:
-        """Copy the parent, before any callback of this step runs."""
+        """Fork an op's sequence by copying its parent, before any callback of this step runs."""
         assert op.parent is not None
         seat = self._seats.get(op.parent)
         try:
@@ -300,8 +300,8 @@ class Worker:
     # -- forking the process -------------------------------------------------------------------------------
 
     def _split(self, message: m.ForkWorker, descriptors: list[int]) -> None:
-        """Fork this process. The child becomes the worker of the new sequence, with the files that came with the
-        message."""
+        """Fork this process. The child becomes the worker of the new sequence, with the file descriptors that came with
+        the message."""
         seat = self._seats.get(message.key)
         if seat is None or seat.is_running or len(self._seats) != 1:
             for descriptor in descriptors:
@@ -322,7 +322,7 @@ class Worker:
         os.close(handle)
 
     def _adopt(self, message: m.ForkWorker, descriptors: list[int], seat: SequenceSlot) -> None:
-        """Run in the forked child: close the parent's connections, and start the child's own threads."""
+        """Set up the forked child: close the parent's connections, and start the child's own threads."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()
         self._side.close()

@@ -1,4 +1,4 @@
-"""The supervisor's end of a worker process: its messages, its tenant, and the detection of stuck workers."""
+"""The supervisor's handle of a worker process: messages, tenant, and the detection of stuck workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class WorkerHandle:
         self._lock = threading.Lock()
 
     def call(self, rid: int, message: m.WorkerMessage, descriptors: list[int] | None = None) -> Future[Any]:
-        """Send a message over the side socket. The future returns the reply and the files that came with it."""
+        """Send a message over the side socket. The future returns the reply and the file descriptors that came with
+        it."""
         future: Future[Any] = Future()
         self.calls[rid] = future
         try:
@@ -55,17 +56,17 @@ class WorkerHandle:
             send_frame(self.side, data, descriptors)
 
     def note_asked(self) -> None:
-        """Record that the worker has been given work."""
+        """Record that the worker was sent work."""
         self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
 
     def note_heard(self) -> None:
-        """Record that the worker has sent something."""
+        """Record that the worker sent a message."""
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:
-        """Return whether the worker has work but seems stuck. A worker is stuck if it used more than `most` seconds of
-        processor time since its last message, or none for `standstill` seconds. So waiting on a busy machine does not
-        count."""
+        """Return whether the worker has work but seems stuck. It is stuck if it used more than `most` seconds of
+        processor time since its last message, or no processor time for `standstill` seconds. So a worker that waits on
+        a busy machine does not count as stuck."""
         used, now = self.process.cpu_seconds(), time.monotonic()
         if used > self._cpu_when_seen:
             self._cpu_when_seen, self._seen = used, now
