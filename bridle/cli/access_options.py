@@ -40,7 +40,7 @@ class AccessOptions:
     "Password of the private key. Prefer the variable BRIDLE_SSL_KEYFILE_PASSWORD."
 
     def tls(self) -> TlsFiles | None:
-        """Return the files of the TLS certificate; None without one."""
+        """Return the files of the TLS certificate; None if the server has no certificate."""
         from bridle.http.server.tls import TlsFiles
 
         if self.ssl_certfile is not None:

@@ -19,8 +19,7 @@ _ADAPTERS = Group("Adapters", sort_key=12)
 
 
 def split_at_commas(type_: Any, value: str, *, delimiter: str | None = None) -> list[str]:
-    """Return the entries of an environment variable, in which text-generation-inference separates adapters by
-    commas."""
+    """Split the adapters in an environment variable at commas, as text-generation-inference does."""
     return [entry.strip() for entry in value.split(delimiter or ",") if entry.strip()]
 
 

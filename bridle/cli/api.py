@@ -1,4 +1,4 @@
-"""Client of a server's API for the command line: the server's address, requests, streams, and errors with a next step.
+"""Client of a bridle server's API for the command line: address, requests, streams, and errors with a next step.
 
 The module uses only the standard library, so that a client needs none of a server's packages. It prints nothing.
 """
@@ -37,7 +37,7 @@ SERVER = Group("Server", sort_key=20)
 @Parameter(name="*", group=SERVER)
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """The server to use, and the key for it."""
+    """Flags for the server to use and its API key."""
 
     base_url: Annotated[str | None, Parameter(name=["--base-url", "--url"])] = None
     "Address of the server; `#key=KEY` at the end adds a key. Default: AICI_API_BASE, or http://127.0.0.1:8080."
@@ -58,8 +58,8 @@ class ApiError(BridleError):
 
 
 class Api:
-    """A client of a server's API. `base` ends in `/v1/`, which is added if `base` has no path. A fragment `#key=K` of
-    `base` is the API key."""
+    """A client of a server's API. `base` is a URL that ends in `/v1/`, which is added if the URL has no path. A
+    fragment `#key=K` of the URL is the API key."""
 
     def __init__(self, base: str | None = None, key: str | None = None) -> None:
         parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
@@ -81,7 +81,7 @@ class Api:
         return data
 
     def tag(self, module: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Give tags to an uploaded module."""
+        """Set tags as names of an uploaded module."""
         body = json.dumps({"module_id": module, "tags": list(tags)}).encode()
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags", body))["tags"]
         return found
@@ -119,7 +119,7 @@ class Api:
 
     @contextmanager
     def run(self, body: dict[str, Any]) -> Iterator[Iterator[Any]]:
-        """Run a controller. Yields the items of the stream as they arrive, and `None` for its end mark. Leaving the
+        """Run a controller. Yields the events of the stream as they arrive, and `None` for `[DONE]`. Leaving the
         context ends the run."""
         with self._open(self._request("run", json.dumps(body).encode())) as response:
             self.request_id = response.headers.get("x-request-id", "")
@@ -179,7 +179,7 @@ def _items(response: HTTPResponse) -> Iterator[Any]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """Return the message of an error response, in any format that servers of this API use."""
+    """Return the message of an error response, in any of the formats that such servers use."""
     body = error.read(_MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
     try:
         said = _said(json.loads(body))
@@ -190,7 +190,7 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Return the seconds in a `Retry-After` header. Servers of this API send a number; a date is ignored."""
+    """Return the seconds in a `Retry-After` header; None for a date, which bridle servers do not send."""
     return min(float(text), _MAX_RETRY_AFTER) if text is not None and text.isdecimal() else None
 
 

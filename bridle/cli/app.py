@@ -1,8 +1,8 @@
-"""The tree of commands and the common parts of their help pages. A command's module is imported when the command is
-used.
+"""The list of commands and the common parts of their help pages. A command's module is imported only when the command
+is used.
 
-Each flag is also an environment variable (`bridle.cli.variables`), and an entry of a settings file. The command line
-has precedence over the environment, and the environment over the file.
+Each flag can also be set by an environment variable (`bridle.cli.variables`) or by an entry of a settings file. The
+command line has precedence over the environment, and the environment over the file.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ and flags by topic. `bridle doctor` checks this machine.
 
 
 class Command(NamedTuple):
-    """A command: its group in the overview, its name, its function, its arguments, and the first line of its help
-    page."""
+    """A command: group in the overview, name, function, arguments, and first line of the help page."""
 
     group: Group
     name: str
@@ -51,7 +50,7 @@ class Command(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Return the import path of the function in the form that cyclopts reads."""
+        """Return the import path of the command's function, in the format of cyclopts."""
         module, _, name = self.place.partition(":")
         return f"bridle.cli.{module}:{name or self.name.replace('-', '_')}"
 
@@ -97,14 +96,14 @@ COMMANDS = tuple(Command(*row) for row in _ROWS)
 
 
 def _shown_default(value: object) -> str | None:
-    """Return a default as help pages show it; None for defaults that mean "nothing" or "off"."""
+    """Return a flag's default as help pages show it; None for defaults that mean "nothing" or "off"."""
     if value is None or value is False or value == ():
         return None
     return "yes" if value is True else str(value)
 
 
 def _tree(*, is_overview: bool = False) -> App:
-    """Return the tree of all commands. For the overview, commands have only a summary, so that their modules are not
+    """Return the tree of all commands. If `is_overview`, commands have only a summary, so that their modules are not
     imported."""
     tree = App(
         name="bridle",

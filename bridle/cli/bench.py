@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Amount of measuring, and destination of the results."""
+    """Options for the size of a benchmark and the destination of its results."""
 
     quick: Annotated[bool, Parameter(negative="")] = False
     "Measure for seconds instead of minutes, with fewer tokens and rounds. Ratios are then rough."

@@ -104,8 +104,8 @@ def _scopes(kv_store: str) -> list[ScopeFiles]:
 
 
 def _folder(kv_store: str) -> Path:
-    """Return the folder of the KV blocks. The flag's variable may be `off` for a server, but this command still needs a
-    folder."""
+    """Return the folder of the KV blocks. The flag's environment variable may be `off` for a server, but this command
+    still needs a folder."""
     from bridle.kv_store import default_folder
 
     return default_folder() if kv_store in ("auto", "off") else Path(kv_store).expanduser()

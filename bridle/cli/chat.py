@@ -1,4 +1,4 @@
-"""`bridle chat`: a streamed conversation in the terminal, with the speed of each reply below the reply."""
+"""`bridle chat`: a streamed conversation in the terminal. The speed is printed below each reply."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TerminalChat:
         return [*self.shown, {"type": "text", "text": text}] if self.shown else text
 
     def choose(self, name: str) -> None:
-        """Use an adapter from now on; none if `name` is empty."""
+        """Use an adapter for the next turns; none if `name` is empty."""
         try:
             self.loaded.adapters.resolve(name)
         except UnknownAdapter as error:
@@ -230,14 +230,15 @@ class TerminalChat:
         return TerminalTextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
     def keep_stream(self, stream: TerminalTextStream) -> None:
-        """Write the traces of all replies so far, with the trace of `stream`."""
+        """Add the trace of `stream`, and write the traces of all replies so far to the trace file."""
         from bridle.serving.tracing.trace_header import traces_of
 
         self.traces += traces_of(self.loaded, [stream.output])
         self.tracing.keep(self.traces)
 
     async def _prepare(self, serving: InProcessServing, turns: list[dict[str, Any]]) -> ChatRequest:
-        """Prepare the next turn, steered by the flags. If the model reasons, the reasoning precedes the answer."""
+        """Prepare the request for the next turn, with the constraint and controllers from the flags. The model may
+        reason before the answer."""
         from bridle.chat.chat_request import prepare_chat
         from bridle.chat.conversation import Conversation as Said
 

@@ -36,7 +36,7 @@ Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlagGroup:
-    """Sampling parameters, for tokens that the controller does not choose."""
+    """Flags for sampling parameters. They apply to tokens that the controller does not choose."""
 
     max_tokens: MaxTokens = None
     "Maximum number of tokens of each output. Default: what the context holds."
@@ -51,7 +51,7 @@ class SamplingFlagGroup:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Output of a run: printed lines and saved values."""
+    """Flags for the output of a run: log level, printed lines and saved files."""
 
     save: Annotated[Path | None, Parameter(name="--save")] = None
     "File to write everything about the run to, as with `--json`."
@@ -230,9 +230,9 @@ def _run(
     tracing: TraceOptions,
     is_stale: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Print a run while it continues. A run that ends early is saved up to its end; an outdated run is not saved. A
-    request that the server refuses with a time to retry is repeated, because the server may still be compiling an
-    interpreter for the first script."""
+    """Print a run while it continues. A run that ends early is saved as far as it came; an outdated run is not saved.
+    If the server refuses the request with a time to retry, it is sent again, because the server may still be compiling
+    an interpreter."""
     report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), output.level)
     patience = PATIENCE
     while True:
@@ -251,7 +251,7 @@ def _run(
 
 
 def _keep_trace(api: Api, tracing: TraceOptions) -> None:
-    """Fetch the trace of the run that ended; show and save it as the flags say."""
+    """Fetch the trace of the ended run, and show or save it as the flags request."""
     text = api.trace(api.request_id)
     if tracing.show == "tokens":
         show_traces(parse(text))

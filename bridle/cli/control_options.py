@@ -22,7 +22,7 @@ _CONTROL = Group("Controllers", sort_key=7)
 @Parameter(name="*", group=_CONTROL)
 @dataclass(frozen=True, kw_only=True)
 class ControlOptions:
-    """The runtime that hosts Wasm controllers."""
+    """Flags for the runtime that hosts Wasm controllers."""
 
     control: Literal["auto", "on", "off"] = "auto"
     "Start the runtime of Wasm controllers; `auto` starts it if its packages are installed."
@@ -52,7 +52,7 @@ class ControlOptions:
     refuses to start where one is missing, `best` uses what the kernel has. Default: best."""
 
     def to_settings(self) -> ControlSettings:
-        """Return the control settings. The choice of a sandbox applies to the whole process."""
+        """Return the control settings. The sandbox that these flags choose applies to the whole process."""
         from bridle import os_sandbox
         from bridle.serving.controller_runtime import ControlSettings
 
@@ -73,7 +73,7 @@ class ControlOptions:
 @Parameter(name="*", group=_CONTROL)
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
-    """Tools that controllers may call."""
+    """Flags for the tools that controllers may call."""
 
     tools: Path | None = None
     "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."

@@ -1,6 +1,6 @@
-"""Flags that are derived from the sampling parameters, so that a new parameter also becomes a flag.
+"""Derives flags from the sampling parameters, so that every new parameter also has a flag.
 
-A class of flags may declare a flag with its own rule, which replaces the derived flag. Omitted flags are None, or an
+A class of flags may declare a flag itself, which replaces the derived flag. Omitted flags are None, or an
 empty list. `SamplingParams` validates the values.
 """
 
@@ -76,7 +76,7 @@ _TOLD: Mapping[str, str] = {
 
 
 def derived_options(params: type[SamplingParams] = SamplingParams) -> type[Any]:
-    """Return a class with a flag for every sampling parameter that the command line has."""
+    """Return a class with a flag for every sampling parameter that has one on the command line."""
     taken = fields_on("cli", params)
     return make_dataclass(
         "DerivedOptions",
@@ -87,7 +87,7 @@ def derived_options(params: type[SamplingParams] = SamplingParams) -> type[Any]:
 
 
 def _option(given: Field[Any], params: type[SamplingParams]) -> tuple[str, Any, Any]:
-    """Return name, type and default of the flag for one field."""
+    """Return name, type and default of the flag for a sampling parameter."""
     kind = _KINDS[str(given.type).removesuffix(" | None")]
     is_list, told = kind in (_TEXTS, _IDS), _TOLD.get(given.name, f"Sampling parameter `{given.name}`.")
     if is_list:
@@ -99,7 +99,7 @@ def _option(given: Field[Any], params: type[SamplingParams]) -> tuple[str, Any, 
 
 
 def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
-    """Return the addends in the values of `--logit-bias`. Raises `InvalidRequest`."""
+    """Parse the values of `--logit-bias`. Returns the addend for each token id or text. Raises `InvalidRequest`."""
     found: dict[int | str, float] = {}
     for item in given:
         name, sign, addend = item.rpartition("=")
@@ -116,7 +116,7 @@ def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
 
 
 def read_scales(given: tuple[str, ...]) -> dict[str, float]:
-    """Return the scales in the values of `--control-vectors`. Raises `InvalidRequest`."""
+    """Parse the values of `--control-vectors`. Returns the scale for each name. Raises `InvalidRequest`."""
     found: dict[str, float] = {}
     for item in given:
         name, _, scale = item.rpartition("=")

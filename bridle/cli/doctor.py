@@ -1,4 +1,4 @@
-"""`bridle doctor`: checks if this machine is set up for bridle, and says how to fix problems."""
+"""`bridle doctor`: checks whether this machine is ready for bridle, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
 
 
 def examine(port: int, model: str | None = None) -> Iterator[Finding]:
-    """Yield all findings, in the order in which problems should be solved."""
+    """Run all checks. Yields the findings in the order in which problems should be solved."""
     yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     around = (setup_probes.packages, _libraries, _device, _memory, setup_probes.limits, setup_probes.files)
     settings = (setup_probes.variables, setup_probes.settings_file, setup_probes.surroundings)
@@ -64,7 +64,8 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
 
 
 def _guarded(probe: Probe) -> Iterator[Finding]:
-    """Yield the findings of a probe. A probe that fails becomes a finding, because the doctor must continue."""
+    """Yield the findings of a check. An exception of the check becomes a finding, so that the other checks still
+    run."""
     try:
         yield from probe()
     except Exception as error:

@@ -62,7 +62,7 @@ def explain(
 
 
 def _read(path: Path) -> Iterator[Trace]:
-    """Yield the traces in a file. Standard error shows the progress while a large trace is read."""
+    """Yield the traces in a file. While a large trace is read, the progress is shown on standard error."""
     from bridle.load_progress import shown
     from bridle.traces import read
 

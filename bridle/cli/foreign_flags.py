@@ -1,7 +1,8 @@
-"""Flags of other servers on the command line of `bridle serve`, because users of these servers type them first.
+"""Translates flags of other servers on the command line of `bridle serve`, because users of these servers type them
+first.
 
-A flag that has an equivalent in bridle is replaced; any other flag is refused, and the error names the flag to use
-instead. `bridle.compat.cli_flags` has the tables, and docs/coming-from.md shows them.
+A flag that has an equivalent in bridle is replaced. Any other flag is refused, and the error says what to use instead.
+`bridle.compat.cli_flags` has the tables, and docs/coming-from.md shows them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def in_our_words(words: Sequence[str]) -> list[str]:
 
 
 def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
-    """Yield bridle's flags for another server's flag. Its values are removed from `rest`."""
+    """Yield bridle's flags for another server's flag. The flag's values are removed from `rest`, the following
+    words."""
     _, has_value, value = word.partition("=")
     if row.here == MODEL:
         yield from [value] if has_value else _values(rest, 1)
@@ -46,7 +48,7 @@ def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
 
 
 def _values(rest: list[str], at_most: int | None = None) -> list[str]:
-    """Remove and return the words before the next flag, at most `at_most` words."""
+    """Remove and return the words that precede the next flag, at most `at_most` words."""
     count = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     count = count if at_most is None else min(count, at_most)
     taken = rest[:count]
@@ -56,8 +58,8 @@ def _values(rest: list[str], at_most: int | None = None) -> list[str]:
 
 def advice(flag: str, own: Iterable[str] = ()) -> str | None:
     """Return the flag to use instead of another server's flag; None if no supported server has the flag. `--flag=value`
-    and `--a_b` are recognized, too. A name that resembles one of bridle's `own` flags is treated as a misspelling, not
-    as a member of a family of flags.
+    and `--a_b` are recognized, too. A name that resembles a flag in `own` counts as a misspelling of that flag, not as
+    a flag of another server's family.
     """
     rows = rows_of(_plain(flag))
     if not rows or (rows[0].is_family and nearest(_plain(flag), own) is not None):
@@ -71,7 +73,8 @@ def advice(flag: str, own: Iterable[str] = ()) -> str | None:
 
 
 def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
-    """Yield other servers' meanings of those flags among `words` that `message` names."""
+    """Yield notes about flags in `words` that the error `message` names and that mean something else in another
+    server."""
     for name in dict.fromkeys(map(_plain, words)):
         if name.startswith("--") and name[2:].replace("-", "_") in message:
             rows = [row for row in rows_of(name) if not row.here and not row.is_family]
@@ -86,6 +89,6 @@ def _told(row: Flag) -> str:
 
 
 def _plain(word: str) -> str:
-    """Return a flag's name in the form that the tables have."""
+    """Return a flag's name as the tables spell it."""
     name = word.partition("=")[0]
     return name.replace("_", "-") if name.startswith("--") else name

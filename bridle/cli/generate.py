@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Additions to the prompt, and display of the answer."""
+    """Flags for additions to the prompt, and for the display of the answer."""
 
     chat: Annotated[bool, Parameter(negative="")] = False
     "Send the prompt as a user message, in the model's chat template."
@@ -107,7 +107,7 @@ def build_request(
     ask: AskOptions,
     trace: bool,
 ) -> Request:
-    """Return the validated request, steered as the options say."""
+    """Return the validated request with the constraint and controllers of the options."""
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
     from bridle.multimodal import Source
@@ -142,7 +142,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _misuse(words: tuple[str, ...]) -> str:
-    """Return an error message with the right form of the command. An unknown flag in `words` is named."""
+    """Return an error message with the usage of the command. The message names an unknown flag in `words`."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
         from bridle.cli.typo_suggestions import unknown_flag
@@ -155,8 +155,8 @@ def _misuse(words: tuple[str, ...]) -> str:
 
 
 def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
-    """Print the text as it is generated. A terminal shows text at once, even if it may be rolled back; a file gets only
-    final text."""
+    """Print the text as it is generated. A terminal shows text at once, even if the text may be rolled back. A file
+    gets only final text."""
     from rich.console import Console
 
     from bridle.cli.output import TerminalTextStream

@@ -1,6 +1,6 @@
 """`bridle help`: shows a command's help page, or every command and flag whose help contains some words.
 
-The search uses the data from which the help pages are made, so the results always agree with the pages. A flag that
+The search uses the same data as the help pages, so its results always match the pages. A flag that
 several commands share is listed once.
 """
 
@@ -74,8 +74,8 @@ def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=Tru
 
 @cache
 def flag_names() -> dict[str, set[str]]:
-    """Return the entries that a settings file may have for each command: the names of its flags and arguments, without
-    dashes."""
+    """Return the valid entries of a settings file for each command: the names of the command's flags and arguments,
+    without dashes."""
     from bridle.cli.app import app
 
     return {
@@ -85,7 +85,7 @@ def flag_names() -> dict[str, set[str]]:
 
 
 def command_names(path: str) -> set[str]:
-    """Return the names of a command's flags, with dashes, and of its arguments, as its help page shows them."""
+    """Return the names of a command's flags (with dashes) and arguments, as its help page shows them."""
     from bridle.cli.app import app
 
     here = app
@@ -108,7 +108,7 @@ def variable_names() -> set[str]:
 
 
 def _page_of(app: App, words: tuple[str, ...]) -> list[str] | None:
-    """Return the path of the command that `words` name; None if they name no command. No words name the whole
+    """Return the path of the command that `words` name; None if they name no command. Empty `words` mean the whole
     program."""
     here = app
     for word in words:
@@ -150,7 +150,7 @@ def _show(console: Console, entry: HelpEntry) -> None:
 
 
 def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
-    """Return a hint with names that resemble the typed words."""
+    """Return a hint with names of commands and flags that resemble the typed words."""
     names = {name.lstrip("-") for entry in entries for name in entry.names}
     parts = {part for name in names for part in name.split("-")}
     near = [match for word in words for match in difflib.get_close_matches(word, names | parts, 3, _MIN_LIKENESS)]
@@ -159,7 +159,7 @@ def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
 
 @cache
 def help_entries() -> tuple[HelpEntry, ...]:
-    """Return all commands, then all flags; a shared flag occurs once."""
+    """Return an entry for each command, then for each flag. A flag that commands share has one entry."""
     from bridle.cli.app import app
 
     commands: list[HelpEntry] = []
@@ -172,7 +172,7 @@ def help_entries() -> tuple[HelpEntry, ...]:
 
 
 def commands_of(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
-    """Yield all commands below `path`, with their names."""
+    """Yield all commands below `path`, with their full names."""
     for word in app:
         if word.startswith("-") or (*path, word) == ("help",):
             continue
@@ -191,7 +191,7 @@ def _flags(command_name: str, command: App) -> Iterator[HelpEntry]:
 
 
 def _heading(group: object) -> str:
-    """Return the heading of a flag; cyclopts stores one group or several."""
+    """Return the heading under which help pages list a flag. cyclopts stores one group or several."""
     first = next(iter(group), "") if isinstance(group, Iterable) else group
     return str(getattr(first, "name", first or ""))
 

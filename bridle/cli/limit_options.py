@@ -22,7 +22,7 @@ _OF_THE_SERVER = ("max_connections", "max_header_bytes")
 @Parameter(name="*", group=_LIMITS)
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """Limits on each client, and on all clients together."""
+    """Flags for limits on each client, and on all clients together."""
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
     "Maximum number of prompt tokens in flight, queued or running. Further requests get status 429."

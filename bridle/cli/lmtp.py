@@ -129,8 +129,7 @@ async def _lines() -> AsyncIterator[str]:
 
 
 class Terminal:
-    """A `Screen` that prints lines: each answer has its own color, and a new line begins when another answer
-    continues."""
+    """A `Screen` that prints lines. Each answer has its own color; text of another answer begins a new line."""
 
     def __init__(self, console: Console, *, shows_prompt: bool) -> None:
         self._console = console
@@ -169,7 +168,7 @@ class Terminal:
             self._console.print(_PROMPT, end="")
 
     def _go_to(self, number: int | None, *, names: bool = True) -> None:
-        """Continue the unfinished line of an answer, or begin a new line. With `names`, a new line begins with the
+        """Continue the unfinished line of an answer, or begin a new line. If `names` is set, a new line begins with the
         answer's number."""
         if self._is_asking:
             self._console.file.write(_CLEAR_LINE if self._console.is_terminal else "\n")

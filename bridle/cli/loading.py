@@ -30,8 +30,8 @@ def loaded_model(
     tools: ToolExecutor | None = None,
 ) -> Iterator[LoadedModel]:
     """Yield the loaded model of `config` with its adapters, and close the model when the block ends. `control` are the
-    settings of a runtime for Wasm controllers (None: no runtime). With `more_adapters`, further adapters may be added
-    later. Controllers may call `tools`, which are closed with the model. Raises the errors of loading."""
+    settings of a runtime for Wasm controllers; None starts no runtime. `more_adapters` allows adding adapters later.
+    Controllers may call `tools`, which are closed with the model. Raises the errors of loading."""
     with ExitStack() as stack:
         if tools is not None:
             stack.callback(tools.close)
@@ -51,7 +51,7 @@ def loaded_model(
 
 
 def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:
-    """Return the adapters in the values of `--adapter`."""
+    """Parse the values of `--adapter`."""
     if not texts:
         return ()
     from bridle.serving import parse_adapters

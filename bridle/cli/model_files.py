@@ -1,4 +1,5 @@
-"""`bridle show` and `rm`: show or delete one model on this machine. Also chooses the default model of commands."""
+"""`bridle show` and `rm`: show or delete one model on this machine. This module also chooses the default model of
+commands."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ def announce(entry: LibraryEntry) -> None:
 
 
 def default_model() -> str:
-    """Return the name of the model for commands without a model: the default model, which is downloaded once. If it
-    cannot be downloaded, warn and return `demo`."""
+    """Return the default model's name, for commands that were called without a model. The model is downloaded once. If
+    the download fails, warn and return `demo`."""
     from bridle.cli.signals import ending_at_once
     from bridle.load_progress import shown
     from bridle.model.hub_lookup import check_available, pulled

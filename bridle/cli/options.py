@@ -105,7 +105,7 @@ class ModelOptions:
         return ModelConfig(model, warm_up=warm_up, **vars(self))
 
     def check_backend(self, model: str) -> None:
-        """Raise an error for settings that the backend does not support, before the model is searched for."""
+        """Raise an error for settings that the backend does not support, before bridle looks for the model."""
         from bridle.backends import check_backend
 
         check_backend(self.to_config(model))
@@ -114,7 +114,7 @@ class ModelOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class TraceModelOptions(ModelOptions):
-    """Options for the model, or only its vocabulary, with which traces run again."""
+    """Options for the model, or only its vocabulary, on which traces are replayed."""
 
     tokenizer: str | None = None
     """Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's
@@ -191,7 +191,7 @@ class EngineOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class CapacityOptions:
-    """Memory that a shard reserves. A router that starts shards passes these options to them."""
+    """Options for the memory that a shard reserves. A router that starts shards passes these options to them."""
 
     kv_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."
@@ -222,7 +222,7 @@ else:
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(_Derived):
-    """Options for sampling. Sampling parameters that this class does not declare are derived."""
+    """Options for sampling. Flags for all other sampling parameters are derived from `SamplingParams`."""
 
     max_tokens: Count = 256
     "Maximum number of output tokens."
@@ -247,8 +247,8 @@ class SamplingOptions(_Derived):
     'Any sampling parameter as NAME=VALUE with a JSON value, such as `watermark={"gamma": 0.5}`. Repeatable.'
 
     def to_params(self, model: LoadedModel | None = None, named: Named | None = None) -> SamplingParams:
-        """Return the sampling parameters. With a loaded `model`, its checkpoint's recommendations replace missing
-        values. The controllers in `named` decide the default of `ignore_eos`."""
+        """Return the sampling parameters. If `model` is given, the recommendations of its checkpoint replace missing
+        values. The default of `ignore_eos` depends on the controllers in `named`."""
         given = self._given()
         params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
         if model is None:
@@ -261,7 +261,7 @@ class SamplingOptions(_Derived):
         return filled(params, model.defaults, given)
 
     def _given(self) -> dict[str, Any]:
-        """Return the given flags as sampling parameters by name."""
+        """Return the sampling parameters of the given flags, by name."""
         given = {name: value for name, value in vars(self).items() if value is not None and value != ()}
         if "logit_bias" in given:
             given["logit_bias"] = read_biases(given["logit_bias"])
@@ -271,7 +271,8 @@ class SamplingOptions(_Derived):
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:
-    """Return the sampling parameters in the values of `--sampling`. A value is JSON, or else plain text."""
+    """Parse the values of `--sampling`. Returns the sampling parameters by name; a value that is not JSON is plain
+    text."""
     found: dict[str, Any] = {}
     for item in given:
         name, sign, value = item.partition("=")

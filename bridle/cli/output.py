@@ -15,11 +15,11 @@ from bridle.traces import Record
 
 
 class TerminalTextStream:
-    """The text of a request's first output, piece by piece. The request is submitted when the iteration begins.
+    """Iterator over the text of a request's first output. The request is submitted when the iteration begins.
 
-    Text that a controller may roll back is held until it is final. With `marks`, text is shown at once, and a mark
-    shows where text was rolled back. Leaving the iteration early cancels the request. The iteration raises the error
-    that ended an output.
+    Text that a controller may roll back is held until it is final. If `marks` is set, text is yielded at once, and a
+    mark shows where text was rolled back. Leaving the iteration early cancels the request. The iteration raises the
+    error that ended an output.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class TerminalTextStream:
             yield from self._read(self._running, self._deltas)
 
     def stop(self) -> Iterator[str]:
-        """Cancel the request. Yields the generated text that was not read yet; `output` has the whole text."""
+        """Cancel the request. Yields the generated text that was not read yet; the property `output` then has the whole
+        text."""
         if self._running is not None and self._deltas is not None:
             self._running.cancel()
             yield from self._read(self._running, self._deltas)
@@ -74,15 +75,15 @@ class TerminalTextStream:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second after the first batch of tokens, so that the prompt's time does not count.
-        Return 0 if no token arrived later."""
+        """Return the output tokens per second after the first batch of tokens, so that the prompt's time does not
+        count. Returns 0 if only one batch arrived."""
         seconds = (self.story.last_token or 0.0) - (self.story.first_token or 0.0)
         return (self.story.num_tokens - self._num_first) / seconds if seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:
-        """Return one line: token counts, time to the first token, speed, accepted drafts, and the reason if a limit
-        ended the output."""
+        """Return a line with token counts, time to the first token, speed and accepted draft tokens, and the limit that
+        ended the output, if any."""
         story, usage = self.story, self.output.usage
         parts = [f"{usage.prompt_tokens} tokens in"]
         if usage.cached_tokens:

@@ -1,12 +1,12 @@
-"""Checks before torch is imported: the named models, and the address to listen on. Importing torch takes seconds, and a
+"""Checks the named models and the server's address before torch is imported. Importing torch takes seconds, and a
 misspelled name should be reported sooner."""
 
 from __future__ import annotations
 
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
-    """Check that models are on this machine or on the hub; None is skipped. `revision` belongs to the first model.
-    Raises `InvalidRequest` and `UnsupportedModel`."""
+    """Check that models are on this machine or on the hub; None instead of a name is skipped. `revision` belongs to the
+    first model. Raises `InvalidRequest` and `UnsupportedModel`."""
     from bridle.model.hub_lookup import check_available
 
     for number, name in enumerate(names):

@@ -1,5 +1,5 @@
-"""Files with controllers: scripts for the standard controllers, and Wasm modules. A file is sent to a server, or run by
-a model that this process loads."""
+"""Files with controllers: scripts for the standard controllers, and Wasm modules. Such a file is sent to a server, or
+used with a model that this process loads."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program to run: a controller by name, or a file to upload, and the file with its argument. `names` are the
-    names from the command line; the controllers after the first steer, too."""
+    """The program that `bridle run` runs: a controller by name or a file to upload, and the file with its argument.
+    `names` are the controllers on the command line; all of them steer."""
 
     controller: str
     upload: Path | None
@@ -75,12 +75,12 @@ class Program:
 
 
 def further_controllers(names: Sequence[str]) -> dict[str, Any]:
-    """Return the field `controllers` with the names after the first; empty if there are none."""
+    """Return a request's field `controllers` with all names except the first; empty if there is at most one name."""
     return {"controllers": list(names[1:])} if len(names) > 1 else {}
 
 
 def program_to_run(file: str | None, ctrl: Sequence[str], upload: Path | None) -> Program:
-    """Return the program that `bridle run` runs."""
+    """Return the program that the arguments of `bridle run` mean."""
     if ctrl and upload is not None:
         raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
     if upload is not None:
@@ -127,7 +127,7 @@ def read_messages(path: Path) -> dict[str, Any]:
 
 
 def _standard(file: str | None) -> str:
-    """Return the standard controller for a script. Raises `InvalidRequest` that lists the possible extensions and
+    """Return the standard controller for a script. Raises `InvalidRequest`, which lists the possible extensions and
     flags."""
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:

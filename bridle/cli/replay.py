@@ -1,5 +1,5 @@
-"""`bridle replay`: runs a recorded trace again, on a model for outputs, or on a new control runtime for its
-exchanges."""
+"""`bridle replay`: runs a recorded trace again. A request's trace runs on a model, a control runtime's trace on a new
+runtime."""
 
 from __future__ import annotations
 
@@ -112,8 +112,7 @@ def _replay_texts(
 
 @contextmanager
 def _progress(old: Trace, number: int, count: int) -> Iterator[Callable[[], None]]:
-    """Show how many tokens of a recorded request have been computed again. Yields the function to call for each
-    token."""
+    """Show the number of recomputed tokens of a recorded request. Yields the function to call for each token."""
     from bridle.load_progress import shown
     from bridle.traces import TokenRecord
 
@@ -138,7 +137,7 @@ def _model_for(
     adapter: str | None,
     model: ModelOptions,
 ) -> Iterator[tuple[LoadedModel, str | None]]:
-    """Yield the loaded model with everything that the traces need, and the name of the adapter."""
+    """Yield the loaded model, with the control runtime and the adapter that the traces need, and the adapter's name."""
     from bridle.cli.loading import adapter_specs, loaded_model
     from bridle.serving.controller_runtime import as_control
 
@@ -156,7 +155,7 @@ def _steering_for(
     loaded: LoadedModel, steering: SteeringOptions, program: Path | None
 ) -> Callable[[Trace], object | None]:
     """Return a function that gives the new controllers for a trace, or None for the recorded controllers. The program
-    replaces the recorded controller; constraints and other controllers stay."""
+    replaces the recorded controller. Recorded constraints and other controllers stay."""
     from bridle.controllers.composition import compose
     from bridle.serving.requests.steering import PLAIN
     from bridle.serving.tracing.trace_header import ran_form

@@ -107,7 +107,7 @@ def _in_our_words(words: list[str]) -> list[str]:
 
 
 def _warn_of_variables(words: Sequence[str]) -> None:
-    """Warn of misspelled BRIDLE_ variables, which have no effect."""
+    """Warn of misspelled environment variables that begin with BRIDLE_, because they have no effect."""
     if words and words[0] in _SERVING and any(name.startswith("BRIDLE_") for name in os.environ):
         from bridle.cli.setup_probes import variables
 
@@ -117,8 +117,9 @@ def _warn_of_variables(words: Sequence[str]) -> None:
 
 @contextmanager
 def settings_file(words: list[str]) -> Iterator[None]:
-    """Read flags from a YAML file while the block runs; the command line and the environment have precedence.
-    `--config` before the command, or BRIDLE_CONFIG, names the file; the flag is removed from `words`."""
+    """Take defaults of flags from a YAML file while the block runs. The command line and the environment have
+    precedence. The file is named by `--config` before the command, which is removed from `words`, or by
+    BRIDLE_CONFIG."""
     from bridle.cli.app import app
     from bridle.cli.settings_file import SettingsFile
 
@@ -157,8 +158,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Return whether flags or the environment set the JSON log format. The words are searched, not parsed, because the
-    error to report may be a parsing error."""
+    """Return whether flags or the environment set the JSON log format. The words are only searched for the flag,
+    because the error to report may be a parsing error."""
     given = os.environ.get("BRIDLE_LOG_FORMAT")
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word.partition("=")[0] in ("--log-format", "--log_format"):
@@ -167,8 +168,8 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
-    """Return the message for a mistake on the command line. For another server's flag, or a misplaced flag, the message
-    names the flag to use instead."""
+    """Return the message for a mistake on the command line. For a misplaced flag, or a flag of another server, it says
+    what to write instead."""
     from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     from bridle.cli.typo_suggestions import unknown_command, unknown_flag
@@ -200,12 +201,12 @@ def _flags_of(command: str) -> set[str]:
 
 
 def _help_hint(words: Sequence[str]) -> str:
-    """Return the command that shows the help page closest to the typed words."""
+    """Return the `bridle help` command that shows the page closest to the typed words."""
     return " ".join(["bridle", *_command_of(words)[1], "--help"])
 
 
 def _command_of(words: Sequence[str]) -> tuple[App, list[str]]:
-    """Return the command that the first words name (the whole program if none), and these words."""
+    """Return the command that the first words name, or else the whole program, and the words of its name."""
     from bridle.cli.app import app
 
     here: App = app

@@ -112,7 +112,7 @@ def run_batch(
 
 
 def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[BatchRequest], BinaryIO]:
-    """Return all requests in the file, and the file for the answers; `stack` closes both."""
+    """Return all requests in the file, and the open file for the answers; `stack` closes it."""
     from bridle.http.openai.batch import read_requests
 
     try:
@@ -132,7 +132,7 @@ def _served(
     settings: HttpSettings,
     tools: ToolExecutor | None,
 ) -> Iterator[FastAPI]:
-    """Yield the application of a server with a loaded model, which is called without a socket."""
+    """Yield the server's ASGI application with a loaded model. It is called without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
     from bridle.serving import ModelRegistry
@@ -148,7 +148,7 @@ def _served(
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:
-    """Write every answer. Returns the number of answers that are errors."""
+    """Answer all requests and write the answers. Returns the number of answers that are errors."""
     import msgspec
 
     from bridle.http.openai.batch import answer_batch

@@ -1,7 +1,7 @@
-"""The report of a run: collects the items of its stream as texts, logs, variables, counts and times. The printed form
-is that of AICI's original client.
+"""The report of a run: collects texts, logs, variables, counts and times from the events of its stream. The report is
+printed in the format of AICI's original client.
 
-The module does not talk to a server; the caller passes the items.
+The module does not talk to a server; the caller passes the events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridle.cli.terminal import say
 
 @dataclass(slots=True)
 class RunReport:
-    """A growing report. Times are in seconds since the request was sent. `level` 1 prints only the texts, 3 also logs
-    as they arrive, 5 every item."""
+    """The report of a run in progress. Times are in seconds since the request was sent. `level` 1 prints only the
+    texts, 3 also logs as they arrive, 5 every event."""
 
     request: dict[str, Any]
     level: int = 3
@@ -40,11 +40,11 @@ class RunReport:
         self._began = self.clock()
 
     def note(self, moment: str) -> None:
-        """Record the time of a moment. Only the first call for each moment counts."""
+        """Record the current time under the name `moment`. Only the first call for each name counts."""
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:
-        """Add an item of the stream; None is the end mark of the stream."""
+        """Add an event of the stream. None means that the stream has ended."""
         if item is None:
             self._flush_logs()
             self._say(3, "[DONE]")
@@ -72,7 +72,7 @@ class RunReport:
             self.error = self.error or fork["error"]
 
     def _store(self, write: dict[str, Any]) -> None:
-        """Apply a write of a variable. An appended value arrives in pieces."""
+        """Apply a write of a variable. A value with the operation `Append` is added to the old value."""
         if "name" in write:
             before = self.raw_storage.get(write["name"], "") if write.get("op") == "Append" else ""
             self.raw_storage[write["name"]] = before + write["value"]
@@ -88,12 +88,13 @@ class RunReport:
 
     @property
     def storage(self) -> dict[str, str]:
-        """Return the variables as text."""
+        """Return the variables of the run, decoded as text."""
         return {name: bytes.fromhex(value).decode("utf-8", "replace") for name, value in self.raw_storage.items()}
 
     @property
     def tps(self) -> dict[str, float]:
-        """Return tokens per second: of the prompt until the first token was sampled, and of sampling from there on."""
+        """Return tokens per second: prompt tokens until the first token was sampled, and sampled tokens from then
+        on."""
         first, last = self.timing.get("first_token", 0.0), self.timing.get("last_token", 0.0)
         sampled = self.usage.get("sampled_tokens", 0) - self._first_usage.get("sampled_tokens", 0)
         return {
@@ -102,7 +103,7 @@ class RunReport:
         }
 
     def save(self, path: Path) -> None:
-        """Write the whole report to a file."""
+        """Write the whole report to a file as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self._json() + "\n", encoding="utf-8")
 
@@ -113,7 +114,7 @@ class RunReport:
     # -- printing --------------------------------------------------------------------------------------------
 
     def print_json(self) -> None:
-        """Print the whole report."""
+        """Print the whole report as JSON."""
         say(self._json())
 
     def print_end(self) -> None:
@@ -130,7 +131,8 @@ class RunReport:
         self._say(3, f"Storage: {json.dumps(self.storage, ensure_ascii=False)}")
 
     def _print_logs(self, index: int, text: str) -> None:
-        """Print complete lines, each with the number of its fork. An incomplete line is kept until its end arrives."""
+        """Print complete lines of a fork's log, each with the fork's number. An incomplete line is kept until its end
+        arrives."""
         *lines, rest = (self._partial.pop(index, "") + text).split("\n")
         for line in lines:
             self._say(3, f"[{index}]: {line}")

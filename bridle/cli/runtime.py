@@ -32,7 +32,7 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
 
 def replay_exchanges(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
     """Replay the trace of a control runtime on a new runtime, with the vocabulary of model `name`. Returns 1 if any
-    reply differs."""
+    reply differs, else 0."""
     from bridle.load_progress import shown
 
     num_same = num_other = 0
@@ -54,7 +54,7 @@ def replay_exchanges(trace: Path, name: str, revision: str | None, control: Cont
 def played_exchanges(
     trace: Path, name: str, revision: str | None, control: ControlOptions
 ) -> Iterator[ReplyDifference | None]:
-    """Yield the difference of each exchange; None if the reply is equal."""
+    """Replay the exchanges of a trace. Yields the difference of each reply; None if the reply is equal."""
     from bridle.aici.client.replay import replay as play
     from bridle.model.hub_lookup import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits

@@ -38,7 +38,7 @@ _MODELS = Group("Models on demand", sort_key=11)
 @Parameter(name="*", group=_PROCESSES)
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """Options for processes that compute the model outside of the server."""
+    """Options for running the model in processes other than the server."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
     "Run each model in its own process. If it ends, it is restarted and its requests continue."
@@ -60,7 +60,7 @@ class ShardOptions:
     "PEM file with the private key of the client certificate."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """Return the settings of a server with the loader that these options require."""
+        """Return the settings of a server with the model loader that these options require."""
         self._check()
         settings = replace(settings, front_ends=self.front_ends)
         num_shards = self.shards or int(self.isolate_model)

@@ -1,7 +1,6 @@
-"""`bridle serve-model`: serves a model over LMTP. It has the options of LMQL's command of the same name, as far as they
-apply here.
+"""`bridle serve-model`: serves a model over LMTP. It has the options of LMQL's `serve-model` that bridle can support.
 
-The command is `bridle serve` with other options. The server serves the HTTP routes as well. With `--transport stdio`,
+The command is `bridle serve` with other options, so the server also has the HTTP routes. With `--transport stdio`,
 it serves a parent process over standard input and output instead.
 """
 
@@ -39,7 +38,7 @@ _MAX_ECHO_CHARS = 2_000
 @Parameter(name="*", group=_LMTP)
 @dataclass(frozen=True, kw_only=True)
 class LmtpOptions:
-    """LMQL's options, with their meaning here."""
+    """Options of LMQL's `serve-model`, with their meaning in bridle."""
 
     host: str = "localhost"
     "Address to listen on; 0.0.0.0 makes the server reachable from other machines."
@@ -182,7 +181,7 @@ def serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptio
 
 
 def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
-    """Serve the parent process until it closes this process's standard input."""
+    """Serve LMTP to the parent process until it closes this process's standard input."""
     from contextlib import closing, nullcontext
 
     from bridle.http.server.run import load_registry
@@ -208,7 +207,7 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
 
 
 def _dtype(name: str, bits: int | None) -> tuple[DType, bool]:
-    """Return the type of the weights, and whether the weights are compressed to 8 bits."""
+    """Return the data type of the weights, and whether the weights are quantized to 8 bits."""
     if name == "8bit" or bits == 8:
         return "auto", True
     if name not in get_args(DType):

@@ -12,9 +12,9 @@ from cyclopts.config import Dict, Yaml
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """Fills in values that neither the command line nor the environment sets. cyclopts' own reader knows only flags;
-    here `model: demo` also sets the argument MODEL. An unknown entry is refused, and the error names the nearest known
-    entry."""
+    """Sets values from a settings file that neither the command line nor the environment sets. In contrast to the
+    reader of cyclopts, this class also sets positional arguments, such as MODEL from `model: demo`. An unknown entry is
+    refused, and the error names the nearest known entry."""
 
     path: str
 
@@ -29,7 +29,7 @@ class SettingsFile:
         Dict(data, source=self.path)(app, commands, arguments)
 
     def _fill(self, arguments: ArgumentCollection, name: str, value: Any) -> bool:
-        """Set the argument `name` to the value, or to the values of a list. Returns False if there is no such
+        """Set the argument `name` to the value, or to the values of a list. Returns False if the command has no such
         argument."""
         found = next((argument for argument in arguments if name.upper() in argument.names), None)
         if found is None:
@@ -41,7 +41,7 @@ class SettingsFile:
 
 
 def _nested(commands: tuple[str, ...], section: dict[str, Any]) -> dict[str, Any]:
-    """Return the section nested under its commands again, without other sections."""
+    """Return the command's section of the file, nested under the names in `commands`."""
     for command in reversed(commands):
         section = {command: section}
     return section

@@ -1,5 +1,5 @@
-"""Checks of `bridle doctor` about packages, settings, files and limits of this machine. Each check yields problems with
-their remedy, and little or nothing if it finds no problem."""
+"""Checks of `bridle doctor` for packages, settings, files and limits of this machine. Each check yields its problems
+with their solutions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Find variables that resemble flags but set none, because a misspelled variable has no effect."""
+    """Find misspelled environment variables, which resemble the variables of flags but have no effect."""
     from bridle.cli.help_search import variable_names
 
     named = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES]
@@ -125,7 +125,7 @@ def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
 
 
 def _strange(command: object, section: object, known: Mapping[str, set[str]]) -> Iterator[tuple[str, set[str]]]:
-    """Yield the unknown names in a section of a settings file, each with the known names."""
+    """Yield each unknown name in a section of a settings file, with the names that are known there."""
     if not isinstance(command, str) or command not in known:
         yield str(command)[:80], set(known)
         return
@@ -250,7 +250,7 @@ def _chat(name: str, folder: Path) -> Iterator[Finding]:
 
 
 def _local_folder(name: str) -> Path | None:
-    """Return a model's folder on this disk, or None if it would have to be downloaded. Raises if the name is
+    """Return a model's folder on this disk, or None if the model is not downloaded. Raises an error if the name is
     invalid."""
     from bridle.model import resolve_model
 

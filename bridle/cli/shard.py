@@ -49,7 +49,7 @@ class ListenOptions:
 @Parameter(name="*", show=False)
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    """Options by which the starting process numbers this process among several."""
+    """Options with which a parent process numbers this process, if several compute the model together."""
 
     rank: Annotated[int, Parameter(show=False)] = 0
     store: Annotated[Path | None, Parameter(show=False)] = None
@@ -101,7 +101,7 @@ def shard(
 
 
 def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
-    """Load the model, then compute for routers until a signal comes. Returns the exit status."""
+    """Load the model, then compute for routers until a signal ends the process. Returns the exit status."""
     from bridle.backends import load_executor
     from bridle.distributed.process import run_shard
     from bridle.launch.group import load_group

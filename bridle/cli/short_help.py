@@ -1,6 +1,6 @@
-"""`--help` of a command with many flags shows only the most common flags. `--help-all` shows all flags.
+"""Shortens help pages: `--help` of a command with many flags shows only the most common flags, `--help-all` shows all.
 
-All flags can be used without `--help-all`, and `bridle help WORD` searches all of them.
+Hidden flags can be used as usual, and `bridle help WORD` also finds them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _shows_all: ContextVar[bool] = ContextVar("shows_all", default=False)
 
 
 def epilogue(command: str) -> str:
-    """Return the last paragraph of a command's help page."""
+    """Return the last paragraph of a command's help page, which mentions `--help-all` and `bridle help`."""
     text = "Flags may also be environment variables or entries of a settings file; `bridle --help` says how."
     more = f"`bridle {command} {ALL}` shows the other flags, too. " if command in ESSENTIAL else ""
     return more + text
@@ -57,8 +57,8 @@ def epilogue(command: str) -> str:
 
 @contextmanager
 def asked_for(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield `words` with `--help-all` replaced by `--help`, and show every flag meanwhile. Words after `--` stay
-    unchanged."""
+    """Yield `words` with `--help-all` replaced by `--help`. If it was there, help pages show every flag inside the
+    block. Words after `--` stay unchanged."""
     end = words.index("--") if "--" in words else len(words)
     token = _shows_all.set(ALL in words[:end])
     try:

@@ -1,8 +1,8 @@
-"""Ctrl-C in a bridle process: one line and exit code 130, at any moment.
+"""Handles Ctrl-C in a bridle process: at any moment, it prints one line and ends with exit code 130.
 
-While modules are imported and models loaded, Ctrl-C ends the process at once. An exception could occur inside C++ code
-that mistakes it for another error, and threads that load cannot be stopped. No cleanup is needed then: child processes
-notice the end of this process themselves. At any other time Ctrl-C raises the usual exception.
+While modules are imported and models are loaded, Ctrl-C ends the process at once. A Python exception would not be safe
+then: C++ code may mistake it for another error, and loading threads cannot be stopped. No cleanup is needed, because
+child processes notice the end of this process themselves. At any other time, Ctrl-C raises `KeyboardInterrupt`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _is_ours = False
 
 
 def listen() -> None:
-    """Handle Ctrl-C from now on, because this process runs bridle's command line. If the process ignores Ctrl-C, or
-    another program has set a handler, nothing changes."""
+    """Install bridle's handler for Ctrl-C. Nothing changes if the process ignores Ctrl-C, or if other code has set a
+    handler."""
     global _is_ours
     _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, without unwinding, inside this block in the main thread."""
+    """Let Ctrl-C end the process at once, without raising an exception, while this block runs in the main thread."""
     if not _is_ours:
         yield
         return
@@ -43,7 +43,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def leave() -> NoReturn:
-    """End the process at once, without waiting for any thread. Log messages of other threads after this are dropped."""
+    """End the process at once, without waiting for any thread. Later log messages of other threads are dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     line, told = (_SHOW_CURSOR if os.isatty(2) else "") + complaint("interrupted", "info"), 2

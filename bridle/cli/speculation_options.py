@@ -28,7 +28,7 @@ class SpeculationOptions:
     "Draft settings as vLLM's JSON: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """Return the settings of a server with the draft settings of the JSON."""
+        """Return the settings of a server with the draft settings from the flag's JSON."""
         if self.speculative_config is None:
             return settings
         given = _read(self.speculative_config)

@@ -1,4 +1,4 @@
-"""Flags for a constraint on the output, or for the controller that steers it."""
+"""Flags for a constraint on the output, or for controllers that steer it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ConstraintOptions:
     "File with a Lark or GBNF grammar that the output matches."
 
     def named(self) -> dict[str, Any]:
-        """Return the validated constraint as a request's field; empty without a constraint."""
+        """Return the validated constraint as a request field, by its name; empty without a constraint."""
         given: dict[str, Any] = {"regex": self.regex, "choice": list(self.choice) or None}
         if self.schema is not None:
             given["json_schema"] = _json(self.schema)
@@ -58,7 +58,7 @@ class ConstraintOptions:
         return given
 
     def _check_file(self, form: Constraint | None) -> None:
-        """Raise for an invalid file, before a model is loaded or a server is called."""
+        """Raise `InvalidRequest` for an invalid file, before a model is loaded or a server is called."""
         file = self.grammar or self.schema
         if form is None or file is None:
             return
@@ -67,7 +67,7 @@ class ConstraintOptions:
             raise _about(file, problem)
 
     def plain(self) -> dict[str, Any] | None:
-        """Return the constraint as the value of a request's field `constraint`; None without a constraint."""
+        """Return the value for a request's field `constraint`; None without a constraint."""
         form = self.constraint()
         return None if form is None else form.to_dict()
 
@@ -84,7 +84,7 @@ class ConstraintOptions:
 @Parameter(name="*", group=_STEERING)
 @dataclass(frozen=True, kw_only=True)
 class SteeringOptions(ConstraintOptions):
-    """Options for a constraint and for controllers."""
+    """Options for a constraint on the output and for controllers."""
 
     ctrl: Ctrl = ()
     "Controller that steers the output: standard name, module id, tag or `gh:` name. Repeatable."
@@ -121,13 +121,13 @@ class SteeringOptions(ConstraintOptions):
         return as_control(True)
 
     def steering(self, model: LoadedModel) -> Steering:
-        """Return the steering of a request to a model in this process."""
+        """Return the constraint and controllers for a request to a model in this process."""
         from bridle.serving.lifecycle.in_process import InProcessServing
 
         return InProcessServing(model).steering(self.by_name(), self.constraint())
 
     def by_name(self) -> Controllers:
-        """Return the controllers in the form that requests use."""
+        """Return the controllers in the format of a request."""
         from bridle.serving.requests.steering import Controllers
 
         return Controllers(controllers=self.controllers())
@@ -135,7 +135,7 @@ class SteeringOptions(ConstraintOptions):
 
 @lru_cache(maxsize=4)
 def _problem(form: Constraint) -> InvalidRequest | None:
-    """Return the error of an unusable constraint; None if the constraint is usable."""
+    """Return the error of an invalid constraint; None if the constraint is valid."""
     from bridle.structured_output.validation import check_usable
 
     try:
@@ -146,7 +146,7 @@ def _problem(form: Constraint) -> InvalidRequest | None:
 
 
 def _about(file: Path | None, error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the name of the file in front, if there is a file."""
+    """Return the error with the file's name in front, if the constraint came from a file."""
     return error if file is None else InvalidRequest(f"{file}: {error}", error.param)
 
 

@@ -1,5 +1,5 @@
-"""Removes control characters from the text of servers and models before it is printed, so that the text cannot control
-the terminal. Prints the error messages of the command line."""
+"""Prints messages of the command line. It removes control characters from the text of servers and models, so that the
+text cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _is_json = False
 
 
 def choose_form(*, is_json: bool) -> None:
-    """Write error messages as JSON events, if the log is in JSON; otherwise as plain lines."""
+    """Choose the format of error messages: JSON events if `is_json`, otherwise plain lines."""
     global _is_json
     _is_json = is_json
 

@@ -35,7 +35,7 @@ def legend() -> Text:
 
 
 def show_traces(traces: Iterable[Trace]) -> None:
-    """Print the outputs of traces. If a request was forked, each output has its number."""
+    """Print the outputs of traces, in colours. If a request has several outputs, each output has its number."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -58,7 +58,7 @@ class TokenPrinter:
         self._column = 0
 
     def print(self, record: Record) -> None:
-        """Print the text that a record adds."""
+        """Print the text that a trace record adds to the output."""
         match record:
             case Record() if record.output:
                 return

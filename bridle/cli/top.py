@@ -68,7 +68,7 @@ def _print_frame(api: Api) -> None:
 
 
 def _watch(api: Api, interval: float) -> None:
-    """Show frames on a separate screen until Ctrl-C. If the server cannot be reached, try again."""
+    """Show updates on the terminal's alternate screen until Ctrl-C. If the server cannot be reached, try again."""
     from rich.live import Live
 
     frames = _frames(api)

@@ -26,7 +26,7 @@ _STATES = {"running": "green", "prompt": "cyan", "waiting": "yellow", "coming in
 
 
 def frame(now: Status, before: Status | None, where: str) -> RenderableType:
-    """Return a page that shows `now`, with speeds since `before`."""
+    """Return a page that shows the state `now`, with speeds since the state `before`."""
     parts: list[RenderableType] = [_headline(now, where)]
     earlier = {model["name"]: model for model in (before or {}).get("models", ())}
     seconds = now["time"] - before["time"] if before is not None else now["uptime"]
@@ -36,7 +36,7 @@ def frame(now: Status, before: Status | None, where: str) -> RenderableType:
 
 
 def trouble(last: Status, message: str, where: str) -> RenderableType:
-    """Return a page for a server that does not answer."""
+    """Return a page about a server that does not answer."""
     return Group(_headline(last, where), Panel(_plain(message), title="no answer", border_style="red"))
 
 
@@ -94,7 +94,8 @@ def _cache(engine: Status, used: int) -> str:
 
 
 def _stored(engine: Status) -> str:
-    """Return a summary of the KV store below the KV cache, with the number of tokens that were read from it."""
+    """Return a summary of the KV blocks in host memory and on disk, with the number of tokens that were read from
+    there."""
     host, on_disk = engine.get("num_host_blocks", 0), engine.get("num_blocks_in_store", 0)
     places = [f"{host} blocks in host memory ({engine.get('num_host_bytes', 0) >> 20} MiB)"] if host else []
     places += [f"{on_disk} blocks on disk"] if on_disk else []
@@ -171,7 +172,8 @@ def _request(row: Status) -> list[RenderableType]:
 
 
 def _prompt(row: Status) -> str:
-    """Return the length of a prompt. While the prompt is being computed, its computed length precedes it."""
+    """Return the length of a prompt as text. While the prompt is being computed, the number of computed tokens precedes
+    the length."""
     done = row.get("computed_prompt_tokens", 0) + row.get("cached_prompt_tokens", 0)
     return f"{done}/{row['prompt_tokens']}" if row["state"] == "prompt" else str(row["prompt_tokens"])
 

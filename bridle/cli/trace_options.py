@@ -1,4 +1,4 @@
-"""The flags by which commands show and store the origin of tokens."""
+"""Flags for showing and storing the origin of tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TraceOptions:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether requests have to be traced."""
+        """Return whether these flags need a trace of each request."""
         return self.trace is not None or self.show == "tokens"
 
     def check(self) -> None:

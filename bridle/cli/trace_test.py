@@ -120,7 +120,7 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
 def _verdicts(
     cases: list[TraceCase], tokenizer: str, model: str | None, options: ModelOptions
 ) -> Iterator[tuple[TraceCase, TraceTestResult]]:
-    """Yield each case with its result: first traces of outputs, then traces of control runtimes."""
+    """Run all cases and yield each with its result: first traces of outputs, then traces of control runtimes."""
     texts = [case for case in cases if case.exchanges is None]
     if texts:
         with _player(texts, tokenizer, model, options) as (loaded, play):

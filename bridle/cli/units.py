@@ -16,13 +16,14 @@ _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)(b?)", re.IGNORECAS
 
 
 def parse_count(text: str) -> int:
-    """Return a number such as `4096`, `25.6k`, `1M` or `32Ki`. Raises `ValueError` for other text and for fractions."""
+    """Parse a count such as `4096`, `25.6k`, `1M` or `32Ki`. Raises `ValueError` for other text, and if the result is
+    no whole number."""
     return _parse(text, unit_letter=False)
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes in `512MiB`, `2G` or `1000000`; k, M, G are decimal and Ki, Mi, Gi binary. Raises
-    `ValueError`."""
+    """Parse a size such as `512MiB`, `2G` or `1000000`. Returns bytes; k, M, G are decimal and Ki, Mi, Gi binary.
+    Raises `ValueError`."""
     return _parse(text, unit_letter=True)
 
 
@@ -41,17 +42,17 @@ def _parse(text: str, *, unit_letter: bool) -> int:
 
 
 def count(_type: Any, tokens: Sequence[Token]) -> int:
-    """Convert the value of a flag that counts."""
+    """Convert the value of a flag for a count, such as `32k`."""
     return parse_count(tokens[0].value)
 
 
 def drafts(_type: Any, tokens: Sequence[Token]) -> int:
-    """Convert a number of draft tokens: `off`, `auto` or a number."""
+    """Convert the value of a flag for draft tokens: `off`, `auto` or a number."""
     text = tokens[0].value
     found: int = drafts_of(parse_count(text) if text[:1].isdigit() else text)
     return found
 
 
 def byte_size(_type: Any, tokens: Sequence[Token]) -> int:
-    """Convert the value of a flag for an amount of memory, in bytes."""
+    """Convert the value of a flag for a size in memory. Returns bytes."""
     return parse_bytes(tokens[0].value)

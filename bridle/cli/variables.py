@@ -1,9 +1,8 @@
-"""The environment variable of each flag: `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`.
+"""Names the environment variable of each flag. For example, `BRIDLE_MAX_NUM_SEQS` sets `--max-num-seqs`.
 
-A variable has the same meaning for every command that reads it. If a command's flag has another meaning than the flag
-of that name in other commands, its variable includes the command's name: `bridle explain --schema` is
-`BRIDLE_EXPLAIN_SCHEMA`. Arguments without a flag, such as MODEL, have no variable, and short or negative flags have no
-variable of their own.
+A variable has the same meaning for every command that reads it. If flags of the same name differ in meaning between
+commands, the variable includes the command's name: `bridle explain --schema` is `BRIDLE_EXPLAIN_SCHEMA`. Arguments
+without a flag, such as MODEL, have no variable, and short or negative flags have no variable of their own.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def _variable(command: str, flag: str) -> str:
 
 
 class EnvironmentDefaults(Env):
-    """Fills in values that the command line does not set, from the environment. cyclopts' own class uses one variable
-    for all commands, and also reads arguments without a flag."""
+    """Takes values that the command line does not set from environment variables. In contrast to the class of cyclopts,
+    a command can have its own variables, and arguments without a flag are not read."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         done: set[str] = set()  # a flag in two groups belongs to the first, as on a command line

@@ -1,5 +1,4 @@
-"""`--watch`: repeats an action whenever a file is saved. The module compares the files' times and sizes, and does not
-know what the action does."""
+"""`--watch`: repeats an action whenever a file is saved. A file counts as saved when its time or size changes."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def stamp(paths: Sequence[Path]) -> Stamp:
-    """Return the state of the files. A missing file has a state, too; an editor may remove a file briefly while
-    saving."""
+    """Return the times and sizes of the files. A missing file has a special value, because an editor may remove a file
+    briefly while it saves."""
     return tuple(_one(path) for path in paths)
 
 
@@ -32,7 +31,7 @@ def _one(path: Path) -> tuple[int, int]:
 
 
 def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], look: float = _INTERVAL) -> None:
-    """Call `run`, and call it again whenever one of the files was saved, without an end. `run` receives a function that
+    """Call `run`, and call it again each time one of the files was saved. Never returns. `run` receives a function that
     returns whether a file was saved since then, so that it can stop early. Errors of `run` are printed.
     """
     shown = ", ".join(str(path) for path in paths)
