@@ -1,2 +1,2 @@
-"""Names in other systems and their equivalents in bridle, as data for the APIs, the command line and
+"""Tables of names in other systems and their equivalents in bridle, for the APIs, the command line and
 docs/coming-from.md."""

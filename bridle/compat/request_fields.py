@@ -1,6 +1,6 @@
 """Fields of requests in other systems, and their equivalents in bridle.
 
-If a route itself declares a field of the same name, the route's meaning has precedence over these rows.
+If a route has its own field of the same name, that field has precedence over these rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SPEED = "it does not change the output"
 
 
 def _reasoning(thinking: Any) -> Any:
-    """Convert Anthropic's `thinking`, or a flag for reasoning, to the field `reasoning`. The field refuses any other
-    value."""
+    """Convert Anthropic's `thinking`, or a boolean, to a value for bridle's field `reasoning`. Other values are
+    returned unchanged, and the field refuses them."""
     if not isinstance(thinking, dict):
         return {"enabled": thinking}
     kinds = {"enabled": True, "adaptive": True, "disabled": False}
@@ -33,7 +33,8 @@ def _reasoning(thinking: Any) -> Any:
 
 
 def _banned_tokens(ids: Any) -> Any:
-    """Convert a text with token ids to pairs for `logit_bias`. The field refuses invalid entries."""
+    """Convert a text with token ids to pairs for `logit_bias`. Invalid ids are passed on, and `logit_bias` refuses
+    them."""
     if not isinstance(ids, str):
         return ids
     return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]
@@ -239,7 +240,7 @@ _FIELDS: tuple[CompatField, ...] = (
 
 
 def _shared() -> list[CompatField]:
-    """Return rows for systems that have a field of another system, with the same name and meaning."""
+    """Return rows for fields that a system shares, in name and meaning, with another system that has a row."""
     first = {row.name: row for row in (*VENDORS[::-1], *NEWER[::-1], *_FIELDS[::-1])}
     return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
 
@@ -248,7 +249,8 @@ FIELDS: tuple[CompatField, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
 
 
 def _by_name() -> dict[str, CompatField]:
-    """Return the row for each field name. If systems differ, a row with an equivalent in bridle has precedence."""
+    """Return the row for each field name. If systems have different rows for a name, a row with an equivalent in bridle
+    has precedence."""
     found: dict[str, CompatField] = {}
     for row in FIELDS:
         known = found.get(row.name)

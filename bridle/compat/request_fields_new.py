@@ -1,4 +1,4 @@
-"""Equivalents of fields that are new in other systems, or that few clients send."""
+"""Equivalents in bridle of request fields that are new in other systems, or that few clients send."""
 
 from __future__ import annotations
 

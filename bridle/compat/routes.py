@@ -1,7 +1,6 @@
 """Routes of other servers, and their equivalents in bridle.
 
-The table does not say which routes exist in bridle, because the application knows. `why` names the alternative to a
-missing route.
+The table does not say which routes exist in bridle, because the server's application has that list.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _WEIGHTS = "weights are not changed while they are served: load the new ones und
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of another server. `why` names the alternative to a missing route; `but` says how an existing route
-    differs."""
+    """A route of another server. If bridle lacks the route, `why` names the alternative; otherwise `but` says how
+    bridle's route differs."""
 
     systems: tuple[System, ...]
     path: str

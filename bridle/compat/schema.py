@@ -1,7 +1,7 @@
-"""One row of the compatibility tables: a name in another system, and its equivalent in bridle.
+"""Rows of the compatibility tables: a name in another system, and its equivalent in bridle.
 
-A field has the same name in bridle, another name, or is absent with a reason. An absent field that would change the
-output is refused. A field that cannot change the output is ignored.
+A field has the same name in bridle, or another name, or is absent with a reason. An absent field that would change the
+output is refused. An absent field that cannot change the output is ignored.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class CompatField:
-    """A request field, or a keyword of calls. `here` is bridle's name, and `convert` converts the other system's value
-    to bridle's value. Without `here`, the field is absent, and `why` names the alternative. With `here`, `why` says
-    which routes have the field, if not all do. `off` are further values that have no effect. A field that `is_neutral`
-    cannot change the output. `example` is a value that has an effect."""
+    """A request field, or a keyword argument of Python calls. `here` is bridle's name, and `convert` converts the other
+    system's value to bridle's value. Without `here`, the field is absent, and `why` names the alternative. With `here`,
+    `why` says which routes have the field, if not all do. `off` are values that have no effect, in addition to None,
+    False and empty values. `is_neutral` means that the field cannot change the output. `example` is a value that has an
+    effect."""
 
     systems: tuple[System, ...]
     name: str
@@ -46,19 +47,20 @@ class CompatField:
     convert: Callable[[Any], Any] | None = None
 
     def is_off(self, value: Any) -> bool:
-        """Return whether a value has no effect. The value of `example` has an effect, even if it is false or empty."""
+        """Return whether a value of this field has no effect. The value `example` has an effect, even if it is false or
+        empty."""
         return value in self.off or (value in _OFF and (value is None or value != self.example))
 
     def value_here(self, value: Any) -> Any:
-        """Return bridle's value for the other system's value."""
+        """Convert the other system's value of this field to bridle's value."""
         return value if self.convert is None or value is None else self.convert(value)
 
 
 @dataclass(frozen=True, slots=True)
 class LibrarySymbol:
-    """A function, a class or a setting of a library. Its equivalents are `keywords` of `LLM`'s calls, `members` of
-    `LLM`, `settings` on Ray, `exports` of the package, and `flags` of the server. Without any of these, it is
-    absent."""
+    """A function, a class or a setting of a library. Its equivalents in bridle may be `keywords` of `LLM`'s calls,
+    `members` of `LLM`, `settings` on Ray, `exports` of the package, or `flags` of the server. Without any of these,
+    bridle has no equivalent."""
 
     system: System
     name: str
@@ -71,7 +73,7 @@ class LibrarySymbol:
 
     @property
     def told(self) -> str:
-        """Return the equivalent in bridle, as text."""
+        """Return the symbol's equivalent in bridle, as text."""
         here = [f"`{name}=`" for name in self.keywords] + [f"`LLM.{name}`" for name in self.members]
         here += [f"`bridle.{name}`" for name in self.exports]
         here += [f"`{name}`" for name in (*self.settings, *self.flags)]
@@ -81,18 +83,19 @@ class LibrarySymbol:
 
     @property
     def advice(self) -> str:
-        """Return advice for a user who wrote the other system's name."""
+        """Return the text that tells a user of the other system's name what to use in bridle."""
         return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
 
 
 def same(systems: str, names: str, **examples: Any) -> list[CompatField]:
-    """Return rows of fields that have the same name in bridle. `names` is a text with all names."""
+    """Return rows of fields that have the same name in bridle. `names` is a text with all names, separated by
+    spaces."""
     return [CompatField(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
 def optional(systems: str, name: str, example: Any, off: tuple[Any, ...], where: str = "") -> CompatField:
-    """Return the row of a field that some routes have under the same name. Other routes accept only values that switch
-    it off; `where` says which routes have the field."""
+    """Return the row of a field that only some of bridle's routes have, under the same name. Other routes accept only
+    values without effect. `where` names the routes that have the field."""
     return CompatField(systems_of(systems), name, name, where, example=example, off=off)
 
 
@@ -104,21 +107,21 @@ def named(
     convert: Callable[[Any], Any] | None = None,
     off: tuple[Any, ...] = (),
 ) -> CompatField:
-    """Return the row of a field that has another name in bridle. Routes without it accept only values that switch it
-    off."""
+    """Return the row of a field that has another name in bridle. Routes without the field accept only values without
+    effect."""
     return CompatField(systems_of(systems), name, here, example=example, off=off, convert=convert)
 
 
 def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> CompatField:
-    """Return the row of a field that would change the output, and is refused."""
+    """Return the row of a field that bridle refuses, because it would change the output."""
     return CompatField(systems_of(systems), name, why=why, example=example, off=off)
 
 
 def neutral(systems: str, name: str, why: str, example: Any = True) -> CompatField:
-    """Return the row of a field that cannot change the output, and is ignored."""
+    """Return the row of a field that bridle ignores, because it cannot change the output."""
     return CompatField(systems_of(systems), name, why=why, example=example, is_neutral=True)
 
 
 def systems_of(words: str) -> tuple[System, ...]:
-    """Return the systems whose names are the words of a text."""
+    """Return the systems in a text of names separated by spaces."""
     return tuple(cast(System, word) for word in words.split())

@@ -13,7 +13,7 @@ _MAX_CHARS = 64
 
 
 def nearest(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | None:
-    """Return the known name of which `name` is probably a misspelling; None if there is none."""
+    """Return the known name that `name` probably misspells; None if no known name is similar enough."""
     if not _MIN_CHARS <= len(name) <= _MAX_CHARS:
         return None
     plain = {

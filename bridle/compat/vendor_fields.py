@@ -1,6 +1,7 @@
-"""Fields of OpenAI's and Anthropic's requests that concern their own services, and fields of objects within requests.
+"""Request fields of OpenAI and Anthropic that concern only their own services, and fields of nested objects in
+requests.
 
-A name with a dot is a field within an object: `text.verbosity` is sent as `{"text": {"verbosity": ...}}`.
+A name with a dot is a field of a nested object: `text.verbosity` is sent as `{"text": {"verbosity": ...}}`.
 """
 
 from __future__ import annotations

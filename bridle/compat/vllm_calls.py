@@ -1,6 +1,6 @@
 """Names of vLLM's Python API other than request fields, with their equivalents in bridle. The names are methods of
-vLLM's `LLM`, keywords of these methods, and settings that are not flags of its server. `LLM` uses the rows in errors
-about unknown names."""
+vLLM's `LLM`, keywords of these methods, and settings that vLLM's server does not have as flags. The class `bridle.LLM`
+uses these rows in errors about unknown names."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def of_method(name: str) -> str:
 
 
 def of_setting(name: str) -> str:
-    """Return advice for a setting of vLLM's `LLM` that is not a flag of its server, or an empty string."""
+    """Return advice for a setting of vLLM's `LLM` that vLLM's server does not have as a flag, or an empty string."""
     return _ADVICE.get(f"LLM({name}=)", "")

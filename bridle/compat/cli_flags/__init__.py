@@ -1,8 +1,8 @@
-"""Flags of other servers, with the flag of `bridle serve` that each corresponds to.
+"""Tables of other servers' flags, each with the corresponding flag of `bridle serve`.
 
-These rows are the source of three lists. `spellings` has a flag's alternative names, `TAKEN` has the flags that are
-replaced by one of bridle's flags, and `rows_of` has the messages for refused flags. The page docs/coming-from.md shows
-them as tables.
+Three names give access to the rows. `spellings` returns a flag's alternative names. `TAKEN` has the flags that bridle
+replaces by its own flags. `rows_of` returns the rows of a flag name. The page docs/coming-from.md shows the rows as
+tables.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SERVE_MODEL = LMQL
 
 
 def spellings(flag: str) -> list[str]:
-    """Return the names that a flag has on every command: bridle's name, then names in other servers."""
+    """Return all names that commands accept for a flag of bridle: bridle's name, then names in other servers."""
     return [flag, *(row.name for row in FLAGS if row.is_shown and row.here == flag)]
 
 
 def row_of(system: System, name: str) -> Flag | None:
-    """Return the row of a system's flag: the flag's own row, else the row of its narrowest family; None without a
-    row."""
+    """Return the row of a system's flag: the flag's own row, else the row with the longest matching prefix, else
+    None."""
     found = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems and row.covers(name)]
     return max(found, key=lambda row: (not row.is_family, len(row.name)), default=None)
 

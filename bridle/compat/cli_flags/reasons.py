@@ -1,4 +1,4 @@
-"""Messages about refused flags that several rows share."""
+"""Texts about refused flags that several rows of the tables share."""
 
 ALWAYS = "needs no flag: it is always on"
 KERNELS = "kernels are chosen automatically, and do not change the output"

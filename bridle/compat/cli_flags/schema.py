@@ -1,7 +1,7 @@
-"""One flag of another server, and its equivalent in `bridle serve`.
+"""Rows of the tables of flags: a flag of another server, and its equivalent in `bridle serve`.
 
 A flag has the same name in bridle, is replaced by one of bridle's flags, or is refused with a reason. A name that ends
-with a star stands for all flags with this prefix that have no row of their own. Such a family is always refused.
+with a star stands for all flags with this prefix that have no separate row. Such a family of flags is always refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ FAMILY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server. `here` is its equivalent: a flag, or a flag with its value. Values after the first one
-    become values of the flag `further`. Without `here`, the flag is refused, and `why` names the alternative. With
-    both, `why` says how values differ. A flag that `is_shown` is accepted by every command that has `here`, and appears
-    on help pages."""
+    """A flag of another server. `here` is its equivalent in bridle: a flag, or a flag with its value. If the flag has
+    several values, all except the first become values of the flag `further`. Without `here`, the flag is refused, and
+    `why` names the alternative. With `here`, `why` says how the values differ. A flag that `is_shown` is accepted by
+    every command that has `here`, and appears on help pages."""
 
     systems: tuple[System, ...]
     name: str
@@ -44,7 +44,7 @@ class Flag:
 
 
 def same(systems: str, names: str, but: str = "") -> list[Flag]:
-    """Return rows of flags with the same name and meaning in bridle; `but` says how their values differ."""
+    """Return rows of flags that have the same name and meaning in bridle. `but` says how their values differ."""
     return [Flag(systems_of(systems), name, name, but) for name in names.split()]
 
 
@@ -54,15 +54,15 @@ def taken(systems: str, names: str, here: str, but: str = "", *, further: str = 
 
 
 def spelt(systems: str, names: str, here: str) -> list[Flag]:
-    """Return rows of alternative names that the flag `here` has on every command."""
+    """Return rows of names that every command accepts in place of its flag `here`."""
     return [Flag(systems_of(systems), name, here, is_shown=True) for name in names.split()]
 
 
 def refused(systems: str, names: str, why: str) -> list[Flag]:
-    """Return rows of refused flags. `why` names the alternative, or the reason why no flag is needed."""
+    """Return rows of refused flags. `why` names the alternative, or says why no flag is needed."""
     return [Flag(systems_of(systems), name, why=why) for name in names.split()]
 
 
 def refusals(systems: str, reasons: Mapping[str, str]) -> list[Flag]:
-    """Return rows of refused flags, with a reason for each group of names."""
+    """Return rows of refused flags. `reasons` maps a text with several names to the reason for these flags."""
     return [flag for names, why in reasons.items() for flag in refused(systems, names, why)]
