@@ -1,1 +1,2 @@
-"""Models in separate processes: the messages between shards and the router, and both ends of the connection."""
+"""Models in separate processes: the messages between the router and its shards or replicas, and both ends of the
+connection."""

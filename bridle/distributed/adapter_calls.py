@@ -1,4 +1,4 @@
-"""Loading and unloading of adapters on a shard by its router.
+"""Calls with which a router loads and unloads LoRA adapters on a shard.
 
 A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that its files
 equal those that the router has inspected.
@@ -20,8 +20,8 @@ EVERY_ADAPTER = ""
 
 
 class CalledDevice:
-    """Implements `bridle.lora.AdapterDevice` by calls. `load` and `unload` carry out a request, in this process or
-    another one."""
+    """Implements `bridle.lora.AdapterDevice` by messages. The functions `load` and `unload` execute a message, in this
+    process or another one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CalledDevice:
 
 
 def load(executor: object, request: pb.LoadAdapterRequest) -> None:
-    """Load an adapter into `executor` for a request. Raises `AdapterRefused`."""
+    """Load the adapter of a message into `executor`. Raises `AdapterRefused`."""
     device = require_device(executor)
     if request.tier == pb.DEVICE:
         device.place(request.name)
@@ -67,7 +67,7 @@ def load(executor: object, request: pb.LoadAdapterRequest) -> None:
 
 
 def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
-    """Unload the adapter of a request, or all adapters, from `executor`."""
+    """Unload the adapter of a message, or all adapters, from `executor`."""
     device = require_device(executor)
     if request.name == EVERY_ADAPTER:
         device.clear()
@@ -78,7 +78,7 @@ def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
 
 
 def attempt(work: Callable[[], None]) -> pb.Failure | None:
-    """Run `work`; return its error as a message, or None if it succeeded."""
+    """Run `work`. Returns its error as a protocol buffer message, or None if it succeeded."""
     try:
         work()
     except Exception as error:
@@ -87,13 +87,13 @@ def attempt(work: Callable[[], None]) -> pb.Failure | None:
 
 
 def check(reply: Any) -> None:
-    """Raise the error that the other end reports in `reply`, if it reports one."""
+    """Raise the error in the other process's `reply`, if the reply has an error."""
     if reply.HasField("failure"):
         raise decode_failure(reply.failure)
 
 
 def encode_layers(executor: object) -> list[pb.AdapterLayer]:
-    """Return the layers of the model that support adapters, as messages."""
+    """Return the model's layers that support adapters, as protocol buffer messages."""
     device = find_device(executor)
     layers = {} if device is None else device.layers
     return [

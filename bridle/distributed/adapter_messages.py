@@ -1,7 +1,6 @@
-"""The messages about adapters between a router and its replicas; parts of `replica_messages`.
+"""Messages about LoRA adapters between a router and its replicas. `replica_messages` has the other messages.
 
-The router sends a replica the properties of an adapter's files, so that the replica need not inspect them before
-reading.
+The router sends a replica the properties of an adapter's files, so that the replica need not inspect the files itself.
 """
 
 from __future__ import annotations

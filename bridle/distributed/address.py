@@ -1,6 +1,6 @@
-"""Address of a shard: a unix socket or a TCP port, with TLS on networks. `unix:/path/to/socket` for a shard on this
-machine, `host:port` otherwise. Without TLS only loopback is allowed, because any peer that can connect to a shard can
-use the shard."""
+"""Address of a shard: a unix socket or a TCP port, with TLS on networks. A shard on this machine has an address like
+`unix:/path/to/socket`, any other `host:port`. Without TLS only loopback addresses are allowed, because every process
+that can connect to a shard can use it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM format. A server needs `certificate` and `key`. With `authority` the server requires certificates of
-    clients. A client needs `authority`, and also `certificate` and `key` if the server requires them."""
+    """TLS files in PEM format. A server needs `certificate` and `key`; if it has `authority`, its clients need
+    certificates. A client needs `authority`, and also `certificate` and `key` if the server requires certificates."""
 
     certificate: Path | None = None
     key: Path | None = None
@@ -67,7 +67,8 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
 
 
 def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
-    """Bind a server to `address`; return the address with the real port. Raises `InvalidRequest` if that fails."""
+    """Bind a server to `address`. Returns the address with the actual port. Raises `InvalidRequest` if binding
+    fails."""
     check_address(address)
     if tls is None and not address.startswith("unix:") and not _is_loopback(address):
         raise InvalidRequest(f"{address} can be reached by others: give it a TLS certificate, or use 127.0.0.1", "tls")
@@ -85,7 +86,7 @@ def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
 
 
 def make_server_options() -> list[tuple[str, int]]:
-    """Return the gRPC server options for message sizes, and for the detection of a vanished peer."""
+    """Return gRPC server options for message sizes, and for keepalive, which detects peers that disappeared."""
     return [*_OPTIONS, ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 

@@ -18,7 +18,7 @@ _OPTIONS = "BRIDLE_"
 
 def child_environment() -> dict[str, str]:
     """Return the environment for a child process: this process's environment without the variables that set flags. The
-    flags of the child are on its command line. The child's logs have the same format as this process's logs."""
+    child gets its flags on its command line. The child's logs have the same format as this process's logs."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
     return ours | log_variables()
 

@@ -1,8 +1,10 @@
-"""Several processes that compute one model together: rank 0 speaks to the router and repeats its plans to the others.
+"""Several processes, the ranks, that compute one model together. Rank 0 gets step plans from the router and passes them
+on to the other ranks.
 
 The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
 may be idle. Within a forward pass the ranks use collective operations, which have a time limit. Each rank sends
-heartbeats from its own thread. If one rank ends or is silent, all end, and the parent of rank 0 restarts the group.
+heartbeats from its own thread. If one rank ends or sends no heartbeats, all ranks end, and the parent of rank 0
+restarts the group.
 """
 
 from __future__ import annotations
@@ -46,16 +48,17 @@ _BEAT_SECONDS, SILENCE_SECONDS = 0.25, 1.0
 
 
 def end_group(reason: str) -> None:
-    """End this process at once. An orderly exit could hang: other threads may wait for a lost rank in a collective."""
+    """End this process at once. An orderly exit could hang, because other threads may wait for a lost rank in a
+    collective operation."""
     _log.error("%s: the group ends", reason)
     os._exit(MEMBER_LOST)
 
 
 class Members:
-    """The processes of ranks 1 and up.
+    """The child processes of rank 0: ranks 1 and up.
 
-    `on_loss(reason)` is called when one of them ends or is hung, from a thread that watches this rank. Several such
-    calls may come at once.
+    `on_loss(reason)` is called when a rank has ended or hangs, from the thread that watches this rank. Several threads
+    may call it at the same time.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], on_loss: Callable[[str], None] = end_group) -> None:
@@ -90,8 +93,8 @@ class Members:
             watcher.join()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Watch one rank until its process ends or is silent. A rank sends nothing while it loads, so silence counts
-        only after its first heartbeat."""
+        """Watch one rank until its process ends or sends no heartbeats. A rank sends nothing while it loads, so only
+        the time after its first heartbeat counts."""
         assert process.stdout is not None
         silence: float | None = None
         while _is_heard(process.stdout, process.pid, silence):
@@ -143,8 +146,8 @@ class Members:
 
 
 def _is_heard(source: IO[bytes], pid: int, silence: float | None) -> bool:
-    """Wait until there is data to read from a process; return False if the process has been silent for too long. More
-    silence is allowed while the process waits for a busy machine."""
+    """Wait for data from a process. Returns False if the process sent nothing for `silence` seconds; the limit is
+    longer while the process waits for a busy machine."""
     until = time.monotonic() + HELD_UP_SECONDS
     while not select.select([source], [], [], silence)[0]:
         if time.monotonic() > until or not is_held_up(pid):
@@ -171,11 +174,11 @@ class GroupExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of rank 0's part of the model."""
+        """Return the memory of rank 0's part of the model, in bytes."""
         return getattr(self._executor, "num_bytes", 0)
 
     def forward(self, plan: StepPlan) -> None:
-        """Run the plan on all ranks. An error in the middle of a plan leaves the ranks out of step, so it ends the
+        """Run the plan on all ranks. An error during a plan leaves the ranks in different states, so it ends the
         group."""
         try:
             for message in self._sent.messages(plan):
@@ -190,11 +193,12 @@ class GroupExecutor:
             raise ShardUnavailable(f"the group is out of step: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Sample tokens on rank 0, which has all the logits."""
+        """Sample tokens on rank 0, which has all logits."""
         return self._executor.sample(batch)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the vectors of prompts from rank 0, which has the whole head and all the hidden states."""
+        """Return the embedding vectors of prompts from rank 0, which has the complete hidden states and the whole
+        head."""
         return require_embedder(self._executor).embed(step, logits_rows)
 
     def reset(self) -> None:
@@ -202,7 +206,7 @@ class GroupExecutor:
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
-        """Load the adapter on rank 0 first. The other ranks load it only if rank 0 succeeded."""
+        """Load the adapter on rank 0. The other ranks load it only if rank 0 succeeded."""
         load(self._executor, request)
         self._members.broadcast(pb.StepRequest(load_adapter=request))
 
@@ -216,7 +220,7 @@ class GroupExecutor:
 
 
 def beat(sink: BinaryIO) -> None:
-    """Write heartbeats to `sink` from now on, from a separate thread, so that they continue while a step computes."""
+    """Start a thread that writes heartbeats to `sink`, so that they continue while a step is computed."""
 
     def run() -> None:
         try:
@@ -231,7 +235,8 @@ def beat(sink: BinaryIO) -> None:
 
 
 def follow(executor: Executor, source: BinaryIO) -> int:
-    """The main loop of ranks 1 and up: repeat the work of rank 0 until rank 0 ends. Return the exit status."""
+    """Run the main loop of a rank other than 0: execute rank 0's requests until rank 0 ends. Returns the exit
+    status."""
     adapters, media = RankAdapterLoader(executor), MemberMedia(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)

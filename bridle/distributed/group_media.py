@@ -1,7 +1,8 @@
-"""Images in a group of ranks: each rank has the whole tower and encodes the images that rank 0 passes on.
+"""Encodes images in a group of ranks. Each rank has the whole vision encoder, and encodes the images that rank 0 passes
+on.
 
-Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0 names in its plans only images
-that it could encode itself, so an error here means that this rank differs from the others.
+Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0's plans name only images that rank
+0 has encoded. So an error in another rank means that the ranks differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 
 class GroupMedia:
-    """Implements `MediaDevice`: rank 0 encodes with `device` after it has told the other ranks to encode."""
+    """Implements `MediaDevice` on rank 0: sends each request to the other ranks, then encodes with `device`."""
 
     def __init__(self, device: MediaDevice, broadcast: Callable[[pb.StepRequest], None]) -> None:
         self._device = device
@@ -55,8 +56,8 @@ class GroupMedia:
 
 
 class MemberMedia:
-    """Encodes images in a separate thread. Steps continue until rank 0 has encoded an image; then they wait until this
-    rank has encoded it, too."""
+    """Encodes images in a separate thread. Steps continue meanwhile. If a plan names an image, its step waits until
+    this rank has encoded the image."""
 
     def __init__(self, executor: Executor) -> None:
         self._device = find_media(executor)
@@ -65,8 +66,8 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Handle the request if it is about images. Return whether the request is about images. Raises the error of an
-        image that rank 0 could encode."""
+        """Handle the request if it is about images. Returns whether it is. Raises an error if this rank cannot encode
+        an image that rank 0 could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":
                 self._take(request.medium_part)

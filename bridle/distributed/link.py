@@ -1,8 +1,8 @@
-"""One connection to a shard, from its first answer to its loss. A lost link is not reused; the next attempt creates a
-new one.
+"""One connection to a shard, from its first answer to its loss. A lost link is not reused; each attempt to reconnect
+creates a new link.
 
-The engine's thread sends and receives. A second thread runs `watch`: it requests heartbeats from the shard, and cuts
-the link if none come or a step takes too long. Cutting the link wakes the engine's thread.
+The engine's thread sends and receives. A second thread runs `watch`: it requests heartbeats from the shard. It cuts the
+link if no heartbeat comes or if a step takes too long. Cutting the link wakes the engine's thread.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _ADAPTER_SECONDS, _MEDIUM_SECONDS = 300.0, 1800.0
 class Timings:
     """Time limits of a link, in seconds.
 
-    A heartbeat is requested every `beat`. A shard counts as hung after `max_missed` answers in a row that took longer
-    than `patience`. If the shard waits for a busy machine, it counts as hung after `held_up`. `connect` limits one
-    attempt to connect. `least_step` and `first_step` bound a step whose estimate is lower, or not known yet.
+    A heartbeat is requested every `beat`. A shard counts as hung after `max_missed` heartbeats in a row that took
+    longer than `patience`. If the shard waits for a busy machine, it counts as hung only after `held_up`. `connect`
+    limits one attempt to connect. `least_step` is the minimum time limit of a step. `first_step` is the limit before
+    any step was measured.
     """
 
     beat: float = 0.25
@@ -53,7 +54,7 @@ class Timings:
 
 class ShardLink:
     """A connection to a shard. The constructor raises `ShardUnavailable` if no shard answers, and `ProtocolError` if
-    the peer is not a shard of this protocol version."""
+    the peer is no shard with this protocol version."""
 
     def __init__(self, address: str, tls: Tls | None, timings: Timings) -> None:
         self.address = address
@@ -78,7 +79,7 @@ class ShardLink:
             raise
 
     def _open(self) -> Any:
-        """Open the step stream; return it once the shard has accepted it."""
+        """Open the stream for steps. Returns the stream when the shard has accepted it."""
         self._span = StreamSpan("shard stream", {"server.address": self.address, "bridle.shard.pid": self.pid})
         call = self._channel.stream_stream(f"/{SERVICE}/Steps")(
             iter(self._outbox.get, None), metadata=self._span.metadata
@@ -113,7 +114,8 @@ class ShardLink:
         return self._ended.is_set()
 
     def send(self, request: pb.StepRequest) -> None:
-        """Send without waiting. A message over the size limit is refused here, so that only its own step fails."""
+        """Send a request without waiting. A message over the size limit is refused here, so that only its step
+        fails."""
         data = request.SerializeToString()
         if len(data) > MAX_MESSAGE_BYTES:
             raise InternalError(f"a step's message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
@@ -185,7 +187,7 @@ class ShardLink:
         self._ended.set()
 
     def leave(self) -> None:
-        """End the conversation as the router. Safe from any thread."""
+        """End the stream of requests to the shard. Safe from any thread."""
         self._is_closing = True
         self.cut("the router is done with it")
 
@@ -200,7 +202,7 @@ class ShardLink:
 
 
 def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
-    """Read a shard's self-description: the model, the bytes of memory that it takes, and the shard's process id."""
+    """Decode a shard's description of itself: the model, the model's memory in bytes, and the shard's process id."""
     if reply.protocol != PROTOCOL:
         raise ProtocolError(f"the shard speaks protocol {reply.protocol} (bridle {reply.version}), not {PROTOCOL}")
     if reply.kv not in ("paged", "sequences"):

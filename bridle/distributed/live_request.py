@@ -20,7 +20,7 @@ MAX_LOSSES = 10
 
 @dataclass(slots=True)
 class RoutedRequest:
-    """A request that has not ended."""
+    """A request that has not ended, with the events that its client has received."""
 
     request: Request
     stream: EventStream
@@ -37,19 +37,22 @@ class RoutedRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the output can be continued from its tokens, without regenerating it from its seed."""
+        """Return whether another replica can continue the output from its tokens, without regenerating it from its
+        seed."""
         return self.request.is_plain
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return the tokens that the client has; a plain output continues from them."""
+        """Return the output tokens that the client has received, from which a plain output continues; empty if the
+        output is not plain."""
         if not self.is_plain:
             return ()
         return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, o.TokenEvent))
 
     @property
     def parked_tokens(self) -> tuple[int, ...]:
-        """Return all tokens of the conversation whose KV the first output has left parked; empty if no KV is parked."""
+        """Return the tokens of prompt and first output if their KV is retained for the next request of the
+        conversation; else empty."""
         sent = self.sent.get(0, ())
         last = sent[-1] if sent else None
         if not self.request.parks or not isinstance(last, o.Finished) or last.reason not in o.BY_ITSELF:
@@ -64,13 +67,13 @@ class RoutedRequest:
 
     @property
     def open_outputs(self) -> Sequence[int]:
-        """Return the indices of the outputs that have not ended, according to the events that the client has."""
+        """Return the indices of the outputs whose end the client has not received."""
         sent = self.sent or {0: []}
         return [index for index, events in sent.items() if not (events and isinstance(events[-1], o.Finished))]
 
     @property
     def remaining(self) -> Request:
-        """Return the rest of the request, for another replica."""
+        """Return the request with which another replica continues the output."""
         tokens = self.tokens
         return replace(self.request, generated=tokens) if tokens else self.request
 
@@ -80,12 +83,13 @@ class RoutedRequest:
         wake_all([self.stream])
 
     def tell_resuming(self) -> None:
-        """Report to a client that requested such events that its outputs wait for another replica."""
+        """Report to the client, if it requested such events, that its outputs wait for another replica."""
         if self.request.tell_resuming:
             self.tell([o.Resuming(self.request.id, index) for index in self.open_outputs])
 
     def end(self, reason: o.FinishReason, error: BridleError | None = None) -> None:
-        """End all unfinished outputs; at least one, because the client waits for an end."""
+        """Send the end of all unfinished outputs, or of output 0 if there are none, because the client waits for an
+        end."""
         *_, last = outputs = [*self.open_outputs] or [0]
         self.tell([o.Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
 
@@ -95,9 +99,9 @@ class RoutedRequest:
         self.notes_again.clear()
 
     def is_news(self, event: o.Event) -> bool:
-        """Return whether this event is new to the client, and record the event.
+        """Return whether the client has not received this event yet, and record the event.
 
-        Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
+        Raises an error if a regenerated output differs from the output that the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
         """
         if isinstance(event, o.Resuming | o.PromptProgress):
@@ -121,12 +125,13 @@ class RoutedRequest:
         return True
 
     def _is_past_what_was_sent(self, index: int) -> bool:
-        """Return whether a regenerated output has reached what the client already has. Until then the output's trace
-        records are repeated and may differ, because tokens may be cached or controllers late."""
+        """Return whether a regenerated output has reached the end of the events that the client has. Until then the
+        trace records of the output are not sent. They may differ from the first ones, because tokens may be cached or
+        controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: o.Log | o.Stored) -> bool:
-        """Return whether the note has more than the client received, counted in printed characters and in stored
+        """Return whether a log or stored value goes beyond those that the client has, counted in characters or in
         values."""
         key, size = (
             ((event.index, "log"), len(event.text)) if isinstance(event, o.Log) else ((event.index, "stored"), 1)

@@ -1,6 +1,6 @@
-"""Encoding of media on a shard: the router sends the pixel values in parts, never features. An image is sent when its
-features are needed and the shard does not hold them. So a chat that has the same image in each turn sends the image
-once."""
+"""Calls with which a router lets a shard encode images. The router sends pixel values in parts. An image is sent when
+the model needs its features and the shard does not have them. So a chat with the same image in each turn sends the
+image once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ITEM_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "i
 
 
 class CalledMedia:
-    """Implements `bridle.engine.interfaces.MediaDevice` by calls. `encode` and `drop` carry out a request, in this
-    process or another one."""
+    """Implements `bridle.engine.interfaces.MediaDevice` by messages. The functions `encode` and `drop` execute a
+    message, in this process or another one."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ def require_media(executor: object) -> MediaDevice:
 
 
 def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
-    """Release the features of the image of a request, or of all images."""
+    """Release the features of a message's image, or of all images."""
     if request.key == EVERY_MEDIUM:
         device.clear()
     else:
@@ -76,7 +76,7 @@ def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
 
 
 def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
-    """Yield the messages of an image."""
+    """Yield the messages that carry an image."""
     arrays = [pb.MediumArray(name=one.name, dtype=one.dtype, shape=one.shape) for one in medium.arrays]
     yield pb.MediumPart(head=pb.MediumHead(key=medium.key, num_rows=medium.num_rows, arrays=arrays))
     for array in medium.arrays:
@@ -85,7 +85,7 @@ def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
 
 
 class Assembly:
-    """An image whose parts arrive one after the other. Raises `ProtocolError` for an invalid part."""
+    """Assembles an image from parts that arrive one after the other. Raises `ProtocolError` for an invalid part."""
 
     def __init__(self, head: pb.MediumHead) -> None:
         self._head = head
@@ -99,7 +99,7 @@ class Assembly:
             )
 
     def add(self, data: bytes) -> bool:
-        """Add the next part; return whether the image is complete."""
+        """Add the next part. Returns whether the image is complete."""
         if len(data) > self._missing:
             raise ProtocolError(f"{len(data)} bytes of an image came where {self._missing} are missing")
         self._data += data
@@ -119,7 +119,7 @@ class Assembly:
 
 
 def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
-    """Return the image that the messages describe."""
+    """Return the image that the messages carry."""
     assembly: Assembly | None = None
     for part in parts:
         if part.HasField("head"):

@@ -1,6 +1,6 @@
-"""Loads and unloads adapters in ranks 1 and up, in parallel to steps, in the order of rank 0's requests.
+"""Loads and unloads LoRA adapters in all ranks except rank 0, in parallel to steps, in the order of rank 0's requests.
 
-Rank 0 requests only adapters that it could load itself, so an error here means that this rank differs from the others.
+Rank 0 requests only adapters that rank 0 could load. So an error in another rank means that the ranks differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankAdapterLoader:
-    """Loads and unloads adapters in a separate thread. A step waits only for the adapters that it names."""
+    """Loads and unloads adapters in a separate thread. A step waits only for the adapters that its plan names."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -25,7 +25,7 @@ class RankAdapterLoader:
         self._last: dict[str, Future[None]] = {}  # the last request for each adapter
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Begin to load or unload if the request is about adapters. Return whether the request is about adapters."""
+        """Begin to load or unload an adapter if the request is about adapters. Returns whether it is."""
         match request.WhichOneof("kind"):
             case "load_adapter":
                 name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)

@@ -1,8 +1,10 @@
-"""Chooses the replica for a request: the one that has computed its prefix, unless that replica is too busy.
+"""Chooses the replica for a request: the replica that has computed the prompt's prefix, unless that replica is too
+busy.
 
-The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest.
-The choice is a guess, because replicas evict blocks; a wrong guess only costs one prefill. The router uses no clock and
-no I/O. The time of a choice grows with the prompt's blocks, and hardly with the number of replicas.
+The router remembers the prompts that it sent to each replica, as chained hashes of their blocks, and forgets the
+oldest. The choice is a guess, because replicas evict blocks. A wrong guess only costs one prefill. The router uses no
+clock and no I/O. The time of a choice depends on the number of blocks in the prompt, and hardly on the number of
+replicas.
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ class PrefixChoice(NamedTuple):
 
 
 class Router(Protocol):
-    """Chooses replicas."""
+    """Interface for the choice of replicas."""
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
-        """Return the replica for a prompt; None if no replica is connected. `loads` are the tokens that each replica
-        has to compute, `AWAY` for an unreachable one. Prompts share blocks only under an equal `salt`. If no replica
-        has the prefix, the one that was last sent a prompt with the same `key` is preferred."""
+        """Return the replica for a prompt; None if no replica is connected. `loads` are the numbers of tokens that the
+        replicas have to compute; `AWAY` marks an unreachable replica. Prompts share blocks only if their `salt` is
+        equal. If no replica has the prefix, the replica that last got a prompt with the same `key` is preferred."""
 
     def forget(self, replica: int) -> None:
         """Record that the replica has lost its cache."""
 
 
 class PrefixRouter:
-    """A `Router` among `num_replicas`. `block_size` is that of their KV caches, which share only whole blocks. At least
-    the latest `max_blocks / 2` sent blocks are remembered."""
+    """A `Router` for `num_replicas` replicas. `block_size` is the number of tokens in a block of their KV caches, which
+    reuse only whole blocks. At least the latest `max_blocks / 2` sent blocks are remembered."""
 
     def __init__(self, num_replicas: int, block_size: int, max_blocks: int | None = None) -> None:
         self.num_replicas = num_replicas
@@ -80,12 +82,12 @@ class PrefixRouter:
         return PrefixChoice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
-        """See `Router`. Earlier entries of the replica are ignored from now on, and removed when they are old."""
+        """See `Router`. The replica's entries are ignored from then on, and removed when they are old."""
         self._lives[replica] += self.num_replicas
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
-        """Return the replica that has most of the chain, and the number of these blocks. With `only`, only that replica
-        is considered."""
+        """Return the replica that has the longest part of the chain, and the number of blocks in that part. If `only`
+        is set, only that replica is considered."""
         for num_blocks in range(len(chain), 0, -1):
             value = chain[num_blocks - 1]
             life = self._recent.get(value)
@@ -106,7 +108,7 @@ class PrefixRouter:
 
 
 def chain_of(prompt: Sequence[int], salt: object, size: int) -> list[int]:
-    """Return hashes of a prompt's whole blocks of `size` tokens. Each hash covers all blocks before it as well. The
+    """Return a hash for each whole block of `size` tokens in a prompt. Each hash also covers all earlier blocks. The
     last token is left out, because it is always computed."""
     value, chain = hash((salt, size)), []
     for start in range(0, (len(prompt) - 1) // size * size, size):
@@ -116,8 +118,8 @@ def chain_of(prompt: Sequence[int], salt: object, size: int) -> list[int]:
 
 
 def first_from(start: int, loads: Sequence[float], load: float) -> int:
-    """Return the first replica with exactly this load, counted cyclically from `start`, so that equal replicas take
-    turns."""
+    """Return the next replica with exactly this load, searched cyclically from `start`, so that replicas with equal
+    load take turns."""
     start %= len(loads)
     try:
         return loads.index(load, start)

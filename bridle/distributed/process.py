@@ -1,4 +1,4 @@
-"""The main function of a shard's process: load, warm up, listen, then serve until a signal comes or the device is
+"""The main function of a shard's process: warms up, listens, then serves until a signal arrives or the device is
 lost."""
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ def run_shard(
     warm: bool = True,
     on_listening: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Serve `executor` until SIGTERM or SIGINT; returns the exit status.
+    """Serve `executor` until SIGTERM or SIGINT. Returns the exit status.
 
     A second signal ends the process at once, because a step may hang. This function must be called from the main
-    thread. `on_listening` is called with the address once routers can connect. Before that the largest step is run,
-    unless `warm` is False.
+    thread. `on_listening` is called with the address once routers can connect. Before that, the largest possible step
+    is run, unless `warm` is False.
     """
     ended = threading.Event()
     losses: list[ShardUnavailable] = []
 
     def lose(error: ShardUnavailable) -> None:
-        """Stop serving: the router has been notified, and only a new process can use the device again."""
+        """Stop serving, because only a new process can use the device again. The router already knows about the
+        loss."""
         _log.error("the device is lost, this shard stops: %s", error)
         losses.append(error)
         ended.set()

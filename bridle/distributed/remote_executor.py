@@ -1,8 +1,8 @@
-"""The engine's executor for a model in another process: a stream to a shard, with reconnection.
+"""The engine's executor for a model in another process: sends steps to a shard over a stream, and reconnects.
 
 The plan is sent first, masks follow while the forward pass runs, and only tokens and log-probabilities are returned. If
-the shard is lost, the KV of every sequence is lost, which the engine treats as a preemption of all sequences. A thread
-tries to reconnect until the shard is back. This module does not start shards.
+the shard is lost, the KV of every sequence is lost. The engine then preempts all sequences. A thread tries to reconnect
+until the shard is back. This module does not start shards.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ShardExecutor:
     """Implements `Executor`, `SupportsReconnect` and `Embedder` over a shard at `address`.
 
     The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` returns True.
-    `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end the rest of its process.
-    `on_loss` is called again, without a pid, whenever no shard was found for another `start_timeout` seconds.
+    `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end its process. It is
+    called again, with None as the pid, whenever no shard was found for another `start_timeout` seconds.
     `on_proven(pid)` is called when a shard has computed its first step.
     """
 
@@ -103,13 +103,13 @@ class ShardExecutor:
 
     @property
     def is_up(self) -> bool:
-        """Return whether the shard is known to be connected. Safe from any thread."""
+        """Return whether a shard is connected, as far as known. Safe from any thread."""
         link = self.link
         return link is not None and not link.is_lost
 
     def forward(self, plan: StepPlan) -> None:
-        """Send the plan without waiting. Its errors are raised by `sample`, except `ShardUnavailable`, which is raised
-        here."""
+        """Send the plan without waiting. Raises `ShardUnavailable`; all other errors of the plan are raised by
+        `sample`."""
         link = self._reachable()
         if self.used not in (None, link):
             raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
@@ -121,7 +121,7 @@ class ShardExecutor:
         link.send(pb.StepRequest(plan=encode_plan(plan)))
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Send the rows and wait for the sampled tokens. Raises the shard's error, or `ShardUnavailable`."""
+        """Send the sample batch and wait for the sampled tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self.used
         if link is None:
             raise InternalError(f"the batch of step {batch.step} was received without a forward pass")
@@ -135,8 +135,8 @@ class ShardExecutor:
         return check_result(decode_result(reply.result), batch, self.info.vocab_size)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Request the vectors of these rows, in portions that fit a message. Raises the shard's error, or
-        `ShardUnavailable`."""
+        """Request the embedding vectors of these rows of the plan, in portions that fit a message. Raises the shard's
+        error, or `ShardUnavailable`."""
         link, size = self.used, self.info.embedding_size
         if link is None:
             raise InternalError(f"embeddings of step {step} are requested without a forward pass")
@@ -149,8 +149,8 @@ class ShardExecutor:
         return vectors
 
     def _ask(self, link: ShardLink, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
-        """Send a request whose reply is of that `kind`, and wait for the reply. Replies to earlier steps are dropped,
-        because those steps were given up."""
+        """Send a request and wait for its reply, which must be of this `kind`. Replies to earlier steps are dropped,
+        because nothing waits for them any more."""
         link.expect(step, self._pace.limit(self._plan[1]))
         link.send(request)
         while True:
@@ -222,7 +222,7 @@ class ShardExecutor:
             self.link.close()
 
     def _find(self) -> None:
-        """Try to reach the shard again and again, until it answers or this executor is closed."""
+        """Try to connect to the shard until it answers or this executor is closed."""
         attempt, began = 0, time.monotonic()
         patience = self._start_timeout or math.inf
         while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
@@ -255,7 +255,7 @@ class ShardExecutor:
         self._why = why
 
     def _give_up(self, seconds: float) -> None:
-        """Call `on_loss`, so that a process that hangs during its start can be ended."""
+        """Call `on_loss`, so that its owner can end a shard process that hangs while it starts."""
         reason = f"it has not come back for {seconds:.0f} s"
         _log.error("the shard at %s is still unreachable: %s", self.address, reason)
         self._tell(lambda: self._on_loss(None, reason))
@@ -274,5 +274,5 @@ def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:
 
 
 def is_same_model(one: ExecutorInfo, other: ExecutorInfo) -> bool:
-    """Return whether both describe the same model; their capacity may differ."""
+    """Return whether two shards have the same model; their capacity may differ."""
     return other == replace(one, num_blocks=other.num_blocks, max_model_len=other.max_model_len)

@@ -1,6 +1,6 @@
-"""The replica's end of tool calls: an executor that sends them to the router, whose process has the tools.
+"""The replica's end of tool calls: a tool executor that sends calls to the router, whose process has the tools.
 
-For its callers it is an ordinary tool executor. Without a router no call is made, and running calls end with an error.
+If the router has disconnected, no call is made, and running calls end with an error.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RemoteToolExecutor:
         return call
 
     def _asks_client(self, name: str, behalf: ToolCallContext) -> bool:
-        """Return whether the client answers this call."""
+        """Return whether the request's client, not the router, answers calls of this tool."""
         entry = entry_of(name, self._tools.names)
         return name in behalf.client_tools if entry is None else entry in self._tools.of_clients
 
@@ -84,7 +84,7 @@ class RemoteToolExecutor:
         send(message)
 
     def _note_done(self, number: int) -> None:
-        """Report a call to the router that was cancelled in this process."""
+        """Report an ended call to its waiters, and a call that was cancelled in this process also to the router."""
         with self._lock:
             was_live, send = self._live.pop(number, None) is not None, self._send
         if was_live and send is not None:
@@ -94,7 +94,7 @@ class RemoteToolExecutor:
     # -- the conversation with the router ------------------------------------------------------------------------
 
     def connect(self, send: Callable[[ToolMessage], None]) -> None:
-        """Pass calls on with `send`, which any thread may call."""
+        """Send calls to a router with `send`, which any thread may call."""
         with self._lock:
             self._send = send
 

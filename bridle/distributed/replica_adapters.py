@@ -1,5 +1,5 @@
-"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and loads the
-adapters that its requests name.
+"""One `LoRAStore` for the LoRA adapters of several replicas. Each replica gets the list of all adapters, and loads
+those that its requests name.
 
 The router does not manage memory: every replica has its own engine and `AdapterPool`.
 """
@@ -21,7 +21,7 @@ _STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "devi
 
 
 class ReplicatedLoRAStore:
-    """The router's end: a `LoRAStore` over replicas. `send(number, message)` sends a message to replica `number`."""
+    """The router's end: a `LoRAStore` for all replicas. `send(number, message)` sends a message to replica `number`."""
 
     def __init__(self, send: Callable[[int, m.AdapterMessage], None]) -> None:
         self._send = send
@@ -51,7 +51,7 @@ class ReplicatedLoRAStore:
                 self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
 
     def status(self, key: str) -> AdapterStatus:
-        """Return the most ready state of the adapter over all replicas, and the total number of its users."""
+        """Return the adapter's most advanced state in any replica, and the total number of its users."""
         with self._lock:
             news = [known[key] for known in self._up.values() if key in known]
         if not news:
@@ -90,7 +90,7 @@ class ReplicatedLoRAStore:
                 self._send(number, m.FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
-        """Record that a replica is lost, so that no fetch waits for the replica."""
+        """Record that a replica is lost, so that no fetch waits for this replica."""
         with self._lock:
             self._up.pop(number, None)
             for key, failed in list(self._failed.items()):

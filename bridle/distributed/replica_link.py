@@ -1,4 +1,4 @@
-"""The router's connection to one replica, which is opened again after a loss. The link has two threads: one reads, one
+"""The router's connection to one replica. A lost connection is opened again. The link has two threads: one reads, one
 writes.
 
 The link reports messages, connections and losses to its owner. The link does not interpret requests.
@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class LinkOwner(Protocol):
-    """The owner of links. The links' threads call these methods; `number` identifies the link."""
+    """Interface for the owner of links. The links' threads call these methods; `number` identifies the link."""
 
     def note_up(self, number: int, hello: m.Handshake) -> None: ...
     def note_events(self, number: int, message: m.ToRouter) -> None: ...
@@ -37,7 +37,7 @@ class LinkOwner(Protocol):
 
 
 class ReplicaConnection(Protocol):
-    """A connection to one replica, which passes the replica's messages to its owner."""
+    """Interface for a connection to one replica. The connection passes the replica's messages to its owner."""
 
     def start(self) -> None: ...
 
@@ -49,8 +49,8 @@ class ReplicaConnection(Protocol):
 
 
 class MakeLink(Protocol):
-    """Factory of a `ReplicaConnection` from its number, its address and its owner, with callbacks for a loss and
-    for the first good result."""
+    """Factory of a `ReplicaConnection` for a number, an address and an owner, with callbacks for a loss and for the
+    first result."""
 
     def __call__(
         self,
@@ -64,8 +64,8 @@ class MakeLink(Protocol):
 
 
 class ReplicaLink:
-    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may
-    end the rest of its process."""
+    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may end
+    its process."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ class ReplicaLink:
 
 
 def _read(sock: socket.socket, size: int, pid: int) -> bytes:
-    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if nothing comes within the socket's
-    time-out, or a longer one while the process waits for a busy machine."""
+    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if no data comes within the socket's time
+    limit. The limit is longer while the process waits for a busy machine."""
     data = bytearray(size)
     view, position, until = memoryview(data), 0, time.monotonic() + HELD_UP_SECONDS
     while position < size:

@@ -1,5 +1,5 @@
-"""The messages between a router and a replica: requests to the replica, and events to the router, with one frame per
-step.
+"""The messages between a router and a replica: requests to the replica, and events to the router. The events of a step
+are one frame.
 
 A replica is a whole engine in a separate process. Each message is MessagePack in a frame with four bytes of length.
 Both ends are processes of one server, on a unix socket that only its user can open.
@@ -45,7 +45,7 @@ HEADER = struct.Struct(">I")
 
 
 class Submit(Wire):
-    """A `Request` whose `controller` is in its plain form."""
+    """Router to replica: run this `Request`. The `controller` is plain data."""
 
     request: Request
     controller: dict[str, Any] | None
@@ -56,7 +56,7 @@ class CancelRequest(Wire, tag="Cancel"):
 
 
 class Unpark(Wire):
-    """The client of a finished request will not continue its conversation."""
+    """Router to replica: release the retained KV of a finished request."""
 
     id: str
 
@@ -91,14 +91,14 @@ _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class WireEvent(Wire):
-    """An event on the wire."""
+    """Base of the messages that carry an event."""
 
     request_id: str
     index: int
 
 
 class Form:
-    """The wire form of one kind of event: a message of the same name with the same fields, in their order."""
+    """Converts one kind of event to a message of the same name with the same fields, in the same order, and back."""
 
     def __init__(self, kind: type[Event]) -> None:
         self.kind = kind
@@ -140,14 +140,14 @@ class Events(Wire):
 
 
 class RequestFailed(Wire, tag="Broken"):
-    """An event stream ended with an error instead of its last event."""
+    """Replica to router: an event stream ended with an error instead of its last event."""
 
     request_id: str
     error: tuple[str, str, str | None]
 
 
 class Heartbeat(Wire, tag="Beat"):
-    """A heartbeat, sent several times a second, with the engine's counters."""
+    """Replica to router: a heartbeat, sent several times a second, with the engine's counters."""
 
     is_healthy: bool
     numbers: dict[str, float]
@@ -167,7 +167,7 @@ _TO_ROUTER = msgspec.msgpack.Decoder(Handshake | ToRouter)
 
 
 def _plain(value: Any) -> Any:
-    """Return packed logit biases as a dictionary, the form in which they are decoded."""
+    """Convert packed logit biases to a dictionary, which is also their type after decoding."""
     if isinstance(value, LogitBias):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
@@ -208,8 +208,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def pack_request(request: Request) -> Submit:
-    """Return the request as a message. Raises `UnsupportedFeature` for objects that exist only in this process, and
-    `MediaRefused` for images that are too large to be sent."""
+    """Convert a request to a message. Raises `UnsupportedFeature` for objects that exist only in this process, and
+    `MediaRefused` for images that are too large for a message."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
     num_bytes = sum(medium.num_bytes for medium in request.media)
@@ -222,18 +222,19 @@ def pack_request(request: Request) -> Submit:
 
 
 def unpack_request(message: Submit, grammar: CompiledGrammar | None = None) -> Request:
-    """Return the request of a message; `grammar` is the compiled `form_to_compile`, if the controller needs one."""
+    """Convert a message to a request. `grammar` is the compiled constraint from `form_to_compile`, if the controller
+    needs it."""
     controller = unpack_controller(message.controller, grammar)
     return message.request if controller is None else replace(message.request, controller=controller)
 
 
 def pack_event(event: Event) -> WireEvent:
-    """Return the event as a message of the same name."""
+    """Convert an event to a message of the same name."""
     return FORM_OF[type(event)].pack(event)
 
 
 def unpack_event(message: WireEvent) -> Event:
-    """Return the event that the message describes."""
+    """Convert a message to the event of the same name."""
     return _KIND_OF[type(message)].unpack(message)
 
 

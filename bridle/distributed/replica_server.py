@@ -1,7 +1,7 @@
 """The replica's end: offers this process's engine to a router in another process.
 
-One event loop reads requests and sends the events of all streams in a step in one frame. Only one router is connected
-at a time; when it disconnects, its requests are cancelled.
+One event loop reads requests, and sends the events that all streams get in a step as one frame. Only one router can be
+connected at a time. When it disconnects, its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReplicaServer:
         self._is_taken = False
 
     async def run(self, ended: asyncio.Event, on_listening: Callable[[], None] = lambda: None) -> None:
-        """Serve until `ended` is set; `on_listening` is called once routers can connect."""
+        """Serve until `ended` is set. `on_listening` is called once routers can connect."""
         server = await asyncio.start_unix_server(self._serve, self._path)
         self._path.chmod(0o600)
         on_listening()
@@ -94,7 +94,7 @@ class ReplicaServer:
 
 
 class _Conversation:
-    """The conversation with one router, from its first request until it leaves."""
+    """The connection with one router, from its first request until it disconnects."""
 
     def __init__(
         self,
@@ -226,13 +226,13 @@ class _Conversation:
         self._has_news.set()
 
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
-        """Report to the router that an adapter was fetched, or about a tool call. Safe from any thread."""
+        """Send the router a message about an adapter or a tool call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, because the router has disconnected
             self._loop.call_soon_threadsafe(self._writer.write, m.frame(message))
 
     async def _send_events(self) -> None:
-        """Send the waiting events in one frame. The streams of one step are woken together, and run before this
-        task."""
+        """Send the waiting events in one frame. The streams that have events of a step are woken together, and run
+        before this task."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()

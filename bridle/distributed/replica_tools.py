@@ -1,8 +1,8 @@
-"""The router's end of tool calls: runs the calls of replicas' controllers once, even if their replica is lost.
+"""The router's end of tool calls: makes each call of a replica's controller only once, even if the replica is lost.
 
-An output whose replica is lost begins again on another one and repeats its calls. So the calls of an unfinished request
-are kept with their answers: a repeated call gets the first answer, or waits for the running one. The stored answers are
-bounded; beyond that a request cannot begin again.
+If a replica is lost, its outputs begin again on another replica and repeat their calls. So the calls of an unfinished
+request are kept with their answers. A repeated call gets the first call's answer, or waits for it. The size of stored
+answers is limited; a request that exceeds the limit cannot begin again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AnswerSender(Protocol[_Named]):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A call that was made. `asker` is the replica and its number of the call. `asker` is None from the loss of the
-    replica until the call is repeated."""
+    """A call that was made. `asker` is the replica and the number that it gave the call. `asker` is None after the
+    replica was lost, until another replica repeats the call."""
 
     key: tuple[Any, ...]
     call: Call
@@ -49,7 +49,7 @@ class _Made:
 
 @dataclass(slots=True)
 class _Book:
-    """The calls of one request, in order."""
+    """The tool calls of one request, in order."""
 
     callers: dict[str, ToolSession] = field(default_factory=dict)
     made: list[_Made] = field(default_factory=list)
@@ -57,13 +57,13 @@ class _Book:
     is_whole: bool = True
 
     def find(self, key: tuple[Any, ...]) -> _Made | None:
-        """Return the first equal call that was not repeated yet."""
+        """Return the first call with this key that was not repeated yet."""
         return next((made for made in self.made if made.asker is None and made.key == key), None)
 
 
 class ReplicaCalls(Generic[Replica]):
-    """The calls of all requests. `lock` is the router's lock: all methods are called with the lock held, and the lock
-    is acquired when a call ends."""
+    """The tool calls of all requests. `lock` is the router's lock. All methods must be called with the lock held. When
+    a call ends, this class acquires the lock itself."""
 
     def __init__(self, desk: ToolExecutor, send: AnswerSender[Replica], lock: threading.RLock) -> None:
         self._desk, self._send, self._lock = desk, send, lock
@@ -92,7 +92,7 @@ class ReplicaCalls(Generic[Replica]):
         self._follow(request.id, made, asker)
 
     def _follow(self, request_id: str, made: _Made, asker: tuple[Replica, int]) -> None:
-        """Report the end of a call to its caller."""
+        """When the call ends, send the answer to the replica that waits for it."""
 
         def tell() -> None:
             with self._lock:
@@ -105,7 +105,7 @@ class ReplicaCalls(Generic[Replica]):
         made.call.when_done(tell)
 
     def _keep(self, request_id: str, made: _Made, size: int) -> None:
-        """Count the stored answers of a request. If a request has too many, they are dropped."""
+        """Count the stored answers of a request. If they exceed the limit, the request's answers are dropped."""
         book = self.books.get(request_id)
         if book is None or made.size is not None:
             return
@@ -124,8 +124,8 @@ class ReplicaCalls(Generic[Replica]):
             made.call.cancel()
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """Prepare a request for a new beginning. Returns an error if a new beginning would make its calls a second
-        time."""
+        """Prepare a request to begin again on another replica. Returns an error if that would repeat calls whose
+        answers were dropped."""
         book = self.books.get(request_id)
         if book is None:
             return None
@@ -151,7 +151,7 @@ class ReplicaCalls(Generic[Replica]):
 
 
 def check_limits(limits: ToolLimits) -> None:
-    """Raise `InvalidRequest` for limits that exceed a message to a replica."""
+    """Raise `InvalidRequest` for limits that exceed the size of a message to a replica."""
     for name in ("max_argument_bytes", "max_result_bytes"):
         if getattr(limits, name) > _MAX_MESSAGE_BYTES:
             raise InvalidRequest(

@@ -1,5 +1,5 @@
-"""The control vectors of several replicas. The router keeps the list, and each replica has all vectors of the list by
-name.
+"""The control vectors of several replicas. The router keeps the list of vectors; each replica has all vectors of the
+list, by name.
 
 A replica learns of a change before any request that comes later.
 """
@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class PutVector(Wire):
-    """Router to replica: later requests use these directions under this name. `data` is a `ControlVector`."""
+    """Router to replica: store this control vector under this name for later requests. `data` is a protobuf
+    `ControlVector`."""
 
     name: str
     source: str
@@ -43,7 +44,7 @@ def sizes_of(vectors: ControlVectors | None) -> VectorSizes | None:
 
 
 class ReplicatedVectors(ControlVectors):
-    """The router's end. `send(number, message)` sends a message to replica `number`."""
+    """The router's list of control vectors. `send(number, message)` sends a message to replica `number`."""
 
     def __init__(self, sizes: VectorSizes, send: Callable[[int, VectorMessage], None]) -> None:
         super().__init__(*sizes)

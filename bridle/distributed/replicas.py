@@ -1,8 +1,8 @@
-"""Several engines behind one `EngineClient`. A request goes to the replica that has computed its prefix, and to another
-replica if that one is lost.
+"""One `EngineClient` for several replicas, which are engines in other processes. A request goes to the replica that has
+computed its prefix. If that replica is lost, another replica continues the request.
 
-This process remembers the tokens that a client has, so that another replica continues exactly after them. A plain
-output is continued from its tokens. Any other output is generated again from its seed, and tokens are not sent twice.
+This process remembers the tokens that a client has received, so that another replica continues exactly after them. A
+plain output is continued from its tokens. Any other output is regenerated from its seed; no token is sent twice.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 class ReplicaSet:
     """An `EngineClient` over replicas at unix sockets. `start` waits for the first replicas.
 
-    `on_loss(number, pid)` is called for a lost replica and may end the rest of its process. `on_proven(number, pid)` is
-    called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
-    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs the calls of
+    `on_loss(number, pid)` is called when a replica is lost, and may end its process. `on_proven(number, pid)` is called
+    after a replica's first result. `make_router(num_replicas, block_size)` creates the object that chooses replicas,
+    `make_link` creates the connections, and `clock` gives the time for deadlines. `tools` runs the calls of
     controllers; its creator must close it.
     """
 
@@ -84,7 +84,7 @@ class ReplicaSet:
     # -- for clients, any thread -----------------------------------------------------------------------------
 
     def start(self, num_needed: int, timeout: float, is_starting: Callable[[], bool] = lambda: True) -> ReplicaSet:
-        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if they do not come."""
+        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if they do not connect in time."""
         for link in self._links:
             link.start()
         remaining = timeout
@@ -113,7 +113,8 @@ class ReplicaSet:
         return len(self._up)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on the replica with the best match. The request waits if no replica is connected."""
+        """Start a request on the replica that has the longest part of its prefix. If no replica is connected, the
+        request waits."""
         assert self._intake is not None, "not started"
         assert self._hello is not None
         self._intake.check(request)
@@ -146,14 +147,14 @@ class ReplicaSet:
                 self._links[live.replica].send(m.CancelRequest(request_id))
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Release the KV that a finished request has parked; unknown ids are ignored."""
+        """Release the KV that is retained for a finished request; unknown ids are ignored."""
         with self._lock:
             number = None if self.homes is None else self.homes.release(request_id)
             for each in self._up if number is None else {number} & self._up.keys():
                 self._links[each].send(m.Unpark(request_id))
 
     def statistics(self) -> EngineStatistics:
-        """Return sums over the replicas, from their last heartbeats."""
+        """Return the sums of the replicas' statistics, from their last heartbeats."""
         total = EngineStatistics()
         for beat in list(self._up.values()):
             if beat is not None:
@@ -219,7 +220,7 @@ class ReplicaSet:
             self.changed.notify_all()
 
     def _learn(self, number: int, hello: m.Handshake) -> None:
-        """Read the served model from a replica's greeting, and the smallest capacity of all replicas."""
+        """Take the served model from a replica's handshake, and update the smallest capacity of all replicas."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
             self.control_vectors = None if hello.vectors is None else ReplicatedVectors(hello.vectors, self._send)
@@ -234,8 +235,8 @@ class ReplicaSet:
             self._intake = InputProcessor(hello.info, config)
 
     def note_events(self, number: int, message: m.ToRouter) -> None:
-        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica reports that
-        it cannot compute; it then counts as lost."""
+        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica reports that it
+        cannot compute. The replica then counts as lost."""
         woken: list[EventStream] = []
         with self.changed:
             if isinstance(message, m.Heartbeat):
@@ -254,8 +255,8 @@ class ReplicaSet:
         wake_all(woken)
 
     def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
-        """Handle a controller's tool call, or its cancellation. The id in a call of a composed controller has the
-        request and the number of the part."""
+        """Handle a controller's tool call, or its cancellation. If several controllers steer a request, the id in the
+        call consists of the request's id and the controller's number."""
         if isinstance(message, ToolGivenUp):
             self.calls.give_up(number, message)
             return
@@ -294,7 +295,8 @@ class ReplicaSet:
                 self._place(live)
 
     def note_absent(self, number: int) -> None:
-        """End the waiting requests whose deadlines have passed, because a replica is still away."""
+        """End the waiting requests whose deadlines have passed. A link calls this while its replica is still
+        unreachable."""
         now = self._clock()
         with self.changed:
             for live in [live for live in self._live.values() if live.replica is None]:
@@ -337,7 +339,7 @@ class ReplicaSet:
             live.load = RUNNING_TOKENS
 
     def _note_parked(self, number: int, live: RoutedRequest) -> None:
-        """Remember the replica that has parked the conversation of a finished request."""
+        """Remember the replica that retains the KV of a finished request's conversation."""
         if self.homes is not None and (tokens := live.parked_tokens):
             self.homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
 
@@ -349,7 +351,7 @@ class ReplicaSet:
             self._forget(live)
 
     def _end(self, live: RoutedRequest, reason: FinishReason, error: errors.BridleError | None) -> None:
-        """End all unfinished outputs of the request, and the request."""
+        """End all unfinished outputs of the request, and forget the request."""
         live.end(reason, error)
         self._forget(live)
 
@@ -364,7 +366,7 @@ class ReplicaSet:
 
 
 def _salt(request: Request) -> object:
-    """Return the salt of a request; requests share blocks only if their salts are equal."""
+    """Return the salt of a request. Requests share KV blocks only if their salts are equal."""
     scales = sorted(request.sampling.control_vectors.items())
     return (request.salt, request.adapter, *scales, *(medium.key for medium in request.media))
 

@@ -1,8 +1,8 @@
-"""A shard's side of one step stream: it handles requests and returns replies, one after the other. This module uses no
+"""The shard's end of a stream of steps: handles requests and returns replies, one after the other. This module uses no
 sockets.
 
-An error of the executor never ends the stream. An error in a forward pass is reported when its batch is received. So
-each batch, and each request for vectors, has exactly one reply.
+An error of the executor never ends the stream. An error in a forward pass is reported in the reply to its sample batch.
+So each sample batch, and each request for embeddings, has exactly one reply.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class ShardSession:
-    """The connection with one router. `on_device_lost` is called when the executor reports that its device is gone.
-    `num_steps` counts the batches that were answered."""
+    """The connection with one router. `on_device_lost` is called when the executor reports that its device is lost.
+    `num_steps` counts the answered sample batches."""
 
     def __init__(self, executor: Executor, on_device_lost: Callable[[ShardUnavailable], None]) -> None:
         self._executor = executor
@@ -38,8 +38,8 @@ class ShardSession:
         self._fault: Exception | None = None  # of the last forward pass
 
     def handle(self, data: bytes) -> bytes | None:
-        """Handle a request; return the reply if the request has one. Raises `ProtocolError` if `data` is not a
-        request."""
+        """Handle a request. Returns the reply, or None if the request has no reply. Raises `ProtocolError` if `data` is
+        not a request."""
         try:
             request = pb.StepRequest.FromString(data)
         except DecodeError as error:

@@ -1,8 +1,8 @@
-"""Affinity of conversations to replicas: a request goes to the replica that has parked the KV of its conversation.
+"""Session affinity: a request goes to the replica that retains the KV of its conversation.
 
-A prompt that begins with all whole blocks of a parked conversation goes to that conversation's replica, even if the
-replica is busy. Another replica would compute the KV again. The record may be wrong, because a replica may have evicted
-the KV. This module does no I/O; the caller passes the time.
+A prompt that begins with all whole blocks of a conversation with retained KV goes to that conversation's replica, even
+if the replica is busy. Any other replica would compute the KV again. The records may be wrong, because a replica may
+have evicted the KV. This module does no I/O; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Home(NamedTuple):
 
 
 class SessionAffinity:
-    """The replicas of parked conversations; the latest `max_homes` conversations are remembered."""
+    """The replicas of conversations with retained KV. The latest `max_homes` conversations are remembered."""
 
     def __init__(self, block_size: int, seconds: float, max_homes: int = 4 * MAX_PARKED) -> None:
         self._block_size, self._seconds, self._max_homes = block_size, seconds, max_homes
@@ -34,7 +34,7 @@ class SessionAffinity:
         return len(self.homes)
 
     def keep(self, request_id: str, tokens: Sequence[int], salt: object, replica: int, now: float) -> None:
-        """Record that a replica has parked a conversation of these tokens."""
+        """Record that a replica retains the KV of a conversation with these tokens."""
         chain = chain_of(tokens, salt, self._block_size)
         if not chain or not self._seconds:
             return
@@ -47,8 +47,8 @@ class SessionAffinity:
         self._expire(now)
 
     def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
-        """Return the replica that has parked the prefix of the prompt, or the conversation of an earlier request. Also
-        return the number of parked tokens. None means that there is no such replica."""
+        """Return the replica that retains the KV of the prompt's prefix, or of the conversation of an earlier request.
+        Also return the number of retained tokens. None means that there is no such replica."""
         self._expire(now)
         if not self.homes:
             return None
@@ -61,7 +61,7 @@ class SessionAffinity:
         return None
 
     def release(self, request_id: str) -> int | None:
-        """Forget the parked conversation of a request. Return its replica, or None if unknown."""
+        """Forget the conversation that a request has left. Returns its replica, or None if unknown."""
         home = self._drop(request_id)
         return None if home is None else home.replica
 

@@ -1,4 +1,4 @@
-"""A shard: an executor behind gRPC, for one router at a time.
+"""A shard: serves an executor over gRPC to one router at a time.
 
 Steps run in the thread of the router's stream. Other calls are answered by other threads, so that heartbeats continue
 during a long step. A shard does not know requests, text or controllers.
@@ -41,7 +41,7 @@ _MAX_CALLS = 64
 
 
 class Shard:
-    """The gRPC service over `executor`. `addresses` are those of all shards of the model, by rank."""
+    """The gRPC service for `executor`. `addresses` are the addresses of all shards of the model, by rank."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Shard:
     # -- the conversation with a router --------------------------------------------------------------------
 
     def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Handle the step stream. A second router is refused while one is connected, and every router once the device
-        is lost."""
+        """Handle a router's stream of steps. While a router is connected, every other router is refused. After the loss
+        of the device, all routers are refused."""
         if self.is_lost:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the shard has lost its device")
         if not self.taken.acquire(blocking=False):
@@ -137,7 +137,8 @@ class Shard:
         )
 
     def warm_up(self, request: pb.WarmUpRequest, context: grpc.ServicerContext) -> pb.WarmUpReply:
-        """Run the largest step. Refused while a router is connected, because its sequences would be forgotten."""
+        """Run the largest possible step. Refused while a router is connected, because the step would erase the router's
+        sequences."""
         if not self.taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a router is connected; warm up before that")
         try:
@@ -164,8 +165,8 @@ class Shard:
     # -- pictures, in parallel to the steps ------------------------------------------------------------------------
 
     def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
-        """Compute the features of an image. Only one call at a time holds an image in memory; other calls wait before
-        they read their images."""
+        """Compute the features of an image. Only one call at a time has an image in memory; other calls wait before
+        they receive their images."""
         with self._encoding:
             return pb.EncodeMediumReply(failure=attempt(lambda: require_media(self.executor).encode(assembled(parts))))
 
@@ -173,7 +174,7 @@ class Shard:
         return pb.DropMediumReply(failure=attempt(lambda: drop(require_media(self.executor), request)))
 
     def _forget_uploads(self) -> None:
-        """Drop all adapters, images and control vectors: a new router knows only those that it has sent itself."""
+        """Drop all adapters, images and control vectors, because a new router sends its own."""
         forget_vectors(self.executor)
         for device in (find_device(self.executor), find_media(self.executor)):
             if device is not None:
@@ -181,8 +182,8 @@ class Shard:
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
-    """Start to serve on `address`; return the server and the address with its real port. Raises `InvalidRequest` if the
-    address cannot be used."""
+    """Start to serve on `address`. Returns the server, and the address with the actual port. Raises `InvalidRequest` if
+    the address cannot be used."""
     threads = ThreadPerCall("bridle-shard")
     server = grpc.server(threads, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))

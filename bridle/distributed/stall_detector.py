@@ -1,7 +1,7 @@
 """Distinguishes a hanging process from one that waits for a busy machine.
 
 Neither of these processes sends a heartbeat in time. Restarting a process that waits for a processor would make the
-machine busier, and the next process would be late too. A stopped or deadlocked process does not wait for a processor.
+machine busier, and the new process would be late too. A stopped or deadlocked process does not wait for a processor.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _WANTING = frozenset("RD")
 
 
 def is_held_up(pid: int) -> bool:
-    """Return whether a local process waits for a processor or a disk, so that it may not hang; False if unknown."""
+    """Return whether a local process is late because it waits for a processor or a disk; False if unknown."""
     with contextlib.suppress(OSError):
         return any(state(stat) in _WANTING for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
     return False
 
 
 def state(stat: Path) -> str:
-    """Return the state of a thread; empty if the thread has ended."""
+    """Return the state letter in a thread's `stat` file; empty if the thread has ended."""
     with contextlib.suppress(OSError):
         return stat.read_text().rpartition(")")[2].split()[0]  # the name before it may contain any characters
     return ""

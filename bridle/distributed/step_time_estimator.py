@@ -1,7 +1,7 @@
-"""Estimates how long steps take, and reports when one has taken too long.
+"""Estimates how long steps take, and gives each step a time limit.
 
-A shard that sends heartbeats can still be stuck in a step. The time limit of a step is an estimate from earlier steps,
-with a wide margin, because a limit that is too tight would kill a healthy shard.
+A shard that sends heartbeats can still be stuck in a step. The time limit of a step is estimated from earlier steps. It
+has a wide margin, because too tight a limit would kill a healthy shard.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _FADING = 0.99
 
 
 class StepTimeEstimator:
-    """Learns the duration of steps. The limit is never below `least` seconds; it is `first` seconds before any step was
-    measured."""
+    """Learns the duration of steps. The time limit is at least `least` seconds. Before any step was measured, it is
+    `first` seconds."""
 
     def __init__(self, least: float = 15.0, first: float = 300.0) -> None:
         self._least = least

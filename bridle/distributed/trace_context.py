@@ -1,8 +1,8 @@
-"""W3C trace context between processes: the metadata of a call identifies its trace.
+"""Passes W3C trace context between processes, in the metadata of a call.
 
 OpenTelemetry's API fills in the metadata if the application has configured tracing; otherwise nothing is sent. A stream
-between a router and a shard has a span at both ends, and the shard's span is a child of the router's. Such a span lasts
-as long as the connection, which carries the steps of all requests.
+between a router and a shard has a span at both ends. The shard's span is a child of the router's span. Both last as
+long as the connection, which carries the steps of all requests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _MAX_CHARS = 512
 
 
 class StreamSpan:
-    """The span of one end of a stream; it begins when this object is made. Without tracing this class does nothing."""
+    """The span of one end of a stream. It begins when this object is created. Without tracing, this class does
+    nothing."""
 
     def __init__(
         self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
     ) -> None:
-        """`carrier` is the context that the other end sent, or None at the end that opens the stream."""
+        """`carrier` is the trace context that the other end sent, or None at the end that opens the stream."""
         kind = SpanKind.CLIENT if carrier is None else SpanKind.SERVER
         parent = None if carrier is None else extract(carrier)
         self._span = trace.get_tracer("bridle.distributed").start_span(name, parent, kind, attributes)
@@ -50,7 +51,7 @@ class StreamSpan:
 
 
 def outgoing_context(context: Context | None = None) -> tuple[tuple[str, str], ...]:
-    """Return metadata that identifies the trace of `context`, by default the current one; empty if there is none."""
+    """Return metadata that identifies the trace of `context`, by default the current context; empty without a trace."""
     carrier: dict[str, str] = {}
     inject(carrier, context)
     return tuple((name, carrier[name]) for name in _NAMES if carrier.get(name))

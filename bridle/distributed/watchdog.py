@@ -1,8 +1,8 @@
-"""A watched executor. `on_stuck` is called if a step takes far longer than its size explains, or if the device is lost
+"""Watches an executor. A callback is called if a step takes much longer than expected, or if the device is lost
 permanently.
 
-The watchdog is for a process that computes the model itself. The process's heartbeats come from another thread and
-continue while a step hangs. A shard needs no watchdog, because its router watches its steps.
+The watchdog is for a process that computes the model itself, such as a replica. Its heartbeats come from another thread
+and continue while a step hangs. A shard needs no watchdog, because its router watches its steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOOK_SECONDS = 1.0
 
 
 class WatchedExecutor:
-    """Implements `Executor` over another executor. `on_stuck(reason)` is called from the watchdog's own thread, at most
-    once for a step, or by the thread that finds the device lost."""
+    """An `Executor` that wraps and watches another executor. `on_stuck(reason)` is called at most once per step, from
+    the watchdog's thread or from the thread that detects the loss of the device."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class WatchedExecutor:
         self._thread.start()
 
     def __getattr__(self, name: str) -> Any:
-        """Return attributes of the wrapped executor beyond the protocol, such as adapters."""
+        """Return an attribute of the wrapped executor that the protocol `Executor` does not have, such as its
+        adapters."""
         return getattr(self._executor, name)
 
     @property
@@ -53,7 +54,7 @@ class WatchedExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes that the model takes, if the executor reports them."""
+        """Return the memory of the model in bytes, if the executor reports it."""
         return int(getattr(self._executor, "num_bytes", 0))
 
     def forward(self, plan: StepPlan) -> None:
@@ -81,7 +82,7 @@ class WatchedExecutor:
         return result
 
     def sample_async(self, batch: SampleBatch) -> None:
-        """Start sampling on an asynchronous executor. The watched step is the one that is collected next."""
+        """Start sampling on an asynchronous executor. The watchdog watches the step whose result is collected next."""
         late = find_async(self._executor)
         assert late is not None  # otherwise the engine does not call this method
         self._drawn, self._step = self._step, None
@@ -93,7 +94,7 @@ class WatchedExecutor:
             raise
 
     def get_result(self) -> StepResult:
-        """Wait for the sampled tokens, as `sample` does."""
+        """Wait for the tokens of the oldest `sample_async`, with a time limit as in `sample`."""
         late, drawn = find_async(self._executor), self._drawn
         assert late is not None
         try:
@@ -108,7 +109,7 @@ class WatchedExecutor:
         return result
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return vectors from the device, with the time limit of a step, as in `sample`."""
+        """Return embedding vectors from the device, with the time limit of a step, as in `sample`."""
         self._step = step, len(logits_rows), time.monotonic()
         try:
             return require_embedder(self._executor).embed(step, logits_rows)
@@ -124,7 +125,7 @@ class WatchedExecutor:
         self._executor.close()
 
     def _note(self, error: BaseException) -> None:
-        """Treat a permanently lost device like a step that hangs."""
+        """Call `on_stuck` if the error means that the device is lost permanently."""
         if isinstance(error, DeviceLost):
             self._on_stuck(f"the device is lost: {error}")
 

@@ -1,1 +1,1 @@
-"""Converts plans, results and other values of a step to protocol buffers, and back."""
+"""Converts step plans, step results and other values of a step to protocol buffers, and back."""

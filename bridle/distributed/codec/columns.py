@@ -1,5 +1,5 @@
-"""Converts rows to columns: a flat list is split into each row's part, with the checks that an untrusted message
-needs."""
+"""Reads columns of an untrusted message: splits a flat list into the parts of batch rows, and checks lengths and
+indices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[T, ...]]:
-    """Return `values` split into runs of `counts`. Raises `ProtocolError` if the sum of `counts` is not the number of
-    values."""
+    """Split `values` into one part per batch row; `counts` are the parts' lengths. Raises `ProtocolError` if their sum
+    is not the number of values."""
     flat = tuple(values)
     if sum(counts) != len(flat):
         raise ProtocolError(f"{what}: the rows have {sum(counts)} entries in all, but {len(flat)} came")
@@ -25,7 +25,7 @@ def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[
 
 
 def check_lengths(what: str, num_rows: int, *columns: Sized) -> None:
-    """Raise `ProtocolError` unless every column has an entry for each row."""
+    """Raise `ProtocolError` unless every column has one entry per batch row."""
     for column in columns:
         if len(column) != num_rows:
             raise ProtocolError(f"{what}: a column has {len(column)} entries for {num_rows} rows")

@@ -1,5 +1,5 @@
-"""Control vectors on the wire: directions are sent once, and plans refer to them by key. All numbers are sent bit for
-bit."""
+"""Encodes control vectors for shards: each vector's directions are sent once, and step plans refer to them by key.
+Numbers are transferred exactly."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def find_vectors(executor: Executor) -> ControlVectors | None:
 
 
 class SentVectors:
-    """Sends the vectors of a store to another process, before the plans that name them."""
+    """Selects the control vectors to send to another process before a step plan that uses them."""
 
     def __init__(self, store: ControlVectors | None) -> None:
         self._store = store
         self._keys: set[str] = set()
 
     def messages(self, plan: StepPlan) -> Iterator[pb.StepRequest]:
-        """Return the messages that must be sent before `plan`: the ends of vectors that the store has dropped, and new
-        vectors. Raises `InternalError` for a key that the store does not have."""
+        """Yield the messages to send before `plan`: new vectors, and removals of vectors that the store has dropped.
+        Raises `InternalError` for a key that the store does not have."""
         store = self._store
         if store is None:
             return
@@ -49,7 +49,7 @@ class SentVectors:
 
 
 def receive_vector(executor: Executor, message: pb.ControlVector) -> None:
-    """Store or drop a vector for a message. Raises `ProtocolError` if the vector does not fit the model."""
+    """Store or drop the control vector of a message. Raises `ProtocolError` if the vector does not fit the model."""
     store = find_vectors(executor)
     if store is None:
         raise ProtocolError(f"control vector {message.key!r} came; this model applies none")
@@ -60,20 +60,20 @@ def receive_vector(executor: Executor, message: pb.ControlVector) -> None:
 
 
 def forget_vectors(executor: Executor) -> None:
-    """Drop all vectors that were received."""
+    """Drop all control vectors that were received."""
     store = find_vectors(executor)
     if store is not None:
         store.clear()
 
 
 def encode_vector(key: str, directions: Directions) -> pb.ControlVector:
-    """Return the directions of a key as a message."""
+    """Encode the directions of the control vector `key`."""
     values = [direction.float().contiguous().numpy().astype(_NUMBER).tobytes() for direction in directions.values()]
     return pb.ControlVector(key=key, layers=directions, values=b"".join(values))
 
 
 def decode_vector(message: pb.ControlVector, hidden_size: int) -> Directions:
-    """Return the directions in the message. Raises `ProtocolError` unless each has `hidden_size` numbers."""
+    """Decode a control vector's directions. Raises `ProtocolError` unless each direction has `hidden_size` numbers."""
     import numpy as np
     import torch
 
@@ -85,7 +85,7 @@ def decode_vector(message: pb.ControlVector, hidden_size: int) -> Directions:
 
 
 def add_vectors(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
-    """Add the vectors and probes of the rows to a plan's message."""
+    """Add the control vectors and probes of the batch rows to a plan's message."""
     numbers = {key: number for number, key in enumerate(sorted(set().union(*(row.vector_keys for row in rows))))}
     message.vector_keys.extend(numbers)
     for row in rows:
@@ -103,7 +103,8 @@ def add_vectors(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
 
 
 def read_spans(message: pb.Plan, num_rows: int, what: str) -> Sequence[tuple[VectorSpan, ...]]:
-    """Return the vectors of each row of a plan. Raises `ProtocolError` if the columns have inconsistent lengths."""
+    """Return the control vectors of each batch row of a plan. Raises `ProtocolError` if the columns have inconsistent
+    lengths."""
     if not message.num_spans:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_spans)
@@ -116,7 +117,8 @@ def read_spans(message: pb.Plan, num_rows: int, what: str) -> Sequence[tuple[Vec
 
 
 def read_probes(message: pb.Plan, num_rows: int, what: str) -> Sequence[Probes]:
-    """Return the probes of each row of a plan. Raises `ProtocolError` as `read_spans` does."""
+    """Return the probes of each batch row of a plan. Raises `ProtocolError` if the columns have inconsistent
+    lengths."""
     if not message.num_probes:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_probes)

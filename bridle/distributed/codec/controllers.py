@@ -1,9 +1,10 @@
 """The controller of a request as plain data, from which another process can create it.
 
-Constraints and Wasm controllers can be sent, because both are descriptions. Constraints for reasoning and tool calls
-can be sent too; the receiver compiles their grammar again. A class of an operator's policy can be sent: the receiver
-imports it, because it accepts messages only from the operator's own server. Any other Python object belongs to one
-process and cannot be sent. The packages of the control runtime are imported only when a request has a Wasm controller.
+Constraints and Wasm controllers can be sent, because both are plain descriptions. Constraints for reasoning and tool
+calls can be sent too; the receiver compiles their grammar again. A policy's controller class is sent by name. The
+receiver imports the class, because it accepts messages only from the operator's own server. Any other Python object
+belongs to one process and cannot be sent. The packages of the control runtime are imported only when a request has a
+Wasm controller.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 
 
 def is_repeatable(controller: object | None) -> bool:
-    """Return whether an output under this controller is the same when it is generated again. User code does not
+    """Return whether generating an output again under this controller gives the same output. User code does not
     guarantee this."""
     return all(isinstance(part, (Constraint, ReasoningThenGrammar, ThinkingBudget)) for part in parts_of(controller))
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
     """Return the constraint that must be compiled before the controller can be unpacked; None for most controllers. A
-    request has at most one `free` part."""
+    request has at most one such constraint."""
     for part in plain.get("composed", [plain]) if plain else ():
         form = part.get("free", {}).get("then")
         if form is not None:
@@ -69,8 +70,8 @@ def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
 
 
 def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | None = None) -> object | None:
-    """Create the controller from its plain form; `grammar` is the compiled form of `form_to_compile`. Raises
-    `ProtocolError` if `plain` is not a controller's form."""
+    """Create the controller from plain data. `grammar` is the compiled constraint from `form_to_compile`. Raises
+    `ProtocolError` if `plain` does not describe a controller."""
     match plain:
         case None:
             return None
@@ -122,7 +123,7 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
-    """Create the controller of a policy. If this process cannot create it, return one that fails at its start."""
+    """Create the controller of a policy. If that fails, return a controller that raises the error when it starts."""
     try:
         return make_demanded(place, argument)
     except BridleError as error:
@@ -130,7 +131,7 @@ def _make_demanded(place: str, argument: Any) -> Controller:
 
 
 class _Unmade(Controller):
-    """Replaces a controller that could not be created."""
+    """Replaces a policy's controller that could not be created. Raises the error when it starts."""
 
     def __init__(self, error: BridleError) -> None:
         self._error = error

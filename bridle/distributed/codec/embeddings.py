@@ -1,4 +1,4 @@
-"""Vectors of texts on the wire, as packed 32-bit numbers, bit for bit."""
+"""Encodes embedding vectors for shards, as packed 32-bit floats, without loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def require_embedder(executor: Executor) -> Embedder:
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
-    """Compute the vectors that `message` requests. Raises `ProtocolError` if one message cannot hold them."""
+    """Compute the embedding vectors that `message` requests. Raises `ProtocolError` if they do not fit into one
+    message."""
     embedder, size = require_embedder(executor), executor.info.embedding_size
     num_rows = len(message.logits_rows)
     if num_rows * size > MAX_NUMBERS:
@@ -33,13 +34,12 @@ def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
 
 
 def encode_vectors(step: int, size: int, vectors: Sequence[array[float]]) -> pb.Vectors:
-    """Return the vectors, each of `size` numbers, as one message."""
+    """Encode embedding vectors, each of `size` numbers, as one message."""
     return pb.Vectors(step=step, size=size, values=b"".join([_swapped(vector).tobytes() for vector in vectors]))
 
 
 def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[float]]:
-    """Return the vectors in the message. Raises `ProtocolError` unless the message has `num_rows` vectors of `size`
-    numbers."""
+    """Decode embedding vectors. Raises `ProtocolError` unless the message has `num_rows` vectors of `size` numbers."""
     num_bytes = _NUMBER_BYTES * size
     if message.size != size or len(message.values) != num_rows * num_bytes:
         raise ProtocolError(
@@ -51,7 +51,7 @@ def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[
 
 
 def _swapped(vector: array[float]) -> array[float]:
-    """Return the vector converted between this machine's byte order and the wire's, in either direction."""
+    """Convert a vector between this machine's byte order and the message's byte order, in either direction."""
     if sys.byteorder == "little":
         return vector
     swapped = array("f", vector)

@@ -1,6 +1,6 @@
-"""Errors on the wire: kind, message and field. The engine gets the same error that the shard raised.
+"""Encodes errors for other processes as kind, message and field. The engine gets the same error that the shard raised.
 
-The kinds separate two cases that the engine treats differently: one request made a step fail, or a device is lost.
+The kind tells two cases apart that the engine treats differently: a request made a step fail, or a device is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MAX_CHARS = 4096
 
 
 def encode_failure(step: int, error: Exception) -> pb.Failure:
-    """Return a failed step as a message. An exception that no executor should raise is reported as a bug of bridle."""
+    """Encode the error of a failed step. An exception that is not a `BridleError` is reported as a bug of bridle."""
     if not isinstance(error, BridleError) or isinstance(error, ControllerError):
         error = InternalError(f"the shard failed: {error!r}")
     code, message, param = pack_error(error)
@@ -22,19 +22,19 @@ def encode_failure(step: int, error: Exception) -> pb.Failure:
 
 
 def decode_failure(message: pb.Failure) -> BridleError:
-    """Return the error that the message describes, ready to be raised."""
+    """Decode an error, ready to be raised."""
     return unpack_error(message.code, message.message, message.param if message.HasField("param") else None)
 
 
 def pack_error(error: BridleError) -> tuple[str, str, str | None]:
-    """Return any `BridleError` as plain values: kind, message, field."""
+    """Return a `BridleError` as plain values: kind, message, field."""
     text = str(error)
     text = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
     return error.code, text, error.param if isinstance(error, InvalidRequest) else None
 
 
 def unpack_error(code: str, message: str, param: str | None) -> BridleError:
-    """Return the error with these values. An unknown kind becomes an `InternalError`."""
+    """Return the error with this kind, message and field. An unknown kind becomes an `InternalError`."""
     kind = _all_kinds().get(code, InternalError)
     return kind(message, param) if issubclass(kind, InvalidRequest) else kind(message)
 

@@ -1,4 +1,4 @@
-"""Sample batches on the wire. Rows that share a mask send it once; decoding gives equal batches."""
+"""Encodes and decodes sample batches. A mask that several batch rows share is sent once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.errors import ProtocolError
 
 
 def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
-    """Return the batch as columns, with the sampling parameters that `names` has not sent yet."""
+    """Encode the batch as columns, with the sampling parameters that `names` has not sent yet."""
     rows = batch.rows
     slots, new = names.name([row.sampling for row in rows])
     message = pb.Batch(
@@ -61,7 +61,7 @@ def _add_scores(message: pb.Batch, scores: Sequence[ScoreRun]) -> None:
 
 
 def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
-    """Return the batch that the message describes. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a sample batch. Raises `ProtocolError` if its columns have inconsistent lengths."""
     what = f"batch of step {message.step}"
     for sampling in message.samplings:
         slots.learn(sampling)
@@ -84,7 +84,7 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
 
 
 def read_unnamed(bounds: Sequence[int], what: str) -> PaddedVocab:
-    """Return the padded ids in these bounds. Raises `ProtocolError` if the bounds are invalid."""
+    """Decode the ranges of vocabulary padding. Raises `ProtocolError` if the bounds are invalid."""
     try:
         return PaddedVocab.from_bounds(bounds) if bounds else NONE_UNNAMED
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Sampling parameters on the wire: each object is sent once and then referenced by a slot.
+"""Encodes sampling parameters for shards: each object is sent once, and then referenced by the number of a slot.
 
 The sender assigns the slots. A new object takes the least recently used slot, and replaces the receiver's object there.
 Only fields that choose a token are sent; a shard does not decide when an output is complete. Each field of
@@ -21,9 +21,10 @@ MAX_SLOTS = 1 << 16
 
 
 class SamplingNames:
-    """The sender's side: gives each object a slot, and collects the objects that must be sent first.
+    """The sender's slots: gives each `SamplingParams` object a slot, and collects objects that the receiver lacks.
 
-    Objects are compared by identity. This is fast, and correct because they are immutable and kept alive here.
+    Objects are compared by identity. This is fast, and correct because the objects are immutable and this class keeps
+    them alive.
     """
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:
@@ -53,13 +54,13 @@ class SamplingNames:
 
 
 class SamplingSlots:
-    """The receiver keeps the objects by slot."""
+    """The receiver's slots, with a `SamplingParams` object in each."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SamplingParams] = {}
 
     def learn(self, message: pb.Sampling) -> None:
-        """Store the object of a message in its slot. Raises `ProtocolError` if its slot or its values are not
+        """Store the object of a message in its slot. Raises `ProtocolError` if the slot or the values are not
         allowed."""
         if message.slot >= MAX_SLOTS:
             raise ProtocolError(f"sampling slot {message.slot} is out of range; there are {MAX_SLOTS}")
@@ -74,7 +75,7 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """Return a message with the fields that choose a token, and those that select the data reported about it."""
+    """Encode the fields that affect the choice of a token, and those that select the data reported about the token."""
     message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
     message.bias_tokens.extend(sampling.logit_bias.keys())
     message.bias_values.extend(sampling.logit_bias.values())
@@ -85,7 +86,7 @@ def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
-    """Return the object of a message, checked as if a client had sent it."""
+    """Decode sampling parameters, with the same checks as for a client's values."""
     mark = message.watermark
     try:
         return SamplingParams(

@@ -1,4 +1,4 @@
-"""Plans on the wire. `decode_plan(encode_plan(plan))` equals `plan`."""
+"""Encodes and decodes step plans. `decode_plan(encode_plan(plan))` equals `plan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_GRID = 0, 0, 0
 
 
 def encode_plan(plan: StepPlan) -> pb.Plan:
-    """Return the plan as a message of columns."""
+    """Encode the step plan as columns."""
     rows = plan.rows
     message = pb.Plan(
         step=plan.step,
@@ -88,7 +88,7 @@ def _add_runs(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
 
 
 def decode_plan(message: pb.Plan) -> StepPlan:
-    """Return the plan that the message describes. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a step plan. Raises `ProtocolError` if its columns have inconsistent lengths."""
     what = f"plan of step {message.step}"
     seq_ids = list(message.seq_ids)
     columns = (message.starts, message.num_scheduled, message.num_logits, message.num_kept, message.num_kept_blocks)

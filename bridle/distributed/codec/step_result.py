@@ -1,4 +1,5 @@
-"""Results on the wire. Log-probabilities are sent for the rows that requested them, bit for bit."""
+"""Encodes and decodes step results. Log-probabilities are sent only for batch rows that requested them, without
+loss."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from bridle.traces import Draw, Odds
 
 
 def encode_result(result: StepResult) -> pb.Result:
-    """Return the result as a message of columns."""
+    """Encode the step result as columns."""
     message = pb.Result(step=result.step, tokens=result.tokens, mus=result.mus)
     told = [(number, logprob) for number, logprob in enumerate(result.logprobs) if logprob is not None]
     if told:
@@ -58,7 +59,7 @@ def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
 
 
 def decode_result(message: pb.Result) -> StepResult:
-    """Return the result that the message describes. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a step result. Raises `ProtocolError` if its columns have inconsistent lengths."""
     what = f"result of step {message.step}"
     tokens = list(message.tokens)
     logprobs: list[Logprob | None] = [None] * len(tokens)
@@ -99,7 +100,7 @@ def _decode_odds(message: pb.Logprobs, what: str) -> list[Odds]:
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
-    """Return the result if it answers the batch, which the engine relies on. Raises `ProtocolError` otherwise."""
+    """Return the result if it matches the batch. Raises `ProtocolError` otherwise, because the engine relies on it."""
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
