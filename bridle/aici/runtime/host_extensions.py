@@ -1,5 +1,5 @@
 """Host functions of module `bridle`, except those for constraints. They let guests look up tokens without a copy of the
-token trie, fail with an own message, and ask whether they will soon be ended."""
+token trie, fail with a message, and ask whether they will soon be ended."""
 
 from __future__ import annotations
 
