@@ -1,8 +1,8 @@
-"""Prometheus metrics: durations and results of calls, and the counters of each engine.
+"""Prometheus metrics: durations and results of HTTP requests, and the counters of each engine.
 
-Engine counters are read at scrape time, so they cost nothing in between. Labels have only values from fixed sets
-(existing routes, served models), so that no client can make the number of series grow. Names of adapters, which come
-and go, are labels up to a fixed number.
+Engine counters are read only when Prometheus scrapes the metrics, so they cost nothing in between. Label values come
+from fixed sets (existing routes, served models), so that no client can make the number of time series grow. The number
+of adapter names in labels is limited.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TOKENS = tuple(float(4**i) for i in range(14))
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own."""
+    """The metrics of one application, in a separate Prometheus registry."""
 
     def __init__(
         self, models: ModelRegistry, policies: PolicyRegistry | None = None, traces: TraceStore | None = None
@@ -95,11 +95,11 @@ class Metrics:
         self.in_flight = Gauge("bridle_http_in_flight", "HTTP requests in flight.", registry=self._registry)
 
     def add(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        """Add metrics that are made when somebody asks."""
+        """Add a function that creates metrics whenever the metrics are read."""
         self._registry.register(_Scraped(collect))
 
     def observe(self, call: RequestContext, seconds: float) -> None:
-        """Count a call that just ended."""
+        """Record a request that has just ended."""
         for other in self._others:
             other.observe(call, seconds)
         route = call.path if call.path in _ROUTES else "other"
@@ -121,7 +121,7 @@ class Metrics:
             self._pace.labels(model).observe(pace)
 
     def render(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _adapter_label(self, model: str, adapter: str) -> str:
@@ -136,8 +136,8 @@ class Metrics:
 
 
 class GenAiMetrics:
-    """Metrics under the names of OpenTelemetry's conventions, as Prometheus spells them: duration, time to the first
-    token, time per further token, and how many tokens, by operation and model."""
+    """Metrics under OpenTelemetry's names, in Prometheus' spelling: duration, time to first token, time per further
+    token, and number of tokens, by operation and model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
@@ -157,7 +157,7 @@ class GenAiMetrics:
         )
 
     def observe(self, call: RequestContext, seconds: float) -> None:
-        """Count a call that just ended."""
+        """Record a request that has just ended."""
         if call.model is None:
             return
         labels = (call.operation, _PROVIDER, call.model)
@@ -175,7 +175,7 @@ class GenAiMetrics:
 
 
 class _Scraped(Collector):
-    """Metrics that are made when somebody asks."""
+    """A collector that creates its metrics whenever the metrics are read."""
 
     def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
         self._collect = collect
@@ -185,7 +185,7 @@ class _Scraped(Collector):
 
 
 def _of_engines(models: ModelRegistry) -> Iterator[Metric]:
-    """Every engine's statistics."""
+    """Yield the statistics of every engine."""
     families: dict[str, Any] = {}
     for model in models:
         _add(families, "up", True, model.name, float(model.client.is_healthy))
@@ -199,7 +199,7 @@ def _of_engines(models: ModelRegistry) -> Iterator[Metric]:
 
 
 def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
-    """Count calls of the operator's tools. Tools are named by the operator alone."""
+    """Yield the counts of tool calls. A tool's name may be a label, because only the operator names tools."""
     desks = {id(model.tools): model.tools for model in models if model.tools is not None}  # mostly one
     if not desks:
         return
@@ -222,7 +222,7 @@ def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
 
 
 def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Metric]:
-    """The number of requests under each policy, and of the policies' actions on texts."""
+    """Yield the number of requests under each policy, and the number of each policy's actions on texts."""
     labels = ["policy", "version", "action"]
     family = CounterMetricFamily("bridle_policy_actions", "Actions of policies on requests and texts.", labels=labels)
     for label, count in dict(policies.applied).items():
@@ -237,7 +237,7 @@ def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Me
 
 
 def _of_traces(book: TraceStore) -> Iterator[Metric]:
-    """Count the stored traces and the fate of the requested ones."""
+    """Yield the number of stored traces, and of requested traces by what happened to them."""
     yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for clients.", len(book.texts))
     yield GaugeMetricFamily("bridle_traces_kept_bytes", "Bytes of the traces kept for clients.", book.texts.num_bytes)
     family = CounterMetricFamily("bridle_traces", "Traces, by what happened to them.", labels=["event"])
@@ -248,8 +248,8 @@ def _of_traces(book: TraceStore) -> Iterator[Metric]:
 
 
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
-    """Numeric fields of a statistics object, its properties included, and counts by key. Those of policies have other
-    labels, and tenants are no label."""
+    """Yield the name and value of a statistics object's numeric fields and properties, and of its counts by key. Counts
+    of policies and tenants are left out, because they are not labelled by reason."""
     if not is_dataclass(statistics):
         return
     names = [each.name for each in fields(statistics)]

@@ -1,9 +1,9 @@
-"""Metrics under the names of text-generation-inference, so that dashboards made for it show this server.
+"""Metrics under the names of text-generation-inference, so that dashboards made for that server work with this server.
 
-Its counters have no `_total` suffix. The exposition format would add one, so they are sent as untyped. One request
-counts once, also on the chat routes. A step of bridle computes prompts together with all sequences' next tokens. So all
-steps are counted under the method `decode`, with sums and counts of their durations, but no quantiles. Metrics of
-filtered, joined or skipped batches do not exist.
+The original counters have no suffix `_total`. The exposition format would add this suffix, so the counters are sent as
+untyped metrics. A request counts once, also on the chat routes. A step of bridle computes prompts together with the
+next tokens of all sequences. So all steps are counted under the method `decode`, with sums and counts of durations, but
+no quantiles. Metrics about filtered, joined or skipped batches do not exist.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARTS = {"step": "inference", "forward": "forward", "sample": "decode"}
 
 
 class TgiMetrics:
-    """Counts calls that generate."""
+    """Counts requests that generate text."""
 
     def __init__(self, registry: CollectorRegistry, models: ModelRegistry) -> None:
         self._registry = registry
@@ -58,7 +58,7 @@ class TgiMetrics:
         registry.register(_Collector(self._counts, models))
 
     def observe(self, call: RequestContext, seconds: float) -> None:
-        """Count a call that just ended."""
+        """Record a request that has just ended."""
         if call.path not in GENERATING_ROUTES:
             return
         self._counts["tgi_request_count", ""] += 1
@@ -89,7 +89,7 @@ class TgiMetrics:
 
 
 class _Collector(Collector):
-    """Counters, and the state of the engines, read at scrape time."""
+    """Collects the counters and the current state of the engines."""
 
     def __init__(self, counts: Counter[tuple[str, str]], models: ModelRegistry) -> None:
         self._counts = counts
@@ -106,7 +106,7 @@ class _Collector(Collector):
         yield from self._steps()
 
     def _steps(self) -> Iterator[Metric]:
-        """Return the durations of the engines' steps. The original calls sampling "decode"."""
+        """Yield the number and durations of the engines' steps. In the original metrics, "decode" means sampling."""
         every = [model.client.statistics() for model in self._models]
 
         def total(name: str) -> float:

@@ -1,1 +1,1 @@
-"""Middleware and parts that all routes share: connections, request bodies, streams, identification."""
+"""Code that all routes share: request bodies, request records, identification of senders, host names."""

@@ -1,4 +1,4 @@
-"""Decompresses request bodies piece by piece within a bound, so that a small body cannot expand without limit.
+"""Decompresses request bodies in pieces up to a size limit, so that a small body cannot expand without limit.
 
 Clients compress requests with gzip. A request with any other coding is refused before its body is read; the error names
 the coding.
@@ -19,11 +19,11 @@ _GZIP = 16 + zlib.MAX_WBITS  # for zlib: data with gzip's header and checksum
 
 
 class Decompressor(Protocol):
-    """Decompresses a request body piece by piece."""
+    """Interface for the decompression of a request body in pieces."""
 
     def push(self, piece: bytes, limit: int) -> bytes:
-        """Return the content of the next piece. If the content exceeds `limit` bytes, return `limit` + 1 bytes, so that
-        the caller notices."""
+        """Decompress the next piece. If the result exceeds `limit` bytes, return `limit` + 1 bytes, so that the caller
+        notices."""
 
     def close(self) -> None:
         """Record that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""

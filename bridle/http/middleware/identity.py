@@ -1,9 +1,9 @@
-"""Identifies the sender of a request: by API key, by a ticket for a WebSocket, by a trusted proxy's headers, or as the
-single user of a local server.
+"""Identifies the sender of a request by API key, WebSocket ticket or a trusted proxy's headers, or as the single user
+of a local server.
 
-With API keys, every route but health and the browser pages needs a key. Without keys, the server has a single user, and
-every client is an admin, as with AICI's original server; `serve` then listens on loopback only. The headers
-`x-user-id`, `x-user-role` and `x-user-group` count only if they come from a configured proxy's address.
+With API keys, every route needs a key, except health checks and the pages for browsers. Without keys, the server has a
+single user, and every client is an admin, as with AICI's original server; `serve` then listens on loopback only. The
+headers `x-user-id`, `x-user-role` and `x-user-group` count only if they come from a configured proxy's address.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Identifier:
         allowed_hosts: AllowedHosts | None = None,
         tickets: SocketTickets | None = None,
     ) -> None:
-        """Without keys, requests to `allowed_hosts` count as requests of the single user (None: requests to any host).
-        With keys, a ticket of `tickets` also opens a WebSocket."""
+        """Without keys, requests to `allowed_hosts` (None: to any host) count as requests of the single user. With
+        keys, a ticket from `tickets` also opens a WebSocket."""
         self._hosts = allowed_hosts
         self._tickets = SocketTickets() if tickets is None else tickets
         self._keys = keys
@@ -103,7 +103,7 @@ def identity_of(connection: HTTPConnection) -> Identity:
 
 
 def check_admin(connection: HTTPConnection) -> None:
-    """Raise the error that answers 403 unless an admin sent the request."""
+    """Raise an error with status 403 unless an admin sent the request."""
     identity = identity_of(connection)
     if not identity.is_admin:
         raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: an admin's key is required"))
@@ -116,8 +116,8 @@ def _is_page(connection: HTTPConnection) -> bool:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """Return the API key from any place where clients of the supported APIs put it: one of three headers, or the
-    password in `USER:KEY@HOST`."""
+    """Return the API key from one of three headers, or from the password of a URL `USER:KEY@HOST`. These are the places
+    where clients of the supported APIs put it."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

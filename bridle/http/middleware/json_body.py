@@ -1,8 +1,8 @@
-"""Reads request bodies within bounds of size and time, as strict JSON.
+"""Reads request bodies as strict JSON, with limits on size and time.
 
-The standard library's parser recurses as deep as the body nests, and accepts lone surrogates. The parser used here
-limits the depth, and refuses text that is not valid Unicode. A parser blocks all other tasks. So the values of a large
-body are counted first, and a body with too many values is refused without parsing.
+The standard library's parser has no limit on nesting, and accepts lone surrogates. The parser used here limits the
+nesting, and refuses text that is not valid Unicode. Parsing blocks all other tasks. So the values of a large body are
+counted first, and a body with too many values is refused without parsing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bridle.structured_output.request_fields import field_with_constraint
 
 
 class BoundedRequest(Request):
-    """A request whose body size is limited by the application's `HttpSettings`, both compressed and decompressed."""
+    """A request with limits on the size of its compressed and its decompressed body, from the application's
+    `HttpSettings`."""
 
     async def body(self) -> bytes:
         """Return the whole body. Raises a 413 error if the body is too large, and a 408 error if it is too slow."""
@@ -65,8 +66,8 @@ class BoundedRequest(Request):
 
 
 class BoundedRoute(APIRoute):
-    """A route whose handler gets a `BoundedRequest`. An error about a constraint names the field that the client sent,
-    because the constraint's compiler does not know the field."""
+    """A route whose handler gets a `BoundedRequest`. In an error about a constraint, the name of the client's field is
+    added, because the constraint's compiler does not know it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()

@@ -1,9 +1,9 @@
-"""One HTTP call from its first byte to its last: its id, its sender, its record for log and trace, and the resources to
-release at its end.
+"""Follows an HTTP request from its first byte to its last: id, sender, record for log and trace, and resources to
+release at the end.
 
-The middleware is pure ASGI, so that it sees streams to their end and notices a client that disconnects. A route puts
-everything that it reserves (an admission slot, an event stream) into `RequestContext.resources`, which is closed
-however the call ends.
+The middleware is pure ASGI, so that it sees streams to their end and notices a client that disconnects. A route adds
+everything that it reserves, such as an event stream, to `RequestContext.resources`, which is closed however the request
+ends.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext(RequestRecord):
-    """The record of one HTTP call, and the resources to release at its end."""
+    """The record of one HTTP request, and the resources to release at its end."""
 
     method: str
     path: str
@@ -91,12 +91,12 @@ class RequestContext(RequestRecord):
 
     @property
     def operation(self) -> str:
-        """OpenTelemetry's name for the kind of request."""
+        """Return OpenTelemetry's name for the kind of request."""
         return _OPERATIONS.get(self.path, "text_completion")
 
 
 def call_of(scope: Scope) -> RequestContext:
-    """Return the record of the call that a request belongs to."""
+    """Return the `RequestContext` in an ASGI scope."""
     call = scope["state"]["call"]
     assert isinstance(call, RequestContext)
     return call
@@ -107,8 +107,8 @@ Identify = Callable[[HTTPConnection], Identity | None]
 
 
 class CallMiddleware:
-    """Gives every HTTP request a `RequestContext`, and every request and WebSocket its sender's `Identity`, or answers
-    401. Answers bugs with a 500, and reports the record of each call at its end."""
+    """Gives every HTTP request a `RequestContext`, and every request and WebSocket its sender's `Identity`. Answers 401
+    to unknown senders, and 500 after an unexpected exception. Passes the record of each request to `on_end`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class CallMiddleware:
         tracing: Tracing | None = None,
         refuse: Refuse = refuse_plainly,
     ) -> None:
-        """Create the middleware. `refuse` builds the answer to a refused request."""
+        """Create the middleware. `refuse` builds the response to a refused request."""
         self._app = app
         self._on_end = on_end
         self._identify = identify
@@ -151,8 +151,8 @@ class CallMiddleware:
             end_call(call, self._on_end)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the sender of a WebSocket and pass it on; pass on everything that is not a request. A refused
-        upgrade is answered over HTTP, so that its client gets the reason."""
+        """Pass a connection that is no HTTP request on to the application. The sender of a WebSocket is identified
+        first. A refused WebSocket is answered over HTTP, so that its client gets the reason."""
         if scope["type"] == "websocket":
             try:
                 scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
@@ -167,7 +167,7 @@ def _status_of(error: Unauthorized) -> int | None:
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Run `work` until it is done and return its result, or cancel `work` as soon as the client disconnects. Raises
+    """Run `work` and return its result. Cancel `work` as soon as the client disconnects. Raises
     `RequestCancelled` after a disconnect, and `EngineClosed` if `work` ended because the model was closed."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_disconnect(receive))
@@ -190,13 +190,13 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 def id_headers(call: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return the headers with a call's id, under the names that clients of the path's API read."""
+    """Return the response headers with the request's id, under the names that clients of the path's API read."""
     names = (b"x-request-id", b"request-id") if call.path.startswith(_ANTHROPIC) else (b"x-request-id",)
     return [(name, call.id.encode()) for name in names]
 
 
 def _naming(call: RequestContext, send: Send) -> Send:
-    """Return `send`, which also records the status and adds the call's id to the response headers."""
+    """Wrap `send` so that it records the status and adds the request's id to the response headers."""
     headers = id_headers(call)
 
     async def send_named(message: Message) -> None:
@@ -213,7 +213,7 @@ def _naming(call: RequestContext, send: Send) -> Send:
 
 
 def end_call(call: RequestContext, on_end: Callable[[RequestContext, float], None]) -> None:
-    """Release the resources of a call, log its record, and end its span."""
+    """Release the resources of a request, log its record, and end its span."""
     call.resources.close()
     on_end(call, time.monotonic() - call.began)
     story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}

@@ -1,8 +1,8 @@
-"""The host names that a server without keys answers for.
+"""Checks the host name in requests to a server without keys.
 
-A browser lets a page send requests to the host that the page came from. An attacker who owns a host name can make it
-point to this machine after a visitor has loaded the page (DNS rebinding). To the browser, that page and this server
-then have one origin, so no rule about origins protects the server. But every request contains the host name. So a
+A browser lets a page send requests to the host that the page came from. An attacker with a host name can make it point
+to this machine after a visitor has loaded the page (DNS rebinding). The browser then treats that page and this server
+as the same origin, so rules about origins do not protect the server. But every request contains the host name. So a
 server without keys answers only for IP addresses, which an attacker cannot redirect, for `localhost`, and for names
 that the operator allowed.
 """
@@ -18,7 +18,7 @@ _MAX_SHOWN_CHARS = 80
 
 
 class UnknownHost(Unauthorized):
-    """A request with a host name that is not allowed; an API key would not change the refusal."""
+    """Raised for a request with a host name that is not allowed. An API key would not change the refusal."""
 
 
 class AllowedHosts:
@@ -32,8 +32,8 @@ class AllowedHosts:
                 raise InvalidRequest(f"allowed_host is {name[:80]!r}; must be a name without a port", "allowed_host")
 
     def check(self, host: str | None) -> None:
-        """Raise `UnknownHost` unless `host`, the request's header with or without a port, is allowed. Clients that send
-        no host header are allowed, because they are not browsers."""
+        """Raise `UnknownHost` unless the header `Host`, with or without a port, is allowed. Clients that do not send
+        this header are allowed, because they are not browsers."""
         name = _plain(_without_port(host or ""))
         if not name or self._knows(name):
             return
