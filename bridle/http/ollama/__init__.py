@@ -1,4 +1,4 @@
-"""Ollama's API: converts request bodies to bridle's conversations, and answers to Ollama's JSON objects, one per
+"""Ollama's API: converts request bodies to bridle's chat requests, and outputs to Ollama's JSON objects, one per
 line."""
 
 from bridle.http.ollama import embed, manage, models, routes

@@ -1,4 +1,4 @@
-"""An answer of `/api/chat` or `/api/generate`: one object, or a stream whose last object has the counts and times.
+"""Writes answers of `/api/chat` and `/api/generate`: one object, or a stream whose last object has counts and times.
 
 A tool call is sent when its arguments are complete, because Ollama's API has no partial calls.
 """
@@ -25,7 +25,7 @@ from bridle.serving.lifecycle.live_text import LiveText
 
 
 class Shape(Protocol):
-    """Format of one part of an answer: a message or a text."""
+    """Function that formats a part of an answer as a message or as a text."""
 
     def __call__(self, text: str, thoughts: str, calls: list[Row]) -> Row:
         """Return the fields for new text, reasoning and tool calls."""
@@ -47,8 +47,8 @@ def _further(thoughts: str, calls: list[Row]) -> Row:
 
 @dataclass(slots=True)
 class OllamaAnswer:
-    """Writes the output of a generation. `load_seconds` is the time that the request waited for its model to load. With
-    `context`, the last object has the tokens of the conversation."""
+    """Writes the output of a generation. `load_seconds` is the time that the request waited for its model to load. If
+    `context` is set, the last object has the tokens of the conversation."""
 
     generation: Generation
     turn: ChatRequest
@@ -65,7 +65,7 @@ class OllamaAnswer:
         self._calls = CallCollector()
 
     def whole(self) -> Row:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         (part,) = self.generation.parts
         output = part.outputs[0]
         found = self.turn.message(output)
@@ -75,7 +75,7 @@ class OllamaAnswer:
         return self._row(self.shape(found.content, found.thoughts, calls)) | logprobs | self._ending()
 
     async def stream(self, writer: SseWriter) -> None:
-        """Write the objects of a call that streams."""
+        """Write the objects of a request that streams."""
         (part,) = self.generation.parts
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
@@ -108,7 +108,7 @@ class OllamaAnswer:
         return {"logprobs": chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.num_top)["content"]}
 
     def _ending(self) -> Row:
-        """Return the fields of the last object: finish reason, counts, times, and a controller's output."""
+        """Return the fields of the last object: finish reason, counts, times, and the output of controllers."""
         (part,) = self.generation.parts
         output, story, usage = part.outputs[0], self.generation.story, self.generation.usage
         now = time.monotonic()
@@ -142,7 +142,7 @@ class CallCollector:
         self._open: tuple[str, str, list[str]] | None = None
 
     def add(self, pieces: Iterable[StreamDelta]) -> list[Row]:
-        """Return the calls that became complete."""
+        """Add pieces of an answer. Returns the tool calls that are now complete."""
         done: list[Row] = []
         for piece in pieces:
             match piece:
@@ -154,13 +154,13 @@ class CallCollector:
         return done
 
     def rest(self) -> list[Row]:
-        """Return the open call as a list, and close it; an empty list if no call is open."""
+        """Close the open tool call. Returns a list with this call, or an empty list if no call is open."""
         opened, self._open = self._open, None
         return [] if opened is None else [_call(self._number, opened[0], opened[1], "".join(opened[2]))]
 
 
 def _call(number: int, call_id: str, name: str, arguments: str) -> Row:
-    """Return a tool call. Its arguments are empty if the end of the output cut them off."""
+    """Return a tool call in Ollama's format. Its arguments are empty if the output ended inside them."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

@@ -1,8 +1,7 @@
 """Reads request bodies of Ollama's API, and formats its errors.
 
-Ollama reads a body as JSON whatever its content type, and the examples of its documentation send no content type. A
-browser may send such a body from any page without a CORS preflight, so requests from pages of another origin are
-refused.
+Ollama reads every body as JSON, and the examples in its documentation send no content type. From any page, a browser
+may send such a body without a CORS preflight. So requests from pages of another origin are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class OllamaRoute(ApiRoute):
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
-    """Return the validated body of a request, with its `options` merged into the fields."""
+    """Read and validate the body of a request. Its `options` are merged into the fields."""
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if not is_json and not may_connect(request.headers.raw, http_state(request).settings.cors_origins):
         raise RefusedBody(403, Unauthorized("a page of another origin must send its body as application/json"))
@@ -52,15 +51,15 @@ async def read_body(kind: type[Body], request: Request) -> Body:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI description of a route's request body."""
+    """Return the OpenAPI description of a request body."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def served_name(registry: ModelRegistry, name: str | None) -> str | None:
-    """Return the registry's name for a model. The name may end in `:latest`, or be another name of a pulled model. Any
-    other name, such as an adapter's, stays unchanged."""
+    """Return the name that the registry has for a model. Accepts the suffix `:latest` and other names of pulled models.
+    Any other name, such as an adapter's, stays unchanged."""
     if not name:
         return None
     entry = find_entry(name)

@@ -1,7 +1,8 @@
-"""Ollama's `keep_alive`: the time for which a model stays loaded after a request, in seconds or in Go's notation.
+"""Handles Ollama's `keep_alive`: the time for which a model stays loaded after a request, in seconds or in Go's
+notation.
 
 `keep_alive` changes a model for all users, so only admins may set it. On a server without keys, every client is an
-admin. Models that the operator serves permanently stay loaded.
+admin. Models that the operator serves permanently always stay loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
 
 def seconds_of(value: Any) -> float | None:
-    """Return a validated `keep_alive` in seconds; None if it is negative, which keeps the model until memory is
-    needed."""
+    """Validate a `keep_alive` and return it in seconds. A negative value gives None: the model stays loaded until
+    memory is needed."""
     text = str(value)
     if text.startswith("-"):
         return None

@@ -1,7 +1,7 @@
 """Routes of Ollama's API that download and delete models, for admins: `/api/pull` and `/api/delete`.
 
-Both routes accept the models that `bridle pull` lists. Requests to copy, create or upload a model are refused with a
-reason.
+Both routes accept the models that `bridle pull` lists. Routes to copy, create or upload a model refuse every request,
+with a reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _is_served(registry: ModelRegistry, name: str) -> bool:
 @dataclass(slots=True)
 class _Pulling:
     """One download of a model; nothing is downloaded if `entry` is None. If the client disconnects, the download ends,
-    and its parts are kept."""
+    and the downloaded parts are kept."""
 
     http: HttpState
     entry: LibraryEntry | None
@@ -78,7 +78,7 @@ class _Pulling:
         await send_rows(writer, {"status": "success"})
 
     async def finish(self) -> None:
-        """Download without reporting the progress."""
+        """Download the model without reporting the progress."""
         async for _ in self._rows():
             pass
 
@@ -105,7 +105,8 @@ class _Pulling:
             self.http.num_pulls -= 1
 
     def _report(self, stage: str, share: float) -> None:
-        """Record the progress, in the download's thread. End the download if the client has disconnected."""
+        """Record the progress of the download. Ends the download if the client has disconnected. Called in the
+        download's thread."""
         if self._is_left:
             raise errors.RequestCancelled("the client went away")
         self._share = share

@@ -1,4 +1,4 @@
-"""Converts messages, tools and formats of Ollama's API to OpenAI's format, from which a conversation is made."""
+"""Converts messages, tools and formats of Ollama's API to OpenAI's format."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PICTURES = {"/9j/": "image/jpeg", "iVBOR": "image/png", "R0lGOD": "image/gif", 
 
 
 def to_messages(messages: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return OpenAI's messages of a conversation. Raises `InvalidRequest` that names the invalid message.
+    """Convert the messages of a conversation to OpenAI's format. Raises `InvalidRequest` that names the invalid
+    message.
 
-    Ollama's calls have no ids, or have ids that clients do not send back. A result belongs to the first call of its
-    `tool_name` without a result, or else to the first call without one.
+    Ollama's tool calls have no ids, or ids that clients do not send back. So a result belongs to the first call of its
+    `tool_name` without a result, or else to the first call of any tool without a result.
     """
     found: list[Row] = []
     open_calls: list[tuple[str, str]] = []
@@ -55,7 +56,7 @@ def _text(message: Mapping[str, Any], where: str) -> str:
 
 
 def with_images(text: str, images: Any, where: str) -> str | list[Row]:
-    """Return the text; with images, return the content parts of a message with the images before the text."""
+    """Return the text. If there are images, return content parts of a message: first the images, then the text."""
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
@@ -89,7 +90,7 @@ def _call(call: Any, where: str, usual_id: str) -> Row:
 
 
 def _result_id(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> str:
-    """Return the id of the call that a result belongs to, and remove the call from `open_calls`."""
+    """Return the id of the tool call that a result belongs to, and remove the call from `open_calls`."""
     given = message.get("tool_call_id")
     if isinstance(given, str) and given:
         found = str(own_id(given))
@@ -103,7 +104,7 @@ def _result_id(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) ->
 
 
 def to_tools(tools: list[Row] | None) -> list[Row] | None:
-    """Return tools without null fields, which Ollama's clients may send."""
+    """Return the tools without fields that are null, which Ollama's clients may send."""
     return None if not tools else [_without_nulls(tool) for tool in tools]
 
 
@@ -114,7 +115,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def to_response_format(form: Any) -> Row | None:
-    """Return `format` as OpenAI's `response_format`: JSON, or a JSON schema. Raises `InvalidRequest`."""
+    """Convert `format`, which is "json" or a JSON schema, to OpenAI's `response_format`. Raises `InvalidRequest`."""
     if form is None or form == "":
         return None
     if form == "json":

@@ -18,8 +18,8 @@ Row = dict[str, Any]
 
 
 class NdjsonResponse(SseResponse):
-    """A stream that `produce` writes to. No pings are sent, because a client of Ollama's API parses each line as an
-    object."""
+    """A streamed response that `produce` writes. No keepalive lines are sent, because a client of Ollama's API parses
+    each line as an object."""
 
     media_type = "application/x-ndjson"
 
@@ -44,12 +44,12 @@ async def send_rows(writer: SseWriter, *rows: Row) -> None:
 
 
 def lines(*rows: Row) -> bytes:
-    """Return the encoded lines of objects."""
+    """Encode objects, one per line."""
     return b"".join([msgspec.json.encode(row) + b"\n" for row in rows])
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Return a point in time (None: now) as Ollama writes it."""
+    """Return a time (None: now) in Ollama's format."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat().replace("+00:00", "Z")
 

@@ -1,7 +1,7 @@
 """Converts the `options` of Ollama's requests to the fields that other APIs have at the top level of a body.
 
 As in Ollama, an option of the wrong type is refused, and an unknown option is ignored. Every sampling parameter of
-bridle may be an option, too.
+bridle is also accepted as an option.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEAST = {"num_predict": 1, "num_ctx": 1, "seed": 0, "top_k": 0}
 
 
 def with_options(data: Any) -> Any:
-    """Return a body with its options merged into its fields. A field of the body has precedence. Raises
+    """Return a body with its options merged into its fields. A field of the body has precedence over an option. Raises
     `InvalidRequest`."""
     options = data.get("options") if isinstance(data, dict) else None
     if options is None:

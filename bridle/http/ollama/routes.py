@@ -70,7 +70,7 @@ async def generate(request: Request) -> Response:
 async def _answered(
     body: GeneratingBody, request: Request, make_turn: MakeTurn, shape: Shape, gives_context: bool = False
 ) -> Response:
-    """Return the answer to a request that generates. Invalid requests are refused before the answer begins."""
+    """Generate the response to a request. An invalid request is refused before the response begins."""
     body.check()
     serving = serving_of(request, body.trace)
     answer = await run_while_connected(request.receive, _answer(body, serving, make_turn, shape, gives_context))
@@ -98,8 +98,8 @@ async def _answer(
 
 
 def within_context(turn: ChatRequest, num_ctx: int | None, model: LoadedModel) -> ChatRequest:
-    """Limit a request to a context of `num_ctx` tokens, for prompt and answer together. A `num_ctx` above the model's
-    served context has no effect."""
+    """Limit prompt and answer of a request to `num_ctx` tokens together. A `num_ctx` above the model's served context
+    length has no effect."""
     if num_ctx is None or num_ctx >= model.max_sequence_tokens:
         return turn
     left = num_ctx - len(turn.prompt)
@@ -126,7 +126,7 @@ async def _acquire(body: GeneratingBody, serving: RequestLifecycle) -> LoadedMod
 
 
 async def _plain_turn(body: OllamaGenerateBody, serving: RequestLifecycle) -> ChatRequest:
-    """Return the request for a text that the model gets without a chat template."""
+    """Return the request for a prompt that the model gets without a chat template."""
     if body.images:
         raise InvalidRequest(f"{serving.model.name!r} has no chat template, so it takes no images", "images")
     chat = body.chat()
@@ -154,7 +154,7 @@ async def _tokens(serving: RequestLifecycle, text: str) -> tuple[int, ...]:
 
 
 async def _load_or_unload(body: GeneratingBody, request: Request, shape: Shape) -> Response:
-    """Answer a request without a prompt: load the model, or unload it if `keep_alive` is 0."""
+    """Respond to a request without a prompt: load the model, or unload it if `keep_alive` is 0."""
     http = http_state(request)
     name = served_name(http.registry, body.model)
     if not name:

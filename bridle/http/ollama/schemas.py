@@ -1,5 +1,5 @@
-"""Request bodies of Ollama's API. Bodies of generating routes also have bridle's fields for sampling, controllers and
-constraints, at the top level or among the `options`."""
+"""Request bodies of Ollama's API. Bodies of routes that generate also have bridle's fields for sampling, controllers
+and constraints, at the top level or in `options`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class GeneratingBody(SamplingFields):
             )
 
     def drawn(self, model: LoadedModel) -> SamplingParams:
-        """Return the sampling parameters. The defaults are the checkpoint's recommendations, else Ollama's."""
+        """Return the sampling parameters. The defaults are the checkpoint's recommendations, or else Ollama's
+        defaults."""
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self.sampling(max_tokens=self.max_tokens, logprobs=num_logprobs)
         defaults = {**DEFAULTS, **model.defaults}
@@ -90,7 +91,7 @@ class GeneratingBody(SamplingFields):
         tool_choice: str | dict[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
     ) -> ChatBody:
-        """Return the same request as a chat of the OpenAI API."""
+        """Convert this request to a body of the OpenAI chat API."""
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         given["response_format"] = to_response_format(self.format) or self.response_format
         given["stream"] = self.streams
@@ -110,8 +111,8 @@ class GeneratingBody(SamplingFields):
 
 
 class OllamaChatBody(GeneratingBody):
-    """Body of `POST /api/chat`. Without messages, the request loads or unloads the model. Open WebUI sends `system` as
-    well as messages; `system` counts only if the messages have no system message."""
+    """Body of `POST /api/chat`. Without messages, the request loads or unloads the model. The field `system`, which
+    Open WebUI sends, counts only if the messages have no system message."""
 
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
     system: str | None = None
@@ -190,7 +191,7 @@ class EmbeddingsBody(TextsBody):
 
 
 class NameBody(InnerFields):
-    """A body that names a model. `name` is an older name of the field `model`."""
+    """A body with the name of a model. `name` is an older name of the field `model`."""
 
     model: str | None = None
     name: str | None = None
