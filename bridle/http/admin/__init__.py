@@ -1,4 +1,4 @@
-"""Routes about the state of a server: models, adapters, control vectors, pauses, policies, status."""
+"""Routes for the management of a server: models, adapters, control vectors, pauses, policies, status."""
 
 from bridle.http.admin import adapters, control_vectors, models, pause, policies, status
 

@@ -1,7 +1,7 @@
-"""Routes about LoRA adapters: anyone may list adapters, and admins may load and unload them.
+"""Routes for LoRA adapters: every user may list adapters; admins may load and unload them.
 
 `/v1/adapters` is bridle's route; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are vLLM's routes for the same
-actions. The `source` that a client sends is looked up among the allowed adapters, and never used as a path.
+actions. The `source` that a client sends is looked up in the list of allowed adapters, and never used as a path.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
 
 
 class AdapterBody(InnerFields):
-    """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or an allowed hub id;
-    its default is `name`. `model` is the base model (default: the server's default model). With `replace`, the new
-    adapter replaces a loaded adapter of the same name."""
+    """Body of a request to load an adapter. `source` is a folder in the server's folder of adapters, or an allowed hub
+    id; its default is `name`. `model` is the base model (default: the server's default model). If `replace` is true,
+    the new adapter replaces a loaded adapter of the same name."""
 
     name: Name
     source: Name | None = None
@@ -41,7 +41,7 @@ class AdapterBody(InnerFields):
 
 
 class LoadBody(InnerFields):
-    """The adapter to load, in the field names of vLLM's route."""
+    """Body of vLLM's route that loads an adapter."""
 
     lora_name: Name
     lora_path: Name
@@ -50,7 +50,7 @@ class LoadBody(InnerFields):
 
 
 class UnloadBody(InnerFields):
-    """The adapter to unload, in the field names of vLLM's route."""
+    """Body of vLLM's route that unloads an adapter."""
 
     lora_name: Name
     lora_int_id: int | None = None
@@ -121,7 +121,7 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 async def _load(
     request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
 ) -> None:
-    """Load an adapter for a model. Raises the loader's error if the adapter is invalid."""
+    """Load an adapter for a model. Raises an error if the adapter is invalid."""
     http = http_state(request)
     http.check_open()
     await run_while_connected(
@@ -130,7 +130,7 @@ async def _load(
 
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
-    """Return the row of one adapter for the list. Only admins see the path of the adapter."""
+    """Return an adapter's entry for the list of adapters. Only admins see the adapter's path."""
     row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
     is_admin = identity_of(request).is_admin
     if slot.model is None or name not in slot.model.adapters:

@@ -1,6 +1,6 @@
-"""Routes about control vectors: anyone may list vectors, and admins may load, replace and unload them.
+"""Routes for control vectors: every user may list vectors; admins may load, replace and unload them.
 
-The `source` that a client sends is the name of a file in the server's folder of adapters, never used as a path.
+The `source` that a client sends is the name of a file in the server's folder of adapters; it is never used as a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Name = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class VectorBody(InnerFields):
-    """The control vector to load, and its name. `source` is a file in the server's folder of adapters, with or without
-    the file's extension; its default is `name`. `model` is the vector's model (default: the server's default model)."""
+    """Body of a request to load a control vector. `source` is a file in the server's folder of adapters, with or
+    without the file's extension; its default is `name`. `model` is the vector's model (default: the server's default
+    model)."""
 
     name: Name
     source: Name | None = None
@@ -68,7 +69,7 @@ async def unload(name: str, request: Request, model: str | None = None) -> Respo
 
 
 def _row(model: str, info: ControlVectorInfo, request: Request) -> dict[str, Any]:
-    """Return the row of one control vector for the list. Only admins see the path of the vector."""
+    """Return a control vector's entry for the list of vectors. Only admins see the vector's path."""
     row: dict[str, Any] = {"id": info.name, "object": "control_vector", "model": model}
     row |= {"layers": list(info.layers), "num_users": info.num_users}
     return row | ({"source": info.source} if identity_of(request).is_admin else {})

@@ -1,4 +1,4 @@
-"""Routes about models: list the loaded and loadable models, and let admins load and unload them."""
+"""Routes for models: every user may list the loaded and loadable models; admins may load and unload them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ModelBody(InnerFields):
-    """The name of the model to load or unload."""
+    """Body with the name of the model to load or unload."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
 
@@ -92,8 +92,8 @@ async def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 async def _chat_format(model: LoadedModel | None) -> dict[str, Any] | None:
-    """Return the formats of tool calls and reasoning. None if the model has no chat template, or if the configured
-    format does not fit the template."""
+    """Return a model's formats of tool calls and reasoning. None if the model has no chat template, or if the
+    configured format does not fit the template."""
     if model is None or model.pooling is not None:
         return None
     try:
@@ -111,8 +111,8 @@ def _pooling(model: LoadedModel) -> dict[str, Any]:
 
 
 async def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
-    """Return an adapter's entry for the list; its `parent` is the base model. A registered adapter counts as loaded,
-    because a client cannot see where the adapter's weights are."""
+    """Return an adapter's entry for the list of models; its `parent` is the base model. Every registered adapter counts
+    as loaded, because the place of its weights does not matter to clients."""
     row, model = await _row(http, base), http.registry.slot_of(base).model
     is_known = model is not None and adapter in model.adapters
     state = row["state"] if is_known else ModelState.LOADABLE.value

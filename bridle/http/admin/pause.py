@@ -17,15 +17,15 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class PauseBody(InnerFields):
-    """The model to pause (default: the server's default model). Running requests wait with mode `keep`, and end as
-    cancelled with mode `abort`."""
+    """Body of a request to pause a model (default: the server's default model). With mode `keep` running requests wait;
+    with mode `abort` they are cancelled."""
 
     model: Annotated[str | None, Field(max_length=500)] = None
     mode: Literal["keep", "abort"] = "keep"
 
 
 class ResumeBody(InnerFields):
-    """The model to resume (default: the server's default model)."""
+    """Body of a request to resume a model (default: the server's default model)."""
 
     model: Annotated[str | None, Field(max_length=500)] = None
 

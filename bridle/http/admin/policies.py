@@ -1,4 +1,4 @@
-"""Routes about policies, for admins: list the active policies, and reload the policy file."""
+"""Routes for policies, which only admins may use: list the active policies, and reload the policy file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def policies(request: Request) -> Response:
 
 @router.post("/v1/policies/reload", summary="Read the file of policies again (admins)")
 async def reload(request: Request) -> Response:
-    """Reload the policy file. New requests get its policies; running requests keep theirs. An invalid file changes
-    nothing."""
+    """Reload the policy file. New requests use its policies; running requests keep their policies. An invalid file
+    changes nothing."""
     check_admin(request)
     book = http_state(request).policies
     await asyncio.to_thread(book.reload)

@@ -1,5 +1,5 @@
-"""`GET /v1/status`: the current work of the server, for `bridle top` and for scripts. The route is for admins only,
-because the answer names users and their requests. The answer contains no text of prompts and outputs."""
+"""`GET /v1/status`: the current work of the server, for `bridle top` and for scripts. Only admins may use the route,
+because the response names users and their requests. The response contains no text of prompts or outputs."""
 
 from __future__ import annotations
 
