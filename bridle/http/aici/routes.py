@@ -1,6 +1,7 @@
-"""AICI's REST API: upload controllers, tag them, run them. Wire format: AICI's REST description, section by section.
+"""AICI's REST API: upload controllers, tag them, run them. Requests and responses follow AICI's description of its REST
+API.
 
-Every other generation route accepts controllers, too; `/v1/run` streams all output of a controller, for each fork.
+Every other generation route also accepts controllers. Only `/v1/run` streams all output of a controller, for each fork.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ else:
 
 
 class RunBody(ControllerFields, _Derived):
-    """Body of `/v1/run`. `controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may
-    have a `constraint`. A body with a list of `controllers` may leave `controller` out. A body may have `messages`
-    instead of a `prompt`; the model's chat template renders the messages. Sampling fields that this class does not
-    declare are derived."""
+    """Body of `/v1/run`. `controller` is a module id, a tag, a `gh:` reference, or `none` for plain generation, which
+    may have a `constraint`. A body with a list of `controllers` may leave `controller` out. Instead of a `prompt`, a
+    body may have `messages`, which the model's chat template renders. Further sampling fields are derived from
+    `SamplingParams`."""
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
@@ -106,14 +107,14 @@ class RunBody(ControllerFields, _Derived):
     @model_validator(mode="before")
     @classmethod
     def _list_alone(cls, body: Any) -> Any:
-        """Fill in a missing `controller` if the body has a list of `controllers`."""
+        """Set a missing `controller` to `none` if the body has a list of `controllers`."""
         if isinstance(body, dict) and body.get("controllers") and "controller" not in body:
             return {"controller": NO_CONTROLLER, "controller_arg": None} | body
         return body
 
     def named(self) -> Controllers:
-        """Return the controllers. An argument of null counts as given. With controller `none`, the argument is the
-        prompt."""
+        """Return the controllers of the request. An argument of null counts as an argument. With controller `none`, the
+        argument is the prompt."""
         if self.controller == NO_CONTROLLER:
             return Controllers(controllers=self.controllers, client_tools=self.client_tools)
         is_said = self.controller_arg is not None or is_class(self.controller)
@@ -133,7 +134,7 @@ class RunBody(ControllerFields, _Derived):
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
     def conversation(self) -> Conversation | None:
-        """Return the conversation to begin with; None without `messages`. Raises `InvalidRequest`."""
+        """Return the conversation in `messages`; None without this field. Raises `InvalidRequest`."""
         if self.messages is None:
             if self.tools:
                 raise errors.InvalidRequest(
@@ -158,7 +159,7 @@ class RunBody(ControllerFields, _Derived):
         )
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """Return `sampling` with the checkpoint's recommended values for fields that this body leaves out."""
+        """Return `sampling` with the values that the checkpoint recommends for fields missing in this body."""
         return filled(sampling, model.defaults, self._given())
 
     def _given(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class RunBody(ControllerFields, _Derived):
 
 
 class TagsBody(InnerFields):
-    """The tags to give to an uploaded module."""
+    """Body with the tags to set for an uploaded module."""
 
     module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
@@ -219,7 +220,7 @@ async def run(body: RunBody, request: Request) -> Response:
 
 
 async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
-    """Return a run after its first events, so that the HTTP status code can report a missing controller."""
+    """Start a run and wait for its first events, so that the HTTP status code can report a missing controller."""
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
@@ -250,7 +251,8 @@ async def _prompt(
 
 
 async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
-    """Answer with the result of `work`. As in AICI's original server, every error of the store has a 4xx status."""
+    """Respond with the result of `work`. As in AICI's original server, every error of the module store has a 4xx
+    status."""
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
@@ -276,8 +278,7 @@ async def _upload(request: Request, control: RuntimePool) -> Any:
 
 @contextlib.contextmanager
 def _upload_place(http: HttpState) -> Iterator[None]:
-    """Reserve a slot for an upload. There are few slots, because an upload may need several times the memory of its
-    module."""
+    """Limit the number of concurrent uploads, because an upload may need several times the memory of its module."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
         raise errors.Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
@@ -317,9 +318,9 @@ def _too_large(limit: int) -> RefusedBody:
 
 
 def _refuse_foreign_page(request: Request) -> None:
-    """Refuse a web page of another origin. The other routes take only JSON, which a browser does not send for a
-    foreign page without asking first. This route accepts any content type, so it checks the page's origin. Programs
-    send no origin."""
+    """Refuse requests from web pages of another origin. All other routes accept only JSON, which a browser sends for
+    such a page only after a CORS preflight. This route accepts any content type, so it checks the header `Origin`.
+    Programs other than browsers do not send this header."""
     origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
     if origin is None or "*" in allowed or origin in allowed:
         return
@@ -328,7 +329,7 @@ def _refuse_foreign_page(request: Request) -> None:
 
 
 def _error(error: errors.BridleError, status: int | None = None) -> Response:
-    """Return the error in OpenAI's shape, and its message also in the field that AICI's client reads."""
+    """Return an error in OpenAI's format, with the message also in the field that AICI's client reads."""
     if isinstance(error, errors.UnsupportedFeature):
         status = 501
     elif isinstance(error, errors.ControllerUnavailable):

@@ -1,8 +1,8 @@
-"""Items of a `/v1/run` stream: new text of each fork, and the usage up to that item.
+"""Builds the events of a `/v1/run` stream: new text of each fork, and the usage so far.
 
-Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted: a
-mark precedes the text that follows, as in AICI's original server. As in that server, usage is one sampled token for
-each output in each model step, plus the tokens that were fed to the model for it.
+Every `run` event lists all forks of the request, including finished forks. Text that was rolled back is not deleted; a
+mark precedes the text that replaces it, as in AICI's original server. Usage is also counted as in that server. Each
+output counts one sampled token in each model step, plus the tokens that the model processed for it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RunUsage:
-    """Usage of a run. `num_unfed` has, for each output, the number of tokens that its next model step will process.
-    `forked` has the outputs that were forked since their last sample; the fork itself processed their tokens."""
+    """Token usage of a run. `num_unfed` has the number of tokens that the next model step of each output will process.
+    `forked` has the outputs that were forked and have not sampled since then; their tokens are already processed."""
 
     sampled_tokens: int = 0
     ff_tokens: int = 0
@@ -60,7 +60,7 @@ class RunUsage:
                 unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
 
     def shape(self) -> dict[str, Any]:
-        """Return the `usage` object of an item."""
+        """Return the `usage` object of an event."""
         cost = 2 * self.sampled_tokens + self.ff_tokens
         counts = {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
         return counts | self.over.predictions() | self.over.constraint_fields()
@@ -68,7 +68,7 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """The new content of one output for the next item. `reason` and `was_rewound` are kept for later items."""
+    """The new content of one output for the next event. `reason` and `was_rewound` are kept for later events."""
 
     text: str = ""
     error: str = ""
@@ -78,7 +78,7 @@ class _Fork:
 
 
 class RunShaper:
-    """Converts the events of a sub-request to `run` items."""
+    """Converts the engine's events of a request to `run` events."""
 
     def __init__(self, part: SubRequest) -> None:
         self._part = part
@@ -86,7 +86,7 @@ class RunShaper:
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def run_item(self, events: list[Event]) -> dict[str, Any]:
-        """Return one `run` item that reports `events`."""
+        """Return a `run` event that reports the engine's `events`."""
         for event in events:
             self._usage.note(event)
             self._note(event)
@@ -132,5 +132,5 @@ class RunShaper:
 
 
 def initial_run(run_id: str, model: str) -> dict[str, Any]:
-    """Return the first item of a stream."""
+    """Return the first event of a stream."""
     return {"id": f"run-{run_id}", "object": "initial-run", "created": int(time.time()), "model": model}

@@ -1,4 +1,5 @@
-"""Anthropic's Messages API: converts request bodies to bridle's conversations, and answers to blocks and events."""
+"""Anthropic's Messages API: converts request bodies to bridle's chat requests, and outputs to content blocks and
+events."""
 
 from bridle.http.anthropic.routes import router
 

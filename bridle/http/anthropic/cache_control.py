@@ -1,7 +1,7 @@
-"""Breakpoints of `cache_control`: how much of a prompt's KV the client wants retained, and for how long.
+"""Reads the breakpoints of `cache_control`: they say how much of a prompt's KV is retained, and for how long.
 
-Each breakpoint becomes a shortened body that ends at the breakpoint, plus a character that no prompt has. The server
-retains the KV of the common prefix of the shortened and the full prompt.
+Each breakpoint becomes a shortened request body that ends at the breakpoint, plus a character that no prompt has. The
+server retains the KV of the prefix that the shortened prompt and the full prompt have in common.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Changes = dict[str, Any]
 
 
 def breakpoints(body: MessagesBody) -> list[tuple[MessagesBody, float]]:
-    """Return, for each lifetime, the body shortened at its last breakpoint, and the lifetime in seconds. Raises
-    `InvalidRequest` that names the invalid block."""
+    """Return a shortened body and its lifetime in seconds, for each lifetime that breakpoints have. The body ends at
+    the last breakpoint with this lifetime. Raises `InvalidRequest` that names the invalid block."""
     last: dict[float, Changes] = {}
     for number, (where, control, changes) in enumerate(_marked(body)):
         if number >= MAX_BREAKPOINTS:
@@ -45,7 +45,8 @@ def _seconds(control: Any, where: str) -> float:
 
 
 def _marked(body: MessagesBody) -> Iterator[tuple[str, Any, Changes]]:
-    """Yield each breakpoint in the order of the prompt: its field, its value, and the fields of the shortened body."""
+    """Yield the breakpoints in the order of the prompt: the path of the field, its value, and the changed fields of the
+    shortened body."""
     for i, tool in enumerate(body.tools or ()):
         if tool.get("cache_control") is not None:
             tools = (body.tools or [])[: i + 1]
@@ -64,7 +65,8 @@ def _marked(body: MessagesBody) -> Iterator[tuple[str, Any, Changes]]:
 
 
 def _cut(body: MessagesBody, i: int, num_blocks: int | None) -> Changes:
-    """Return changes that end the body in message `i`, after its first `num_blocks` blocks (None: after all blocks)."""
+    """Return the changed fields of a body that ends in message `i`, after its first `num_blocks` blocks (None: after
+    all)."""
     message = body.messages[i]
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

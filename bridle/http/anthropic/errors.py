@@ -28,7 +28,7 @@ def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, A
 
 
 class AnthropicRoute(ApiRoute):
-    """A route whose errors have Anthropic's shape."""
+    """A route whose errors have Anthropic's format."""
 
     schema: ClassVar[dict[str, Any]] = {
         "type": "object",

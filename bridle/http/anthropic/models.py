@@ -1,5 +1,5 @@
-"""The list of models in Anthropic's format. Anthropic's clients request it on OpenAI's path, and are recognized by the
-header `anthropic-version`."""
+"""The list of models in Anthropic's format. Anthropic's clients use the same path as OpenAI's clients; their header
+`anthropic-version` identifies them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_anthropic(request: Request) -> bool:
 
 
 def anthropic_row(row: Row) -> Row:
-    """Return OpenAI's entry of a model, with the fields that Anthropic's clients read."""
+    """Convert a model's entry from OpenAI's format to Anthropic's format."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     most = {"max_input_tokens": row["max_model_len"], "max_tokens": row["max_model_len"]}
     made = {"type": "model", "display_name": row["id"], "created_at": created, "lifecycle": "active"}

@@ -48,7 +48,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 
 
 async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call. The answer is complete unless the call streams."""
+    """Generate the answer to a request. The answer is complete unless the request streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
     whole = not body.stream
     cache = body.cache_options(serving.user)
@@ -81,14 +81,14 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
 
 
 def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle) -> None:
-    """Remove the blocks of `system` that the operator excludes from prompts. The request log has their number."""
+    """Remove the blocks of `system` that the operator excludes from prompts. Their number is logged."""
     body.system, num_dropped = kept_blocks(body.system, http_state(request).settings.drop_system_blocks)
     serving.story.dropped_blocks = num_dropped
 
 
 def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]:
-    """Return the chat request with `max_tokens` lowered to the free context, and the header that reports the limit.
-    Anthropic's clients must send a number, and most send the same number to every model."""
+    """Return the chat request with `max_tokens` limited to the free context, and the response header that reports the
+    limit. Anthropic's clients must send a number, and most send the same number to every model."""
     room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}
@@ -109,7 +109,7 @@ class _Answer:
         self._reader = self.turn.reader()
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         output = self.generation.parts[0].outputs[0]
         found = self.turn.message(output)
         self.turn.keep(self.generation.model, self.generation.parts[0].request, [(output, found)])
@@ -117,7 +117,7 @@ class _Answer:
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
-        """Send the events of a call that streams."""
+        """Send the events of a request that streams."""
         (part,) = self.generation.parts
         # The first event is sent at once, because clients wait for it less long than a long prompt takes. The number of
         # cached prompt tokens is not known yet; the usage at the end has it.
@@ -136,7 +136,7 @@ class _Answer:
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
     def _live(self, writer: SseWriter) -> LiveText | None:
-        """Return the function that sends the next tokens directly; None if output must be parsed."""
+        """Return an encoder for output that need not be parsed; None if the output must be parsed."""
         if self._reader.is_plain and self._blocks.is_text:
             return writer.live(TextTemplate(lambda text: self._events([Content(text)]), self._reader.add_content))
         return writer.live(lambda tokens: self._events(self._reader.push(text_of(tokens))))
@@ -150,7 +150,7 @@ class _Answer:
         return [last | self._note_fields(), {"type": "message_stop"}]
 
     def _note_fields(self) -> dict[str, Any]:
-        """Return the logs and variables of a controller."""
+        """Return the response fields with logs and variables of controllers."""
         return self.generation.parts[0].note_fields(0)
 
     def _usage(self) -> dict[str, Any]:

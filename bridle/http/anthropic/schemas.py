@@ -19,7 +19,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingFields(InnerFields):
-    """Field `thinking`: reasoning on or off, and its maximum number of tokens."""
+    """The field `thinking`: whether the model reasons, and the maximum number of reasoning tokens."""
 
     within: ClassVar[str] = "thinking"
 
@@ -28,7 +28,7 @@ class ThinkingFields(InnerFields):
 
 
 class OutputFields(InnerFields):
-    """Field `output_config`: the format of the answer, and the reasoning effort."""
+    """The field `output_config`: the format of the answer, and the reasoning effort."""
 
     within: ClassVar[str] = "output_config"
 
@@ -53,9 +53,9 @@ class MessagesBody(openai.SamplingFields):
     cache_control: dict[str, Any] | None = None
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[openai.ChatBody, str]:
-        """Return the body as a chat with `model`, and the beginning of the answer. `modalities` are the media that the
-        model reads. The answer continues a last message of the assistant. Raises `InvalidRequest` that names the
-        invalid message or tool."""
+        """Return the body as a chat request to `model`, and the given beginning of the answer. `modalities` are the
+        kinds of media that the model accepts. If the last message is the assistant's, the answer continues it. Raises
+        `InvalidRequest` that names the invalid message or tool."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:
@@ -109,7 +109,7 @@ class MessagesBody(openai.SamplingFields):
 
 
 def _messages(message: Mapping[str, Any], where: str) -> openai.JsonObjects:
-    """Return one message as messages of the chat API; each tool result becomes a message."""
+    """Convert a message to messages of the chat API. Each tool result becomes a separate message."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be user or assistant", f"{where}.role")
@@ -135,7 +135,7 @@ def _user(role: str, blocks: openai.JsonObjects, where: str) -> openai.JsonObjec
 
 
 def _content(content: Any, where: str) -> str | openai.JsonObjects:
-    """Return the text of blocks. If some blocks are images, return all blocks in order."""
+    """Return the text of content blocks. If some blocks are images, return all blocks in order."""
     if not isinstance(content, list) or not any(_is_picture(block) for block in content):
         return _text(content, where)
     for position, block in enumerate(content):
@@ -193,7 +193,7 @@ def _block_text(block: Mapping[str, Any], where: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a tool in OpenAI's format."""
+    """Convert a tool to OpenAI's format."""
     if tool.get("type") not in (None, "custom"):
         raise UnsupportedFeature(
             f"{where} is of type {short_repr(tool.get('type'))}; only 'custom' ones are known", "tools"
@@ -208,7 +208,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the format of an answer as OpenAI's `response_format`."""
+    """Convert the format of the answer to OpenAI's `response_format`."""
     if form.get("type") != "json_schema":
         raise UnsupportedFeature(
             f"output_config.format is of type {short_repr(form.get('type'))}; must be json_schema", "output_config"
@@ -217,7 +217,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return a tool choice as OpenAI's `tool_choice`."""
+    """Convert a tool choice to OpenAI's `tool_choice`."""
     if choice is None:
         return None
     kind = choice.get("type")

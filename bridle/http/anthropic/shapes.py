@@ -1,4 +1,5 @@
-"""Answers in Anthropic's format: whole, as a list of blocks, or streamed, as events that open, fill and close blocks.
+"""Builds answers in Anthropic's format: a complete list of content blocks, or a stream of events that open, fill and
+close blocks.
 
 Fields that can be null in Anthropic's schema are always present, because typed clients read them without a default.
 """
@@ -29,7 +30,7 @@ _NULL_COUNTS: Event = {
 
 
 def message_shape(call_id: str, model: str, content: list[Event], usage: Event) -> Event:
-    """Return an assistant's message without the fields of its end; `stop_fields` adds those fields."""
+    """Return an assistant's message without the fields about its end, which `stop_fields` returns."""
     return {
         "id": f"msg_{call_id}",
         "type": "message",
@@ -44,7 +45,7 @@ def message_shape(call_id: str, model: str, content: list[Event], usage: Event) 
 
 
 def blocks(found: ChatMessage) -> list[dict[str, Any]]:
-    """Return the blocks of a complete answer."""
+    """Return the content blocks of a complete answer."""
     made: list[dict[str, Any]] = []
     if found.thoughts:
         made.append({"type": "thinking", "thinking": found.thoughts, "signature": ""})
@@ -65,8 +66,8 @@ def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
 
 
 def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] = ()) -> dict[str, Any]:
-    """Return Anthropic's token counts at the end of a stream. Input tokens exclude cached tokens, and also tokens that
-    the cache retains because of the breakpoints `retains`. The details have exact counts."""
+    """Return Anthropic's token counts at the end of a stream. Input tokens exclude tokens from the cache, and tokens
+    whose KV is retained because of the breakpoints `retains`."""
     cached = usage.cached_tokens
     end = min(usage.retained_tokens, max((each.num_tokens for each in retains), default=0))
     long = max((each.num_tokens for each in retains if each.seconds > SHORT_SECONDS), default=0)
@@ -88,7 +89,7 @@ def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] =
 
 
 class BlockWriter:
-    """Converts pieces of an answer to events. One block is open at a time."""
+    """Converts pieces of an answer to stream events. One content block is open at a time."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -104,7 +105,7 @@ class BlockWriter:
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self) -> list[Event]:
-        """Return the events that end the last block. An answer without any block gets an empty text block."""
+        """Return the events that end the last block. An answer without blocks gets an empty text block."""
         return self._close() if self._number >= 0 else [*self._open("text", _text("")), *self._close()]
 
     def _of(self, piece: StreamDelta) -> list[Event]:
@@ -138,7 +139,7 @@ class BlockWriter:
 
 
 def _text(text: str) -> dict[str, Any]:
-    """Return a text block, without `citations`: the AI SDK accepts a list or a missing field there, but not null."""
+    """Return a text block. It has no field `citations`, because the AI SDK does not accept null there."""
     return {"type": "text", "text": text}
 
 
@@ -148,7 +149,7 @@ def _tool_use(call_id: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return the arguments of a call, decoded; an empty object if the output ended within them."""
+    """Decode the arguments of a tool call; an empty object if the output ended inside the arguments."""
     try:
         return msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
