@@ -1,8 +1,8 @@
-"""OpenAI's batch files, answered by an application: each line of the input is a request, each line of the output an
-answer.
+"""Answers OpenAI's batch files with an ASGI application. Each line of the input is a request; each line of the output
+is an answer.
 
-The requests go through the application without a socket, so they are checked and answered exactly as over HTTP. Many
-requests run at once and share the engine's batch.
+The requests are passed to the application without a socket, so they are checked and answered exactly as over HTTP. Many
+requests run at the same time and share the engine's batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STEERS = ("controller", "controllers", *NAMES)
 
 
 class BatchRequest(msgspec.Struct):
-    """One line of a batch file."""
+    """The request in one line of a batch file."""
 
     custom_id: str
     url: str
@@ -44,20 +44,21 @@ class BatchRequest(msgspec.Struct):
 
     @property
     def has_controllers(self) -> bool:
-        """Return whether the body names a controller. False if the body cannot be read."""
+        """Return whether the body names a controller. False if the controllers in the body are invalid."""
         inner = self.body.get("parameters")
         fields = inner if isinstance(inner, dict) else self.body
         return bool(fields.get("controller") or fields.get("controllers"))
 
     @property
     def asks_its_client(self) -> bool:
-        """Return whether the body has `client_tools`, which its client would have to answer."""
+        """Return whether the body has `client_tools`. Their calls need a client that answers them, which a batch does
+        not have."""
         inner = self.body.get("parameters")
         return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))
 
     def steered(self, given: dict[str, Any]) -> BatchRequest:
-        """Return the request with the constraint or controllers `given`. A request stays unchanged if it generates no
-        text or has its own constraint or controllers."""
+        """Return the request with the constraint or controllers in `given`. A request that generates no text, or has
+        its own constraint or controllers, stays unchanged."""
         inner = self.body.get("parameters") if self.url in _NATIVE else self.body
         fields = inner if isinstance(inner, dict) else {}
         if not given or self.url in _WITHOUT_TEXT or any(fields.get(name) is not None for name in _STEERS):
@@ -74,7 +75,7 @@ class LineReader:
         self._seen: set[str] = set()
 
     def read(self, number: int, line: bytes) -> BatchRequest | None:
-        """Return the request in a line; None for a blank line. Raises `InvalidRequest` that names the line."""
+        """Parse the request in a line; None for a blank line. Raises `InvalidRequest` that names the line."""
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not line.strip():
             return None
@@ -105,7 +106,7 @@ class LineReader:
 
 
 def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
-    """Yield the requests of a file, each after its check. Raises `InvalidRequest` that names the invalid line."""
+    """Parse a file and yield its requests. Raises `InvalidRequest` that names the invalid line."""
     reader = LineReader()
     for number, line in enumerate(lines, 1):
         request = reader.read(number, line)
@@ -114,7 +115,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
 
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
-    """Return settings that allow `max_in_flight` requests at once, because there are no other users."""
+    """Return server settings that allow `max_in_flight` concurrent requests."""
     num_requests = max_in_flight * HttpSettings().max_choices
     return HttpSettings(
         max_requests=num_requests, max_prompt_tokens=_NO_LIMIT, max_body_bytes=max(MAX_LINE_BYTES, BODY_BYTES)
@@ -135,7 +136,7 @@ async def answers_of(
     max_in_flight: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[A]:
-    """Yield the result of `answer` for each request, in the order in which the results are ready."""
+    """Call `answer` for each request, and yield the results in the order in which they are ready."""
     waiting = iter(requests)
     running: set[asyncio.Task[A]] = set()
     try:
@@ -154,7 +155,8 @@ async def answers_of(
 
 
 async def answer_request(app: ASGIApp, request: BatchRequest, sender: Identity | None = None) -> Answer:
-    """Return the output line with the answer to a request. `sender` is the user (None: the local user)."""
+    """Send a request to the application. Returns the output line with the response. `sender` is the user (None: the
+    local user)."""
     body = msgspec.json.encode(request.body | {"stream": False})
     status, headers, content = await _call(app, request.url, body, sender)
     answer = {"status_code": status, "request_id": headers.get(b"x-request-id", b"").decode()}
@@ -162,12 +164,12 @@ async def answer_request(app: ASGIApp, request: BatchRequest, sender: Identity |
 
 
 def answer_line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None = None) -> Answer:
-    """Return a line of OpenAI's output and error files."""
+    """Return a line for OpenAI's output file or error file."""
     return {"id": f"batch_req_{new_request_id()}", "custom_id": custom_id, "response": response, "error": error}
 
 
 async def _call(app: ASGIApp, path: str, body: bytes, sender: Identity | None) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Send one request to an application in this process. Return the status, the headers and the body."""
+    """Send one request to an application in this process. Returns the response's status, headers and body."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

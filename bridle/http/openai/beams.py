@@ -1,4 +1,5 @@
-"""Beam search on completions and chats: converts its fields, and refuses fields that cannot be combined with it."""
+"""Beam search on completions and chats: reads its fields, and refuses fields that cannot be combined with beam
+search."""
 
 from __future__ import annotations
 

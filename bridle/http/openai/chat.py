@@ -48,7 +48,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call. The answer is complete unless the call streams."""
+    """Generate the answer to a request. The answer is complete unless the request streams."""
     sampling = _sampling(body)
     width = body.width(sampling.n)
     model = await serving.acquire_model(
@@ -105,7 +105,7 @@ class _Answer:
     _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         choices = []
         for part in self.generation.parts:
             if self.search is not None:
@@ -129,7 +129,7 @@ class _Answer:
         return [self._choice(part, beam, self.turn.message(beam), is_beam=True) for beam in beams]
 
     async def stream(self, writer: SseWriter) -> None:
-        """Send the chunks of a call that streams."""
+        """Send the chunks of a request that streams."""
         is_native = is_native_client(self.body)
         convert = native_chunks() if is_native else None
 
@@ -149,7 +149,7 @@ class _Answer:
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _live(self, part: SubRequest, writer: SseWriter) -> LiveText | None:
-        """Return the function that sends the next tokens of a sub-request with one choice; None if they need all
+        """Return an encoder for the tokens of a sub-request with one choice; None if each chunk needs further
         fields."""
         index = self._numbers.of(part, 0)
         reader = self._readers.get(index)
@@ -164,7 +164,7 @@ class _Answer:
         return sse_event(self._chunk(index, {"content": text}))
 
     def _events(self, part: SubRequest, tokens: list[TokenEvent]) -> bytes:
-        """Return the events of tokens whose text may contain reasoning and tool calls."""
+        """Encode tokens as events. Their text may contain reasoning and tool calls."""
         return b"".join(map(sse_event, self._chunks(part, Delta(0, text_of(tokens)), None)))
 
     def _choice(
@@ -188,7 +188,8 @@ class _Answer:
         }
 
     def _chunks(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> list[dict[str, Any]]:
-        """Return the chunks of a choice. The first chunk has the role, and the last chunk has the finish reason."""
+        """Return the chunks with more output of a choice. The first chunk has the role, and the last chunk has the
+        finish reason."""
         index = self._numbers.of(part, delta.index)
         if index not in self._readers:
             self._readers[index] = self.turn.reader()
@@ -213,8 +214,8 @@ class _Answer:
         return chunks
 
     def _num_shown(self, part: SubRequest, delta: Delta) -> int:
-        """Return how many tokens of `delta` belong to its text: all except a special token that ended it. Clients that
-        join the tokens of a chunk must get the chunk's text."""
+        """Return how many tokens of `delta` belong to its text: all except a special token at the end. A client that
+        joins the tokens of a chunk must get the chunk's text."""
         if not delta.tokens or not part.request.sampling.skip_special_tokens:
             return len(delta.tokens)
         return len(delta.tokens) - (delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids)
@@ -250,7 +251,8 @@ class _Answer:
     def _logprobs(
         self, tokens: Sequence[int], entries: list[Any] | None, part: SubRequest | None = None
     ) -> dict[str, Any] | None:
-        """Return the log-probabilities of tokens, and of the `choice` options if `part` is given."""
+        """Return the log-probabilities of tokens. If `part` is given, include those of the options of a `choice`
+        constraint."""
         if entries is None or not self.body.logprobs:
             return None
         shape = chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
@@ -268,7 +270,7 @@ class _Answer:
 
 
 def _delta_shape(piece: StreamDelta) -> dict[str, Any]:
-    """Return a piece of the answer as the `delta` of a chunk."""
+    """Convert a piece of the answer to the `delta` of a chunk."""
     match piece:
         case Thought():
             return {"reasoning_content": piece.text}

@@ -1,4 +1,4 @@
-"""`POST /v1/classify`: the label that a sequence classifier gives to each text, in vLLM's format."""
+"""`POST /v1/classify`: labels each text with a sequence classifier, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ClassifyBody(TextsBody):
-    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. Without `use_activation`,
-    `probs` are the head's logits."""
+    """Body of `POST /v1/classify`. `input` is a text, a list of texts, a list of token ids, or a list of such lists. If
+    `use_activation` is false, `probs` in the response are the head's logits."""
 
     input: Inputs
     use_activation: bool = True

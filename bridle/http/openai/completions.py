@@ -1,4 +1,5 @@
-"""`POST /v1/completions`: continues a text. With `echo` and `logprobs`, the route also scores the prompt."""
+"""`POST /v1/completions`: continues a text. With `echo` and `logprobs`, it also returns log-probabilities of the
+prompt's tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call. The answer is complete unless the call streams."""
+    """Generate the answer to a request. The answer is complete unless the request streams."""
     asked, num_wanted = _sampling(body, serving.limit(DEFAULT_MAX_TOKENS))
     model = await serving.acquire_model(
         body.model,
@@ -82,8 +83,8 @@ def _check_truncate(truncate: int | None, most: int) -> None:
 
 
 def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, int]:
-    """Return the sampling parameters of a body, and the number of choices to return per prompt. `usual` is the token
-    limit if the body sets none. With `best_of`, more choices are sampled than returned."""
+    """Return the sampling parameters of a body, and the number of choices to return per prompt. `usual` is the default
+    token limit. With `best_of`, more choices are sampled than returned."""
     max_tokens = usual if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
@@ -127,7 +128,7 @@ class _Answer:
     _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         choices = []
         for part in self.generation.parts:
             if self.search is not None:
@@ -141,7 +142,7 @@ class _Answer:
         return self._envelope(choices) | {"usage": self._usage()}
 
     async def stream(self, writer: SseWriter) -> None:
-        """Send the chunks of a call that streams."""
+        """Send the chunks of a request that streams."""
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
             chunks = [self._chunk(part, delta, note) for delta, note in part.read()]
@@ -199,11 +200,12 @@ class _Answer:
         return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
 
     def _event(self, part: SubRequest, text: str) -> bytes:
-        """Return the event with more text of a sub-request's only output."""
+        """Encode an event with more text for a sub-request with one choice."""
         return sse_event(self._chunk(part, Delta(0, text), None))
 
     def _content(self, part: SubRequest, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
-        """Return text and log-probabilities of a delta. With `echo`, those of the prompt precede the first delta."""
+        """Return text and log-probabilities of a delta. With `echo`, the first delta begins with the prompt's text and
+        log-probabilities."""
         text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
         if self.body.echo and delta.is_first:
             output = part.collector.output

@@ -1,4 +1,5 @@
-"""`POST /v1/decide`: chooses one of several texts as the model's continuation, with the probability of each text."""
+"""`POST /v1/decide`: chooses one of several texts as the continuation of a prompt, and returns the probability of each
+text."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class DecideBody(Fields):
         return SamplingParams(max_tokens=None, **given)
 
     def choice(self) -> Choice:
-        """Return the constraint that scores all options. Raises `InvalidRequest`."""
+        """Return the constraint under which the engine scores all options. Raises `InvalidRequest`."""
         if not 1 <= len(self.options) <= MAX_SCORED:
             raise InvalidRequest(
                 f"options has {len(self.options)} texts; must have between 1 and {MAX_SCORED}. Send them in several "
@@ -105,7 +106,7 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
 
 
 def _shape(generation: Generation, choice: Choice) -> dict[str, Any]:
-    """Return the JSON answer of a finished generation."""
+    """Return the JSON response for a finished generation."""
     output = generation.parts[0].collector.output
     raise_first_error(output)
     scores = option_scores(choice, output)

@@ -1,8 +1,9 @@
 """`POST /v1/embeddings`: embeddings of texts.
 
-An embedding model pools as its model folder configures. For a model that generates text, the embedding is the hidden
-state of the text's last token. All embeddings are normalized to length 1. Each text is a request of the engine, and is
-batched with other calls. Only some texts of a call are in the engine at the same time.
+An embedding model pools as the files in its folder say. For a model that generates text, the embedding is the hidden
+state of the text's last token. All embeddings are normalized to length 1. Each text is a separate request to the
+engine, which batches the texts of all HTTP requests. Only some texts of an HTTP request are in the engine at the same
+time.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Inputs = Annotated[Any, BeforeValidator(lambda value: prompts(value, "input")), 
 
 
 class TextsBody(Fields):
-    """Common fields of all calls for embeddings, scores or labels of texts. Texts longer than `truncate_prompt_tokens`
-    are truncated; -1 means the model's limit."""
+    """Common fields of all routes for embeddings, scores or labels of texts. A text of more than
+    `truncate_prompt_tokens` tokens is truncated; -1 means the model's limit."""
 
     has_text: ClassVar[bool] = False
     #: True if a call must name its model when the server has several models.
@@ -51,8 +52,8 @@ class TextsBody(Fields):
     deadline: float | None = None
 
     async def hold(self, serving: RequestLifecycle, num_texts: int) -> int:
-        """Acquire the model, and admission for the texts that are in the engine at once. Returns the number of those
-        texts."""
+        """Acquire the model, and admission slots for the texts that are in the engine at the same time. Returns the
+        number of these texts."""
         if num_texts > MAX_INPUTS:
             raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
@@ -69,8 +70,8 @@ class TextsBody(Fields):
 
 
 class EmbeddingsBody(TextsBody):
-    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt_name` is the name of a
-    prompt in the model's folder."""
+    """Body of `POST /v1/embeddings`. `input` is a text, a list of texts, a list of token ids, or a list of such lists.
+    `prompt_name` names a prompt that the model's folder defines."""
 
     must_name: ClassVar[bool] = True
 
@@ -103,7 +104,8 @@ async def _rows(body: EmbeddingsBody, serving: RequestLifecycle) -> tuple[list[b
 
 
 def _row(number: int, vector: array[float], is_base64: bool) -> bytes:
-    """Return one JSON entry. Entries are encoded one by one, so that a long answer does not delay other requests."""
+    """Encode the JSON entry of one text. Entries are encoded one by one, so that a long response does not delay other
+    requests."""
     shown = _base64(vector) if is_base64 else vector.tolist()
     return msgspec.json.encode({"object": "embedding", "index": number, "embedding": shown})
 

@@ -1,4 +1,5 @@
-"""Log-probabilities in the two formats of the OpenAI API: parallel lists for completions, and rows for chats."""
+"""Formats log-probabilities for the OpenAI API: as parallel lists for completions, as one object per token for
+chats."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ _LOWEST = -9999.0  # JSON has no minus infinity
 
 
 class CompletionLogprobs:
-    """The lists of one choice of `/v1/completions`, which grow with the choice's text.
+    """Formats log-probabilities for one choice of `/v1/completions`, whose text grows.
 
-    `text_offset` counts characters of the choice's text. A token that holds only a part of a character has the offset
-    of that character. A special token has a width only if the text contains it.
+    `text_offset` counts characters of the choice's text. A token with only a part of a character has the offset of that
+    character. A special token has length 0 unless the text contains it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -26,7 +27,8 @@ class CompletionLogprobs:
     def shape(
         self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], num_top: int
     ) -> dict[str, Any]:
-        """Return the lists for the next tokens, whose text is `text`, with `num_top` alternatives for each token."""
+        """Return the parallel lists for the next tokens, whose text is `text`, with `num_top` alternatives for each
+        token."""
         self._text += text
         return {
             "tokens": [_name(self._tokenizer, token) for token in tokens],
@@ -36,7 +38,7 @@ class CompletionLogprobs:
         }
 
     def rewind(self, num_chars: int) -> None:
-        """Remove the last `num_chars` characters of the choice's text."""
+        """Roll back the last `num_chars` characters of the choice's text."""
         self._text = self._text[: len(self._text) - num_chars]
         self._num_chars = len(self._text)
 
@@ -64,7 +66,7 @@ class CompletionLogprobs:
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Iterable[int], entries: Iterable[Logprob | None], num_top: int
 ) -> dict[str, Any]:
-    """Return the rows of one choice of `/v1/chat/completions`."""
+    """Return the log-probabilities of one choice of `/v1/chat/completions`."""
     rows = []
     for token, entry in zip(tokens, entries, strict=True):
         logprob = _LOWEST if entry is None else entry.logprob
@@ -78,8 +80,9 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Return the tokens of a prompt in vLLM's format: an object for each token. Its keys are the token's own id and the
-    ids of the `num_top` most probable tokens. The first token is null, because no token precedes it."""
+    """Return the log-probabilities of a prompt in vLLM's format: an object for each token. Its keys are the token's id
+    and the ids of the `num_top` most probable tokens. The first entry is null, because no token precedes the first
+    token."""
     return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
 
 
@@ -99,8 +102,8 @@ def _row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text. A token that is a part of a character is written as bytes, so that different tokens have
-    different names."""
+    """Return a token as text. A token with only a part of a character is written as bytes, so that different tokens
+    have different names."""
     text = tokenizer.token_text(token)
     if "\ufffd" not in text:
         return text

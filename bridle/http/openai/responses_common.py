@@ -1,4 +1,4 @@
-"""Parts of answers that several OpenAI routes have."""
+"""Builds parts of responses that several OpenAI routes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 
 def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | None:
-    """Return OpenAI's finish reason of an output, which may have tool calls; None while the output grows."""
+    """Return OpenAI's finish reason for an output; None if the output has not ended."""
     if output.finish_reason is None:
         return None
     reason = _FINISH.get(output.finish_reason, "stop")
@@ -27,8 +27,8 @@ def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | No
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
-    """Return token counts. In addition to OpenAI's details, they count sampled, forced, rolled back and shared tokens.
-    `accepted_prediction_tokens` counts accepted draft tokens of any proposer; rejected draft tokens are not billed."""
+    """Return token counts in OpenAI's format, with additional counts of sampled, forced, rolled back and shared tokens.
+    `accepted_prediction_tokens` counts accepted draft tokens from all sources; rejected draft tokens are not billed."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -48,15 +48,15 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
 
 
 def options_shape(part: SubRequest) -> dict[str, Any]:
-    """Return the probabilities of the options of a `choice` constraint, as a field of the log-probabilities; an empty
-    object if options were not scored."""
+    """Return a field of the log-probabilities with the probabilities of a `choice` constraint's options; empty if the
+    options were not scored."""
     scores = option_scores(part.request.controller, part.collector.output)
     return {"options": [score.to_dict() for score in scores]} if scores else {}
 
 
 class ChoiceIndexer:
-    """Numbers the choices of a request. The requested choices come first, in the order of their prompts; each fork of
-    an output gets the next number when it appears."""
+    """Numbers the choices of a request. The requested choices come first, in the order of their prompts. Each fork of
+    an output gets the next free number when the fork begins."""
 
     def __init__(self, parts: Sequence[SubRequest], num_wanted: int) -> None:
         self._num_wanted = 1 if parts[0].is_steered else num_wanted
@@ -74,7 +74,8 @@ class ChoiceIndexer:
         return number
 
     def fields(self, part: SubRequest, note: StreamExtras | None) -> dict[str, Any]:
-        """Return logs and variables, and the number of the choice from which this choice was forked."""
+        """Return the response fields with logs and variables of controllers, and the number of the choice from which
+        this choice was forked."""
         if note is None:
             return {}
         origin = {} if note.parent is None or not part.is_steered else {"forked_from": self.of(part, note.parent)}
@@ -82,7 +83,8 @@ class ChoiceIndexer:
 
 
 def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
-    """Return how much sent text is rolled back before this chunk's text, if the rewind policy is `event`."""
+    """Return the fields that say how much sent text is rolled back before this chunk's text, if the rewind policy is
+    `event`."""
     if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
         return {}
     return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

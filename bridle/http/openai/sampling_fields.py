@@ -1,6 +1,6 @@
-"""Fields of bodies that are derived from `SamplingParams`, so that every route has a new sampling parameter at once.
+"""Derives fields of request bodies from `SamplingParams`, so that all routes get every new sampling parameter.
 
-A body may declare a field with its own rule, which replaces the derived field. `logit_bias` is an object from token ids
+A body may declare a field itself, which replaces the derived field. `logit_bias` is an object from token ids
 (as digits) to numbers, with up to `MAX_LOGIT_BIAS` entries. It may also be llama.cpp's list of pairs: a token id or a
 text, and a number, or false to ban the token.
 """
@@ -53,7 +53,7 @@ def _read_biases(value: Any) -> dict[int | str, float]:
 
 
 def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
-    """Return the biases in a list of pairs. Biases of equal tokens are added."""
+    """Convert a list of pairs to biases by token. Biases of the same token are added."""
     found: dict[int | str, float] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
@@ -67,7 +67,7 @@ def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
 
 
 def _are_biases(value: dict[str, Any]) -> bool:
-    """Return whether all entries are valid. Only if not, each entry is checked to find the invalid one."""
+    """Return whether all entries of `logit_bias` are valid. This check is fast, but does not find the invalid entry."""
     names = "".join(value)
     is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
     biases = value.values()
@@ -123,8 +123,8 @@ _KINDS: Mapping[str, Any] = {
 def derived_fields(
     api: Api, params: type[SamplingParams] = SamplingParams, without: Collection[str] = ()
 ) -> type[Fields]:
-    """Return a base class with every plain sampling parameter of `api`, under the API's names; None means a missing
-    field."""
+    """Return a base class with a field for every plain sampling parameter of `api`, under the API's names. None means
+    that the field is missing."""
     names = {name: meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(params)}
     taken: dict[str, Any] = {

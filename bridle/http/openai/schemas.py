@@ -1,7 +1,8 @@
 """Request bodies of the OpenAI routes.
 
 Types are strict: numbers and strings are not converted to each other. `bridle.http.fields` handles undeclared fields.
-Long lists are validated by hand, so that an invalid list gives one error instead of a million.
+Long lists are validated by functions of this module, so that an invalid list gives one error instead of a million
+errors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _refuse(message: str) -> ValueError:
 
 
 def prompts(value: Any, name: str = "prompt") -> Any:
-    """Return a prompt or a list of prompts as a list of texts or of lists of token ids. `name` is the name of the
+    """Convert a prompt or a list of prompts to a list of texts or a list of token id lists. `name` is the name of the
     field."""
     if isinstance(value, str):
         return [value]
@@ -113,7 +114,7 @@ JsonObjects = list[dict[str, Any]]
 
 
 class ReasoningFields(InnerFields):
-    """Field `reasoning`: limits on reasoning, in the format of several open servers."""
+    """The field `reasoning`: limits on reasoning, in a format that several open-source servers share."""
 
     within: ClassVar[str] = "reasoning"
 
@@ -135,7 +136,8 @@ Echo = Annotated[str | None, BeforeValidator(_echo)]
 
 
 class StreamOptions(InnerFields):
-    """Field `stream_options`: usage at the end of a stream, and a notice when the device was lost."""
+    """The field `stream_options`: whether a stream reports usage at its end, and whether it reports the loss of a
+    device."""
 
     within: ClassVar[str] = "stream_options"
 
@@ -171,8 +173,8 @@ else:
 
 
 class SamplingFields(ControllerFields, _Derived):
-    """Sampling fields of all OpenAI routes, with the further fields of open servers. Sampling fields that this class
-    does not declare are derived."""
+    """Sampling fields of all OpenAI routes, including fields of open-source servers. Further fields are derived from
+    `SamplingParams`."""
 
     model: str | None = None
     adapter: str | None = None
@@ -220,7 +222,8 @@ class SamplingFields(ControllerFields, _Derived):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def cache_options(self, user: str) -> EventOptions:
-        """Return the options for the prompt cache. A key has one retained conversation, the latest."""
+        """Return the options for the prompt cache. For each `prompt_cache_key`, only the latest conversation's KV is
+        retained."""
         key, name = self.prompt_cache_key or "", ""
         if key:
             name = "key-" + blake2b(f"{user}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -234,14 +237,15 @@ class SamplingFields(ControllerFields, _Derived):
         return constraint_named({name: getattr(self, name) for name in NAMES})
 
     def sampling(self, **changes: Any) -> SamplingParams:
-        """Return the sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
+        """Return the sampling parameters of this body. `changes` override fields of the body. Raises
+        `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
         given["ignore_eos"] = ignores_eos(self, self.ignore_eos)
         return SamplingParams(**(given | changes))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """Return `sampling` with the checkpoint's recommended values for fields that this body leaves out."""
+        """Return `sampling` with the values that the checkpoint recommends for fields missing in this body."""
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return filled(sampling, model.defaults, given)
 
@@ -253,7 +257,8 @@ _SAMPLING_FIELDS = tuple(
 
 
 class BeamFields(SamplingFields):
-    """Fields of beam search, with `best_of` beams, and of prompt log-probabilities, for completions and chats."""
+    """Fields for beam search and for log-probabilities of the prompt, on completions and chats. `best_of` is the number
+    of beams."""
 
     best_of: int | None = None
     use_beam_search: bool | None = None
@@ -262,8 +267,8 @@ class BeamFields(SamplingFields):
     prompt_logprobs: int | None = None
 
     def width(self, num_wanted: int) -> int:
-        """Return the number of choices to generate for `num_wanted` answers. Raises `InvalidRequest` for values that do
-        not work with streams, and for fields of beam search without `use_beam_search`."""
+        """Return the number of choices to generate for `num_wanted` answers. Raises `InvalidRequest` for values that
+        streams do not support, and for fields of beam search without `use_beam_search`."""
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest(
                 f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"
@@ -312,7 +317,7 @@ class ChatBody(BeamFields):
     add_generation_prompt: bool | None = None
 
     def conversation(self, prefill: str = "") -> Conversation:
-        """Return the conversation and the settings of its answer, which begins with `prefill`. Raises
+        """Return the conversation, with the settings for its answer. The answer begins with `prefill`. Raises
         `InvalidRequest`."""
         reasoning = self.reasoning or _NO_REASONING
         messages: Sequence[Message] = self.messages

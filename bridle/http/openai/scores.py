@@ -1,9 +1,9 @@
-"""Similarity of texts: `/v1/score` (vLLM's format), `/v1/rerank` (the format of Jina and Cohere), and `/rerank` with
-`texts` (the format of text-embeddings-inference).
+"""Routes for the similarity of texts: `/v1/score` (vLLM's format), `/v1/rerank` (the format of Jina and Cohere), and
+`/rerank` with `texts` (the format of text-embeddings-inference).
 
 A cross-encoder, which is a classifier with one label, reads both texts together and scores the pair. With other models,
-a score is the cosine of the two texts' embeddings, as `/v1/embeddings` returns them. vLLM does the same for embedding
-models. A text that occurs several times in a call is computed once.
+a score is the cosine of the two texts' embeddings, as `/v1/embeddings` returns them. This is also vLLM's rule for
+embedding models. A text that occurs several times in a request is computed once.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ScoreBody(TextsBody):
 
 
 class RerankBody(TextsBody):
-    """Body of `POST /v1/rerank`. With `texts` instead of `documents`, the answer has the format of
-    text-embeddings-inference. Its `truncate` cuts texts that are too long, and its `raw_scores` are a cross-encoder's
-    logits."""
+    """Body of `POST /v1/rerank`. If the body has `texts` instead of `documents`, the response has the format of
+    text-embeddings-inference. In this format, `truncate` shortens texts that are too long, and `raw_scores` requests a
+    cross-encoder's logits."""
 
     query: str
     documents: Texts | None = None

@@ -1,8 +1,8 @@
 """Converts chat chunks to the format that `text-generation`, the client library of text-generation-inference, reads.
 
 That client requires a role and `tool_calls` (one object or null) in every delta. It parses every line of data as a
-chunk, so the last line of OpenAI's streams makes it fail. OpenAI's clients join repeated roles, and need that line. So
-only requests whose bodies look like that client's get these chunks.
+chunk, so the line `[DONE]` makes it fail. OpenAI's clients join repeated roles, and need that line. So only requests
+that look like those of the `text-generation` client get this format.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NATIVE_FIELDS = frozenset(
 
 
 def is_native_client(body: ChatBody) -> bool:
-    """Return whether the text-generation client wrote this body."""
+    """Return whether the request body looks like one from the `text-generation` client."""
     return body.model == _MODEL and body.model_fields_set >= NATIVE_FIELDS
 
 
 def native_chunks() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that converts OpenAI's chunks of one stream to the client's format."""
+    """Return a function that converts the OpenAI chunks of one stream to the client's format."""
     ids: dict[tuple[int, int], str] = {}  # ids of calls, by choice and number: only a call's first chunk has its id
 
     def convert(chunk: dict[str, Any]) -> dict[str, Any]:

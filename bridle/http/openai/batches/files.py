@@ -60,7 +60,7 @@ async def content(file_id: str, request: Request) -> Response:
 
 
 def _checked(form: dict[str, FormPart]) -> FormPart:
-    """Return the batch file in an uploaded form. Raises `InvalidRequest`."""
+    """Return the batch file from an uploaded form. Raises `InvalidRequest`."""
     for name in form.keys() - {"file", "purpose"}:
         shown = short_repr(name)
         raise UnsupportedFeature(f"{shown} is not supported: all files are kept for the same time; omit it", name[:80])

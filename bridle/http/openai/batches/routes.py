@@ -22,7 +22,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class BatchBody(InnerFields):
-    """Body of `POST /v1/batches`: a file of requests, all for one endpoint."""
+    """Body of `POST /v1/batches`: the id of a file of requests, all for one route."""
 
     input_file_id: str
     endpoint: str

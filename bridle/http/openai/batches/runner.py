@@ -1,8 +1,8 @@
 """Answers batches in the background: a limited number of lines at once, with the lowest priority.
 
-One batch of each user runs at a time, and `MAX_RUNNING` batches of all users. The lines go through the application, so
-they are checked, limited and counted like the user's other requests. A line that an overloaded server refuses is sent
-again.
+At any time, each user has at most one running batch, and all users together have at most `MAX_RUNNING`. The lines are
+passed to the application, so they are checked, limited and counted like the user's other requests. If an overloaded
+server refuses a line, the line is sent again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Line(NamedTuple):
 
 
 class BatchRunner:
-    """Runs the batches of a server. `identify` returns the user of a batch with present rights; None if the user has no
-    key. While `is_closing` returns true, no further line begins, and batches stay unfinished. Use the runner in one
-    event loop only."""
+    """Runs the batches of a server. `identify` returns the user of a batch with current rights; None if the user has no
+    key any more. If `is_closing` returns true, no further line begins, and batches stay unfinished. Use the runner in
+    one event loop only."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BatchRunner:
         self.running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by user: id and task
 
     async def run(self) -> None:
-        """Continue unfinished batches. Runs until it is cancelled, which cancels all running lines."""
+        """Run queued and unfinished batches until this task is cancelled, which cancels all running lines."""
         for batch in self._batches.unfinished():
             self.start(batch)
         try:
@@ -85,7 +85,8 @@ class BatchRunner:
         self._fill()
 
     def cancel(self, batch: Batch) -> Batch:
-        """Cancel a batch: at once if it waits, else when its lines in flight are answered. Raises `InvalidRequest`."""
+        """Cancel a batch: at once if the batch is queued, otherwise when its lines in flight are answered. Raises
+        `InvalidRequest`."""
         cancelled = self._batches.cancel(batch)
         name, _ = self.running.get(batch.user, (None, None))
         if name == batch.id:
@@ -94,7 +95,8 @@ class BatchRunner:
         return self._end(cancelled, "cancelled")
 
     def _leave_queue(self, batch: Batch) -> None:
-        """Remove a waiting batch from its queue, because a user may create and cancel any number of batches."""
+        """Remove a batch from its user's queue. Otherwise users who create and cancel many batches would let the queue
+        grow."""
         kept = deque(each for each in self.waiting.get(batch.user, ()) if each.id != batch.id)
         if kept:
             self.waiting[batch.user] = kept  # keeps the user's position in the queue
@@ -117,7 +119,7 @@ class BatchRunner:
         self._fill()
 
     async def _run_safely(self, batch: Batch) -> None:
-        """Run a batch to its end. The next batch runs in any case, even after an unexpected error."""
+        """Run a batch to its end. An unexpected error ends only this batch, not the runner."""
         try:
             await self._run(batch)
         except UnknownBatch:
@@ -146,7 +148,7 @@ class BatchRunner:
             self._end(batch, reason or "completed", lines)
 
     def _reason(self, batch: Batch) -> str | None:
-        """Return why no further line may begin: the batch's last status, or `closing`; None if lines may begin. Raises
+        """Return why no further line may begin: the batch's final status, or `closing`. None if lines may begin. Raises
         `UnknownBatch`."""
         if self._batches.find(batch.user, batch.id).status == "cancelling":
             return "cancelled"
@@ -166,7 +168,7 @@ class BatchRunner:
                 yield line
 
     async def _answer(self, batch: Batch, line: Line) -> None:
-        """Answer a line, unless the batch ends first."""
+        """Send the request of a line and store the answer, unless the batch ends first."""
         for attempt in count():
             answer = await self._send(batch, line.request)
             status = answer["response"]["status_code"]
@@ -196,8 +198,8 @@ class BatchRunner:
         self._batches.forget_answers(batch)
 
     def _end(self, batch: Batch, status: str, lines: list[Line] | None = None) -> Batch:
-        """Write the files of a batch, with an error for each line without an answer, and set the batch's final
-        status."""
+        """Write the output and error files of a batch, and set its final status. Each line without an answer gets an
+        error."""
         answers = self._batches.answers(batch)
         for number, request in lines or ():
             if number not in answers.good and number not in answers.bad:
@@ -217,7 +219,7 @@ class BatchRunner:
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[dict[str, object]]]:
-    """Return the requests of a file for one endpoint, and the errors of its lines, at most `_MAX_ERRORS`."""
+    """Parse a batch file for one route. Returns the requests, and at most `_MAX_ERRORS` errors of lines."""
     reader, lines, errors = LineReader((endpoint,)), [], []
     for number, line in enumerate(content.split(b"\n"), 1):
         try:

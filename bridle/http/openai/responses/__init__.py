@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: converts request items to bridle's conversations, and answers to items."""
+"""OpenAI's Responses API: converts request items to bridle's chat requests, and outputs to items."""
 
 from bridle.http.openai.responses import conversations, routes, stored
 

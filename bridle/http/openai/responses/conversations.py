@@ -1,4 +1,5 @@
-"""`/v1/conversations`: conversations that the server stores for a client. Responses continue them and add items."""
+"""`/v1/conversations`: conversations that the server stores for a client. Requests for responses continue a
+conversation and add items to it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _Items = Annotated[JsonObjects | None, objects("items", MAX_MESSAGES)]
 
 
 class ConversationBody(InnerFields):
-    """Body of `POST /v1/conversations`: the first items."""
+    """Body of `POST /v1/conversations`: the first items of the conversation."""
 
     items: _Items = None
     metadata: Metadata = None

@@ -1,5 +1,5 @@
-"""Converts request items to chat messages. Reasoning, text and calls of one answer become one message. Errors name the
-invalid item."""
+"""Converts request items to chat messages. Reasoning, text and tool calls of one answer become one message. Errors name
+the invalid item."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PHASES = ("commentary", "final_answer")
 def messages_of(
     instructions: str | None, items: str | JsonObjects, has_media: bool, template: str | None = None
 ) -> JsonObjects:
-    """Return the chat messages of items. If `has_media`, images and audio stay in the messages. Roles must be usual
-    or in `template`, the source of the chat template. Raises `InvalidRequest`, and `UnsupportedFeature` for
+    """Convert items to chat messages. If `has_media`, images and audio stay in the messages. A role must be a standard
+    role, or occur in `template`, the source of the chat template. Raises `InvalidRequest`, and `UnsupportedFeature` for
     unsupported item types."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
@@ -37,7 +37,7 @@ def messages_of(
 
 
 def as_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item with a type and a status, and its content as a list of parts."""
+    """Complete an item: add a missing type and status, and convert its content to a list of parts."""
     listed: dict[str, Any] = {"type": "message", "status": "completed"}
     listed |= {name: value for name, value in item.items() if value is not None}
     if listed["type"] == "message" and isinstance(listed.get("content"), str):
@@ -47,7 +47,7 @@ def as_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_items(before: JsonObjects, items: JsonObjects) -> None:
-    """Raise the error of `messages_of` for the first of `items` that cannot follow the items in `before`."""
+    """Raise an error, as `messages_of` does, for the first of `items` that cannot follow the items in `before`."""
     reader = _ItemReader([], has_media=True)
     for position, item in enumerate(before):
         reader.add(item, f"item {position} of the conversation")
@@ -124,7 +124,7 @@ class _ItemReader:
         return self._messages[-1]
 
     def _content(self, content: Any, where: str) -> str | JsonObjects:
-        """Return the text of parts. If some parts are images, audio or file URLs, return all parts in order."""
+        """Return the text of content parts. If some parts are images, audio or file URLs, return all parts in order."""
         if not isinstance(content, list) or not any(self._stays(part) for part in content):
             return self._text(content, where)
         return [

@@ -1,4 +1,4 @@
-"""An answer as items, built from the pieces of output, with the events that report the growth of each item."""
+"""Builds the items of an answer from pieces of output, and the events that report the growth of each item."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Item = dict[str, Any]
 
 
 class ItemWriter:
-    """Builds `items`; they are complete when the writer is closed. Until then, the last item may be open. `names` maps
-    flat names to functions in namespaces. The last message is the answer if it is the last item; other messages are
+    """Builds `items`, which are complete once the writer is closed. Until then, the last item may be open. `names` maps
+    flat names to functions in namespaces. A message at the end of the items is the answer; all other messages are
     commentary."""
 
     def __init__(self, response_id: str, names: Mapping[str, Name]) -> None:
@@ -23,11 +23,11 @@ class ItemWriter:
         self._is_open = False
 
     def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
-        """Add pieces of output; return their events."""
+        """Add pieces of output. Returns their events."""
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self, status: str = "completed") -> list[Event]:
-        """Close the last item; return the events. An answer without any item gets an empty message."""
+        """Close the last item. Returns the events. An answer without items gets an empty message."""
         opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
         return [*opened, *self._end(status, "final_answer")]
 

@@ -1,4 +1,4 @@
-"""An answer of the Responses API: a generation, and the response built from it, complete or as events."""
+"""Builds responses of the Responses API from a generation: complete, or as events."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ SendEvents = Callable[[list[Event]], Awaitable[None]]
 async def begin(
     body: ResponsesBody, serving: RequestLifecycle, most_tokens: int | None = None
 ) -> tuple[Generation, ChatRequest]:
-    """Return the validated generation for a body. The generation has run, unless the body streams. `input` must have
-    all items of the conversation. The output has `most_tokens` tokens at most, or the rest of the context."""
+    """Validate a body and begin its generation. The generation has ended when this returns, unless the body streams.
+    `input` must have all items of the conversation. The output has at most `most_tokens` tokens; by default the rest of
+    the context."""
     if body.offered.skipped:
         _log.info("tools left out", id=serving.story.id, types=body.offered.skipped)
     model = await serving.acquire_model(
@@ -77,9 +78,9 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes the output of a generation in the format of the Responses API. A response with `store` goes into `book`,
-    another response into `passing`, if given. With `is_warm_up`, only the prompt is computed, so that a request that
-    continues this response is faster. `thread` adds the response to its conversation."""
+    """Writes the output of a generation in the format of the Responses API. A response with `store` is stored in
+    `book`; any other response is stored in `passing`, if given. If `is_warm_up`, only the prompt is computed, which
+    makes a request that continues this response faster. `thread` adds the response to its conversation."""
 
     generation: Generation
     turn: ChatRequest
@@ -99,7 +100,7 @@ class ResponseWriter:
         self._items = ItemWriter(self.call_id, self.body.offered.names)
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         output = self.generation.parts[0].outputs[0]
         self._reader = self.turn.reader(is_whole=True, is_cut=self._status == "incomplete")
         self._items.add(self._reader.push(output.text, is_last=True))
@@ -108,7 +109,8 @@ class ResponseWriter:
         return self._stored(self._response(self._status) | self._note_fields())
 
     async def stream(self, send: SendEvents, writer: SseWriter | None = None) -> None:
-        """Send the events of an answer while it is generated. Events of more text may go directly to `writer`."""
+        """Send the events of a response while it is generated. Events with only more text may be written directly to
+        `writer`."""
         begun = self._response("in_progress")
         await send(self._numbered({"type": f"response.{it}", "response": begun} for it in ("created", "in_progress")))
 
@@ -136,7 +138,7 @@ class ResponseWriter:
         return {"type": "response.failed", "sequence_number": next(self._numbers), "response": response}
 
     def _keep(self) -> None:
-        """Store the answer's tokens for the next call of the conversation."""
+        """Store the tokens of the answer for the next request of the conversation."""
         (part,) = self.generation.parts
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
 
@@ -160,7 +162,7 @@ class ResponseWriter:
         return response
 
     def _note_fields(self) -> dict[str, Any]:
-        """Return the logs and variables of a controller."""
+        """Return the response fields with logs and variables of controllers."""
         return self.generation.parts[0].note_fields(0)
 
     def _grown(self, text: str, is_last: bool = False) -> list[Event]:

@@ -61,7 +61,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
 
 
 async def _answer(body: ResponsesBody, serving: RequestLifecycle, http: HttpState) -> ResponseWriter:
-    """Return the answer of a call. The answer is complete unless the call streams."""
+    """Generate the response to a request. The response is complete unless the request streams."""
     user, thread = serving.identity.user, body.turn(http.conversations, serving.identity.user)
     body = body.model_copy(update={"input": body.items(http.responses, http.conversations, user)})
     generation, turn = await begin(body, serving)

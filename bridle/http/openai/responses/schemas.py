@@ -55,7 +55,7 @@ class ConversationFields(InnerFields):
 
 
 class TextFields(InnerFields):
-    """Field `text`: the format of the answer."""
+    """The field `text`: the format of the answer."""
 
     within: ClassVar[str] = "text"
 
@@ -101,8 +101,8 @@ class ResponsesBody(SamplingFields):
         return given.id if isinstance(given, ConversationFields) else given
 
     def items(self, book: ResponseStore, conversations: ConversationStore, user: str) -> JsonObjects:
-        """Return all items: the earlier items, from the conversation or the previous response, and the new input.
-        Raises `UnknownResponse` or `UnknownConversation`, and `InvalidRequest` if there are too many items."""
+        """Return all input items: the earlier items, from the conversation or the previous response, then the new
+        items. Raises `UnknownResponse` or `UnknownConversation`, and `InvalidRequest` if there are too many items."""
         said = [*self._before(book, conversations, user), *self._given]
         if len(said) > MAX_MESSAGES:
             raise InvalidRequest(
@@ -131,8 +131,8 @@ class ResponsesBody(SamplingFields):
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
 
     def to_chat(self, model: str, modalities: Collection[str] = (), template: str | None = None) -> ChatBody:
-        """Return the request as a chat with `model`, which reads media of `modalities` and has a chat `template`.
-        Raises `InvalidRequest` that names the invalid item, tool or field."""
+        """Convert this request to a chat request. The model accepts media of the kinds in `modalities` and has the chat
+        template `template`. Raises `InvalidRequest` that names the invalid item, tool or field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
@@ -180,7 +180,7 @@ class CompactBody(ResponsesBody):
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer's format as the chat API's `response_format`."""
+    """Convert the format of the answer to the chat API's `response_format`."""
     if form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return {"type": form.get("type")}

@@ -1,4 +1,5 @@
-"""Responses over a WebSocket at `/v1/responses`: each client message requests a response, and each event is a message.
+"""Serves responses over a WebSocket at `/v1/responses`: each client message requests a response, and each event is one
+message.
 
 A connection runs one response at a time, in the order of its requests. A response that is not stored can be continued
 on the same connection, until the next response or a failure.
@@ -46,13 +47,13 @@ _BESIDE = ("type", "stream", "stream_options", "generate")
 
 
 class ConnectionExpired(ProtocolError):
-    """The connection has reached its maximum duration."""
+    """Raised when a connection has reached its maximum duration."""
 
     code = "websocket_connection_limit_reached"
 
 
 class PreviousNotFound(InvalidRequest):
-    """The previous response is neither stored nor the last response of the connection."""
+    """Raised if the previous response is neither stored nor the last response of the connection."""
 
     code = "previous_response_not_found"
 
@@ -96,7 +97,7 @@ class ResponsesSockets:
 
 
 class _Connection:
-    """The connection of one client."""
+    """The WebSocket connection of one client."""
 
     def __init__(self, http: HttpState, head: HTTPConnection, receive: Receive, send: Send) -> None:
         self._http, self._head, self._identity = http, head, identity_of(head)
@@ -112,7 +113,7 @@ class _Connection:
     # -- connection ------------------------------------------------------------------------------------------------
 
     async def serve(self, max_seconds: float) -> None:
-        """Answer messages until the client disconnects, or the connection reaches its maximum duration."""
+        """Answer messages until the client disconnects or the connection reaches its maximum duration."""
         reader = asyncio.create_task(self._read())
         timer = asyncio.get_running_loop().call_later(max_seconds, self._expire, max_seconds)
         try:
@@ -157,7 +158,7 @@ class _Connection:
             self._work.cancel()
 
     async def _leave(self) -> None:
-        """Send the reason for closing, unless the client has disconnected."""
+        """Close the connection with the reason, unless the client has disconnected."""
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             if self._error is not None:
                 await self._tell([_failure(self._error)])
@@ -179,7 +180,7 @@ class _Connection:
     # -- a response ------------------------------------------------------------------------------------------------
 
     async def _answer(self, message: str | bytes) -> None:
-        """Answer one message; every error is reported or logged."""
+        """Answer one message. Every error is reported to the client or logged."""
         call = RequestContext(id=new_request_id(), route=f"WEBSOCKET {PATH}", method="WEBSOCKET", path=PATH)
         call.identity = self._identity
         if self._http.tracing is not None:
@@ -210,7 +211,8 @@ class _Connection:
             await self._fail(error, call, answer)
 
     async def _fail(self, error: BridleError, call: RequestContext, answer: ResponseWriter | None = None) -> None:
-        """Report an error; in the failed response, if the response has begun."""
+        """Report an error to the client. If the response has begun, the error is in the event of the failed
+        response."""
         call.status = status_of(error)[0]
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await self._tell([_failure(error) if answer is None else answer.failure(error)])
@@ -220,7 +222,7 @@ class _Connection:
             self.end(too_many)
 
     async def _body(self, message: str | bytes) -> tuple[ResponsesBody, bool]:
-        """Return the request in a message, and whether it generates text. Raises `InvalidRequest`."""
+        """Parse the request in a message. Also returns whether the request generates text. Raises `InvalidRequest`."""
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         try:
             fields = await parsed(self._http, data)
@@ -252,5 +254,5 @@ class _Connection:
 
 
 def _failure(error: BridleError) -> dict[str, Any]:
-    """Return the event of a refused request."""
+    """Return the event that reports a refused request."""
     return {"type": "error", "status": status_of(error)[0], **error_body(error)}

@@ -42,8 +42,8 @@ async def input_items(response_id: str, request: Request) -> Response:
 
 
 def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of items, the latest first unless `order` is `asc`. `limit` is at most `MAX_PAGE`, and `after` is
-    the id of the item before the page."""
+    """Return a page of items, the latest first unless `order` is `asc`. The query's `limit` is at most `MAX_PAGE`;
+    `after` is the id of the last item before the page."""
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order is {short_repr(order)}; must be 'asc' or 'desc'", "order")

@@ -1,6 +1,6 @@
-"""Items of type `compaction`: a summary of a conversation, which the client stores and sends back unchanged.
+"""Encodes items of type `compaction`: the summary of a conversation, which the client stores and sends back unchanged.
 
-In spite of its name, the field `encrypted_content` is not encrypted: the client has read the whole conversation, and a
+Despite its name, the field `encrypted_content` is not encrypted. The client knows the whole conversation, and a
 returned summary counts as the client's text.
 """
 
@@ -18,12 +18,12 @@ _TITLE = "Summary of the conversation so far:\n"
 
 
 def packed(summary: str) -> str:
-    """Return a summary in the form of `encrypted_content`."""
+    """Encode a summary for the field `encrypted_content`."""
     return _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
 
 
 def unpacked(content: Any, where: str) -> str:
-    """Return the summary in `encrypted_content`, with a title for the model. Raises `InvalidRequest`."""
+    """Decode the summary in `encrypted_content`, and add a title for the model. Raises `InvalidRequest`."""
     try:
         if isinstance(content, str) and content.startswith(_MARK):
             return _TITLE + base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()

@@ -1,5 +1,5 @@
-"""Tools of the Responses API as functions that a model may call. The namespace is a prefix of the names of its tools.
-Tools that a server would run itself are ignored."""
+"""Converts tools of the Responses API to functions that a model may call. A tool in a namespace gets the namespace as a
+prefix of its name. Tools that OpenAI's server runs itself are ignored."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` of a request in the format of the chat API, and `told`, the tools that its response lists.
-    `names` maps the flat names of functions in namespaces; `skipped` has the types of ignored tools."""
+    """The tools of a request. `functions` are in the format of the chat API; `told` are the tools that the response
+    lists. `names` maps the flat names of functions in namespaces; `skipped` has the types of ignored tools."""
 
     functions: JsonObjects | None = None
     told: JsonObjects = field(default_factory=list)
@@ -49,7 +49,7 @@ def flat_name(name: Any, namespace: Any) -> Any:
 
 
 def read_tools(tools: JsonObjects | None) -> Tools:
-    """Return the tools of a request. Raises `InvalidRequest` or `UnsupportedFeature` that names the invalid tool."""
+    """Read the tools of a request. Raises `InvalidRequest` or `UnsupportedFeature` that names the invalid tool."""
     if tools is None:
         return Tools()
     told: JsonObjects = []
@@ -71,7 +71,7 @@ def read_tools(tools: JsonObjects | None) -> Tools:
 
 
 def read_choice(choice: Any) -> Any:
-    """Return a tool choice with the names that models see."""
+    """Convert a tool choice: functions get the names that the model sees."""
     if not isinstance(choice, Mapping):
         return choice
     if isinstance(tools := choice.get("tools"), list):
@@ -107,5 +107,5 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function with every field that clients require."""
+    """Return a tool with every field that clients require in a response."""
     return {"type": "function", "name": None, "description": None, "parameters": None, "strict": None} | dict(tool)
