@@ -1,1 +1,1 @@
-"""The server process of the HTTP APIs: uvicorn's protocols with limits, TLS, logs, and early refusals."""
+"""The server process of the HTTP APIs: uvicorn's protocols with additional limits, TLS, logs, and early refusals."""

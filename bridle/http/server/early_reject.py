@@ -1,8 +1,9 @@
-"""Answers some requests after reading only their headers: health probes, and requests that a full server refuses.
+"""Answers some requests after reading only their headers: health checks, and requests that an overloaded server
+refuses.
 
-A full server gets the most requests, because refused clients retry at once. Bodies of refused requests are neither read
-nor parsed, no task begins, and refusals are not logged one by one: a refusal checks counters and writes once. All other
-requests continue to the application, which decides by the same rules.
+An overloaded server gets the most requests, because refused clients retry at once. So refusals must be cheap: the body
+is not read, no task begins, and a refusal is not logged separately. All other requests continue to the application,
+which decides by the same rules.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ Probe = Callable[[HttpState, str], Response | None]
 
 
 class DoorAnswer(NamedTuple):
-    """A complete answer. `user` is throttled after too many refusals; None for a health probe."""
+    """A complete response. `user` is throttled after too many refusals; it is None for a health check."""
 
     response: Response
     user: str | None
 
 
 class EarlyRejector:
-    """Decides by the headers of requests. `identify` and `refuse` are the application's functions."""
+    """Answers or passes on requests, according to their headers. `identify` and `refuse` are functions of the
+    application."""
 
     def __init__(self, http: HttpState, identify: Identify, refuse: Refuse, probe: Probe) -> None:
         self._http = http
@@ -51,7 +53,7 @@ class EarlyRejector:
         self._has_cors = bool(http.settings.cors_origins)
 
     def answer(self, scope: Scope) -> DoorAnswer | None:
-        """Return the answer to a request that ends here; None for a request that continues to the application."""
+        """Return the response to a request; None if the application must handle the request."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
             return None  # browsers need CORS headers, which the application adds
@@ -71,7 +73,7 @@ class EarlyRejector:
         return None
 
     def _refusal(self, scope: Scope, identity: Identity | None, error: BridleError) -> DoorAnswer:
-        """Return the answer to a refused request, and count the refusal."""
+        """Return the response to a refused request, and count the refusal."""
         path, peer = scope["path"], scope.get("client") or ("",)
         call = RequestContext(
             id=new_request_id(), route=f"POST {path}", method="POST", path=path, identity=identity, error=error

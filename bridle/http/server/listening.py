@@ -1,5 +1,5 @@
-"""The socket that a server listens on. The command line binds the address before it loads models, to report errors
-early."""
+"""Opens the socket on which a server listens. The command line binds the address before it loads models, to report
+errors early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tunes the server's own process: open files for its connections, few garbage collections, and fast thread switches."""
+"""Tunes the server's process: allows more open files, reduces garbage collections, and shortens the thread switch
+interval."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ _GARBAGE = (700, 10, 10)
 
 
 def tune_process(max_connections: int) -> None:
-    """Prepare the process to serve. Call this once all long-lived objects exist: garbage collections skip these objects
-    from then on, because a walk over some hundred thousand objects would delay every stream. No collection runs before,
-    because it would delay the start and find only a few hundred objects."""
+    """Prepare the process to serve. Call this once all long-lived objects exist. Garbage collections then skip these
+    objects, because checking some hundred thousand objects would delay every stream. No collection runs first, because
+    it would delay the start and free only a few hundred objects."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.freeze()

@@ -1,8 +1,8 @@
 """Runs a server from its settings: loads the models, listens, drains on the first signal, and ends on the second.
 
-On SIGTERM or SIGINT, readiness turns off and new generations are refused. The socket stays open, so that a load
-balancer sees that the server is not ready. Running requests may finish within the grace period. After it, or at a
-second signal, the server ends.
+After SIGTERM or SIGINT, the server reports that it is not ready, and refuses new generations. The socket stays open, so
+that a load balancer can read this state. Running requests may finish within the grace period. Then, or after a second
+signal, the server ends.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def serve(
     fronts: Sequence[SocketFrontMaker] = (),
     announce: Announce | None = None,
 ) -> None:
-    """Load the configured models and serve them until a signal comes. Blocks; call it from the main thread.
+    """Load the configured models and serve them until a signal arrives. Blocks; call it from the main thread.
 
     The port is bound before the models are loaded, so that an invalid port is reported at once. `load` loads a single
-    model instead of the configured ones. `fronts` make the applications that answer WebSockets, and `announce` reports
-    the address. Raises `InvalidRequest` if the address cannot be used, and the errors of loading.
+    model instead of the configured ones. `fronts` create the applications that answer WebSockets. `announce` reports
+    the address. Raises `InvalidRequest` if the address cannot be used, and errors of loading.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -104,7 +104,7 @@ def run(
     tracing: Tracing | None = None,
     context: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `registry` on a bound socket until a signal comes. The models stay open. `context` is the TLS context of
+    """Serve `registry` on a bound socket until a signal arrives. The models stay open. `context` is the TLS context of
     `settings.tls`."""
     tune_process(settings.max_connections)
     app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
@@ -131,7 +131,7 @@ def run(
 
 
 def start_tracing(endpoint: str | None) -> OtelTracing | None:
-    """Start tracing for this process, to a collector at `endpoint`, or at the address in OpenTelemetry's standard
+    """Start to send this process's spans to a collector at `endpoint`, or at the address in OpenTelemetry's environment
     variables. Returns None if no address is set. Child processes send their spans to the same collector."""
     if endpoint is not None:
         os.environ[telemetry.ENDPOINT] = endpoint
@@ -188,8 +188,8 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once the
-    server accepts connections. The tasks `beside` run as long as the server. `failure` is the error that ended the
-    server."""
+    server accepts connections. The tasks in `beside` run as long as the server. `failure` is the error that ended the
+    server, if any."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Wait for running requests, at most for the grace period; then cancel the remaining requests and close the
+        """Wait for running requests until the grace period ends. Then cancel the remaining requests and close the
         models."""
         admission = self._http.admission
         _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
@@ -296,7 +296,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
 
 
 def _prepare_tokenizers(registry: ModelRegistry) -> None:
-    """Read the tokenizers whose vocabulary alone was read, so that no request has to wait for this."""
+    """Load the rest of each tokenizer of which only the vocabulary is loaded, so that no request waits for this."""
     time.sleep(_SETTLE_SECONDS)
     for model in registry:
         model.tokenizer.prepare()

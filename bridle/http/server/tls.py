@@ -1,6 +1,6 @@
-"""TLS in the server itself, with a certificate and a key that are loaded again when their files change.
+"""TLS for the server. The certificate and the key are loaded again when their files change.
 
-Open connections keep the certificate with which they began; new connections get the new certificate. If changed files
+Open connections keep their certificate; new connections get the new certificate. If changed files
 cannot be read, the old certificate stays in use, and the log reports the error.
 """
 
@@ -22,8 +22,8 @@ LOOK_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM format: the certificate with its chain, and its private key, which may be in the same file.
-    `password` opens an encrypted key."""
+    """TLS files in PEM format: the certificate with its chain, and its private key, which may be in the same file.
+    `password` decrypts an encrypted key."""
 
     certificate: Path
     key: Path | None = None
@@ -57,7 +57,7 @@ class TlsFiles:
         return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths))
 
     async def keep_fresh(self, context: ssl.SSLContext, pause: float = LOOK_SECONDS) -> None:
-        """Load the files again into `context` whenever they have changed. Runs until it is cancelled."""
+        """Load the files again into `context` whenever they have changed, until this task is cancelled."""
         known = self._state()
         while True:
             await asyncio.sleep(pause)

@@ -1,15 +1,15 @@
-"""uvicorn's HTTP protocol with limits that it lacks: on the size and duration of headers, on clients that do not read,
-and on connections, WebSockets included.
+"""uvicorn's HTTP protocol with additional limits: on the size and duration of headers, on clients that do not read, and
+on the number of connections.
 
-The parser collects headers until they end, however long that takes. Here, headers that grow beyond the limit are
-answered with 431, and headers that do not end in time with 408. The kernel closes a connection whose peer keeps its
-receive window closed, also when only bytes in transit are left. On connections beyond the limit, all requests except
-health probes are refused as on a full server. Earlier connections are not affected.
+uvicorn's parser has no limit on headers. Here, headers that are too large are answered with 431, and headers that take
+too long with 408. The kernel closes a connection whose client does not read for too long. On connections beyond the
+maximum number, all requests except health checks are refused as on an overloaded server. Earlier connections are not
+affected.
 
-A request that is refused early never becomes a task of the application. Its body is dropped if it is small, so that the
-connection can be used again. Otherwise the connection is closed after reading the bytes in transit, because closing
-with unread bytes would drop the answer. After a refusal, the connection is not read until the scheduler gives its user
-the next turn.
+A request that is refused early never becomes a task of the application. If its body is small, the body is read and
+dropped, so that the connection can be used again. Otherwise the connection is closed. Before that, the bytes in transit
+are read, because closing with unread bytes would drop the response. After a refusal, the connection is not read until
+the scheduler gives its user the next turn.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def bounded_protocol(
     turns: LoopThrottle,
     writers: WriterPool | None = None,
 ) -> type[asyncio.Protocol]:
-    """Return a protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection
-    beyond the limit. `door` answers requests that need not reach the application, as often as `turns` allows. `writers`
-    are processes that write streams."""
+    """Return a protocol class for uvicorn's `http` setting. `refuse` creates the response on a connection beyond the
+    maximum number. `door` answers requests that need not reach the application, as often as the scheduler `turns`
+    allows. `writers` are processes that write streams."""
     crowded = Overloaded(f"the server has its {max_connections} connections already, which is the maximum")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +163,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def hand_over(self, running: RequestResponseCycle) -> None:
-        """Let a front-end process write to this connection from now on, if one is available. `running` is the request
+        """Let a writer process write to this connection from now on, if a writer is available. `running` is the request
         that is being answered; pipelined requests wait behind it."""
         if self.pool is None or isinstance(self.transport, WriterTransport):
             return
@@ -176,8 +176,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     # -- early answers ---------------------------------------------------------------------------------------
 
     def _answer_at_door(self) -> bool:
-        """Answer the request early if possible; return whether it was answered. Answers keep the order of requests, so
-        a pipelined request that waits is not answered early."""
+        """Answer the request early if possible. Returns whether it was answered. Responses keep the order of requests,
+        so a pipelined request that waits is not answered early."""
         path = self.url.partition(b"?")[0].decode("latin-1")
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):
@@ -208,7 +208,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._leave()
 
     def _is_little(self) -> bool:
-        """Return whether the body is announced, and short enough to be read and dropped."""
+        """Return whether the request's headers announce a body that is small enough to be read and dropped."""
         given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
         return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= MAX_DROPPED
 
@@ -232,8 +232,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read its refusals. While the application answers, reading goes on,
-        because it detects a disconnect."""
+        """Stop reading from a client that does not read the responses to refused requests. While the application
+        answers, reading continues, because it detects a disconnect."""
         super().pause_writing()
         if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()
@@ -255,7 +255,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """Close a connection whose headers did not end in time. A client that sent nothing gets no answer."""
+        """Close a connection whose headers did not end in time. A client that sent nothing gets no response."""
         self._head_timer = None
         if not self._num_head_bytes:
             self.transport.close()
@@ -268,7 +268,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._answer("431 Request Header Fields Too Large", error)
 
     def _answer(self, status: str, error: BridleError, *lines: str) -> None:
-        """Write a complete answer, the last one on this connection, and close the connection."""
+        """Write a complete response, and close the connection."""
         body = msgspec.json.encode(error_body(error))
         self.transport.write(_head(status, len(body), *lines) + body)
         self.transport.close()
@@ -298,8 +298,8 @@ class DirectBody:
 
 
 def limit_reads(transport: asyncio.BaseTransport) -> None:
-    """Limit the bytes of one read. All bytes of a read are handled together, so a smaller read lets other connections
-    wait less."""
+    """Limit the number of bytes per read. All bytes of a read are handled together, so other connections wait less
+    after smaller reads."""
     if hasattr(transport, "max_size"):  # asyncio's own socket transports read a quarter of a megabyte
         transport.max_size = _MAX_READ
 

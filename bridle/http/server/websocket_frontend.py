@@ -1,6 +1,7 @@
-"""Front-ends over WebSockets, on the port of the HTTP routes.
+"""Mounts servers for WebSockets, such as LMTP, on the port of the HTTP routes.
 
-A front-end is an ASGI application. The HTTP application routes upgrades at its paths to it, and closes it at the end.
+Such a front-end is an ASGI application. The HTTP application passes WebSockets at the front-end's paths to it, and
+closes it at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WebSocketFrontend(Protocol):
-    """An ASGI application for the WebSockets at `paths`. It gets every upgrade at these paths; the HTTP routes handle
+    """An ASGI application for the WebSockets at `paths`. It gets every WebSocket at these paths; the HTTP routes handle
     all other requests."""
 
     @property
@@ -38,7 +39,7 @@ SocketFrontMaker = Callable[["HttpState"], WebSocketFrontend]
 
 
 def mount(app: FastAPI, state: HttpState, make: SocketFrontMaker) -> None:
-    """Route WebSockets at the paths of a front-end to it. `make` creates the front-end."""
+    """Pass WebSockets at the paths of a front-end to the front-end, which `make` creates."""
     front = make(state)
     state.fronts.append(front)
     for path in dict.fromkeys(front.paths):

@@ -1,14 +1,14 @@
-"""uvicorn's WebSocket protocol with a limit that it lacks: the number of frames of a connection that are handled at a
-time.
+"""uvicorn's WebSocket protocol with an additional limit on the number of frames that are handled at a time for a
+connection.
 
-A frame can be six bytes long. So one read can hold tens of thousands of frames. Without a limit, each frame would
-become an object, an event or an answer to a ping before another connection is handled. Here a few frames are handled at
-a time. Further frames wait as bytes until the application has processed the earlier frames, and until the user's turn
-comes. The connection is not read meanwhile, so that its memory is bounded. This applies from the first byte on, before
-the user is known.
+A frame can be six bytes long, so one read can return tens of thousands of frames. Without a limit, all of these frames
+would be handled before another connection is handled. Here a few frames are handled at a time. Further frames wait as
+bytes until the application has processed the earlier frames, and until the scheduler gives the user a turn. Meanwhile
+the connection is not read, so that its memory is bounded. This applies from the first byte on, before the user is
+known.
 
-Pings, unsolicited pongs and empty parts of messages have no effect. The server closes the connection of a client that
-sends too many of them, with that reason.
+Pings, unsolicited pongs and empty parts of messages count as useless frames. If a client sends too many of them, the
+server closes the connection and reports this reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _MAX_PIECE = 2_048
 
 
 def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
-    """Return a protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
+    """Return a protocol class for uvicorn's `ws` setting. The scheduler `turns` decides which connection is handled
+    next."""
 
     class BoundedFrames(BoundedFrameReader):
         shares = turns
@@ -115,8 +116,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.shares.schedule(self._asked_as, self.go_on)
 
     def go_on(self) -> None:
-        """Handle a few frames. A connection with more frames is not read, and pings of a client that does not read its
-        pongs are ignored."""
+        """Handle a few frames. While a connection has more frames, it is not read. If a client does not read what the
+        server sends, none of its frames are handled."""
         self.is_due = False
         if not self.writable.is_set():
             self._read(False)
@@ -134,7 +135,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
             self._ask()
 
     def _read(self, wanted: bool) -> None:
-        """Resume or pause reading. A connection that is about to be closed is read to its end."""
+        """Resume reading if `wanted`, else pause it. A connection that is about to be closed is read to its end."""
         wanted = wanted or self._num_to_drop is not None
         if wanted is self.read_paused and not self.transport.is_closing():
             self.read_paused = not wanted

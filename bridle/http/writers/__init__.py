@@ -1,1 +1,1 @@
-"""Processes that write streams to clients, to relieve the server's own process."""
+"""Writer processes, which write streams to clients so that the server's own process has less work."""

@@ -1,7 +1,7 @@
-"""Messages between the server and a process that writes streams. The module has only the code that both processes need.
+"""Messages between the server and a writer process. The module has only code that both processes need.
 
-A frame is its length in four bytes, then a message in MessagePack. File descriptors of connections travel together with
-the first byte of the frame whose orders open the connections, in the same order.
+A frame is the length of a message in four bytes, then the message in MessagePack. File descriptors of new connections
+are sent together with the first byte of the frame that opens the connections, in the same order.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Orders(msgspec.Struct, array_like=True):
-    """Orders to a writer about connections, which the writer executes in this order. Each connection has a number.
+    """Orders to a writer process about connections, each of which has a number. The writer executes the fields in their
+    order.
 
-    Descriptors of the `opened` connections come with the frame. Each part of `parts` is written to the connection in
-    `targets` at the same index. The writer sends the queued data of `ended` connections and then no more. It closes
-    `closed` connections after their queued data, and `dropped` connections at once. `ping` requests a report.
+    The file descriptors of the `opened` connections come with the frame. Each part of `parts` is written to the
+    connection at the same index of `targets`. The writer sends the queued data of `ended` connections and then shuts
+    down their sending side. It closes `closed` connections after their queued data, and `dropped` connections at once.
+    `ping` requests a report.
     """
 
     opened: list[int] = []
@@ -37,9 +39,9 @@ class Orders(msgspec.Struct, array_like=True):
 
 
 class Reports(msgspec.Struct, array_like=True):
-    """Reports of a writer about connections. Much data waits for the clients of `full` connections, and `ready`
-    connections can accept data again. All data of `closed` connections was sent, and `lost` connections are broken.
-    `pong` answers a ping."""
+    """Reports of a writer process about connections. `full` connections have much queued data; `ready` connections can
+    accept data again. All data of `closed` connections was sent. `lost` connections are broken. `pong` answers a
+    ping."""
 
     full: list[int] = []
     ready: list[int] = []
@@ -49,20 +51,20 @@ class Reports(msgspec.Struct, array_like=True):
 
 
 def frame(message: Orders | Reports) -> bytes:
-    """Return the bytes of a message as a frame."""
+    """Encode a message as a frame."""
     data = _encode(message)
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
 class FrameReader(Generic[M]):
-    """Joins the bytes of a stream to messages of one kind."""
+    """Decodes messages of one kind from a stream of bytes."""
 
     def __init__(self, kind: type[M]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """Yield the messages that are complete after `data`."""
+        """Add `data` from the stream. Yields the messages that are now complete."""
         data, start = self._rest + data, 0
         while (begin := start + _LENGTH_BYTES) <= len(data):
             end = begin + int.from_bytes(data[start:begin], "big")

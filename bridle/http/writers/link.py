@@ -1,5 +1,5 @@
-"""The server's end of the channel to one writer process. All orders of one iteration of the event loop go to the
-process in one frame."""
+"""The server's end of the channel to one writer process. All orders of one iteration of the event loop are sent in one
+frame."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _MAX_READ = 1 << 16
 
 
 class Connection(Protocol):
-    """A connection that a writer process writes to, as the link calls it."""
+    """Interface of a connection whose data a writer process sends. The link calls these methods."""
 
     def fill(self, is_full: bool) -> None:
         """Record whether much data waits for the client."""
 
     def settle(self) -> None:
-        """Record that the link has stalled, or can accept data again."""
+        """React to a change of the link: its channel is full, or can accept data again."""
 
     def finish(self) -> None:
-        """Close the connection: all data was written, and the process has closed its descriptor."""
+        """Close the connection after all data was written and the writer process has closed its descriptor."""
 
     def lose(self) -> None:
-        """Close the connection at once, because it is broken or the process has ended."""
+        """Close the connection at once, because it is broken or the writer process has ended."""
 
 
 class WriterLink:
     """The channel to one writer process, used only in the event loop. The future `ended` is done when the process has
-    ended, or after `shut`; the connections of the process are closed then. `is_answering` says whether the last ping
+    ended, or after `shut`. Then all connections of the process are closed. `is_answering` says whether the last ping
     was answered."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -89,7 +89,7 @@ class WriterLink:
             self._schedule()
 
     def end(self, number: int) -> None:
-        """Send nothing more to a client after the data written so far."""
+        """End the data of a connection: the client gets the data written so far, then the end of the stream."""
         self._orders.ended.append(number)
         self._schedule()
 
@@ -108,7 +108,7 @@ class WriterLink:
     # -- pings and end of the process --------------------------------------------------------------------------
 
     def ping(self) -> None:
-        """Send a ping to the process, which the process must answer."""
+        """Send a ping, which the writer process must answer."""
         self.is_answering = False
         self._orders.ping = True
         self._schedule()
@@ -151,7 +151,7 @@ class WriterLink:
             self._stall(True)
 
     def _send(self) -> None:
-        """Send frames until the channel is full. Further frames follow when the channel can accept data."""
+        """Send frames until the channel is full. Further frames are sent when the channel can accept data again."""
         while self._queue:
             data, descriptors = self._queue.popleft()
             try:

@@ -1,5 +1,4 @@
-"""The writer processes of one server: the pool starts them, chooses one for each connection, and restarts them when
-they end."""
+"""Manages the writer processes of a server: starts and restarts them, and chooses a process for each connection."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _EXIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Writer:
-    """One writer process, over its restarts. `link` is None while the process does not run."""
+    """One writer process, which is restarted when it ends. `link` is None while the process does not run."""
 
     number: int
     link: WriterLink | None = None
@@ -64,7 +63,7 @@ class Writer:
             self.num_restarts += 1
 
     async def _live(self, ping_seconds: float) -> int:
-        """Run the process once; return its exit status."""
+        """Run the writer process once. Returns its exit status."""
         process, channel = _start()
         self.link = link = WriterLink(channel)
         self.pid = process.pid
@@ -80,8 +79,8 @@ class Writer:
 
 
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process; return it with the server's end of its channel. The process gets its own session, so that Ctrl-C
-    in a terminal does not reach it."""
+    """Start a writer process. Returns it with the server's end of its channel. The process gets its own session, so
+    that Ctrl-C in a terminal does not reach it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "bridle.http.writers.process", str(os.getpid())]
     with theirs:
@@ -104,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 class WriterPool:
-    """A pool of `num_writers` writer processes. While no process runs, the server writes streams itself."""
+    """A pool of `num_writers` writer processes. While no writer process runs, the server writes streams itself."""
 
     def __init__(self, num_writers: int, ping_seconds: float = PING_SECONDS) -> None:
         self.writers = [Writer(number) for number in range(1, num_writers + 1)]
@@ -118,8 +117,8 @@ class WriterPool:
 
     def take(self, plain: asyncio.Transport, protocol: asyncio.Protocol) -> WriterTransport | None:
         """Give a connection to the process with the fewest connections. Returns the connection's new transport. Returns
-        None if no process has room, if the connection still has bytes to write, or if this process has no descriptor
-        left."""
+        None if no process can accept data, if the connection still has bytes to write, or if the limit of open files is
+        reached."""
         links = [writer.link for writer in self.writers if writer.link is not None and writer.link.has_room]
         if not links or plain.is_closing() or plain.get_write_buffer_size():
             return None
@@ -128,7 +127,7 @@ class WriterPool:
         return None
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the state of each process, for admins."""
+        """Return the state of each writer process, for admins."""
         return [
             {
                 "pid": writer.pid,

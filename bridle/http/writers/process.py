@@ -1,7 +1,7 @@
-"""A process that writes streams to clients: `python -m bridle.http.writers.process PARENT`.
+"""A writer process, which writes streams to clients: `python -m bridle.http.writers.process PARENT`.
 
-Its standard input is a socket, over which the server sends connections and data for them. The server reads from clients
-and handles requests; this process only writes. The process ends when the server ends.
+Its standard input is a socket, over which the server sends connections and data for the clients. The server reads from
+clients and handles requests; this process only writes. The process ends when the server ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DESCRIPTOR_BYTES = array("i").itemsize
 
 
 class _Client:
-    """One connection, and the bytes that wait for its client to read."""
+    """One connection, and the bytes that are queued until its client reads."""
 
     __slots__ = ("is_closing", "is_ending", "is_full", "is_waiting", "number", "rest", "sock")
 
@@ -39,7 +39,7 @@ class _Client:
 
 
 class Writer:
-    """Writes the data that comes over `channel` until the channel ends."""
+    """Writes the data that arrives over `channel` to clients, until the channel ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -108,7 +108,7 @@ class Writer:
             self._reports.pong = self._has_news = True
 
     def _flush(self, client: _Client) -> None:
-        """Send as much data as the kernel accepts."""
+        """Send as much of a client's queued data as the kernel accepts."""
         try:
             if client.rest:
                 del client.rest[: client.sock.send(client.rest)]
@@ -122,7 +122,7 @@ class Writer:
             self._end(client)
 
     def _watch(self, client: _Client) -> None:
-        """Watch for writability while data is queued, and report if much data is queued."""
+        """Wait for a connection to be writable while data is queued. Report if much data is queued."""
         is_waiting = bool(client.rest)
         if is_waiting != client.is_waiting:
             client.is_waiting = is_waiting
@@ -158,7 +158,8 @@ class Writer:
 
 
 def main() -> None:
-    """Write until the server ends. SIGINT and SIGTERM are ignored, because the server drains first and then ends."""
+    """Run the writer process until the server ends. SIGINT and SIGTERM are ignored, because the server finishes running
+    requests before it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[1]))

@@ -12,8 +12,8 @@ from bridle.http.writers.link import WriterLink
 
 
 class WriterTransport(asyncio.Transport, asyncio.Protocol):
-    """The transport of a connection whose data goes through `link`, as the server's protocol sees it. For the transport
-    `plain`, which reads, this object is the protocol."""
+    """The transport of a connection whose data is sent through `link`. The server's protocol uses it like any
+    transport. For the transport `plain`, which reads, this object is the protocol."""
 
     def __init__(self, plain: asyncio.Transport, protocol: asyncio.Protocol, link: WriterLink) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         plain.set_protocol(self)
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection."""
+        """Return the file descriptor of the connection."""
         return int(self._plain.get_extra_info("socket").fileno())
 
     # -- methods that the server's protocol calls ------------------------------------------------------------
@@ -42,7 +42,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         return 0
 
     def close(self) -> None:
-        """Close the connection when all data was written. Meanwhile, nothing more is read."""
+        """Close the connection once all data is written. Meanwhile, nothing is read."""
         if not self.is_closing():
             with contextlib.suppress(RuntimeError):  # the connection is already being closed
                 self._plain.pause_reading()
@@ -99,7 +99,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         self.settle()
 
     def settle(self) -> None:
-        """Pause or resume the protocol's writing, depending on the client and the link."""
+        """Pause or resume the protocol's writing, depending on the queued data of the client and of the link."""
         is_paused = self._is_full or self._link.is_stalled
         if is_paused != self._is_paused and not self.is_closing():
             self._is_paused = is_paused
