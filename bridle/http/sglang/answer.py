@@ -18,7 +18,7 @@ from bridle.serving.outputs.stream_extras import StreamExtras
 
 @dataclass(slots=True)
 class _Sent:
-    """The part of an output that a stream has sent."""
+    """The amount of an output that a stream has already sent."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Sent:
 
 
 def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
-    """Return a row with the logs and variables of its output."""
+    """Add the logs and variables of an output to the output's object."""
     if note is not None:
         row["meta_info"] |= note.fields()
     return row
@@ -42,7 +42,7 @@ def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SglangResponse:
-    """Writes the answer to `body`, which requests `num_wanted` outputs for each prompt."""
+    """Writes the response to `body`, which requests `num_wanted` outputs for each prompt."""
 
     generation: Generation
     body: SglangBody
@@ -55,7 +55,7 @@ class SglangResponse:
         return self.body.is_batch or self.num_wanted > 1
 
     def whole(self) -> Any:
-        """Return the answer of a call that does not stream."""
+        """Return the response of a request that does not stream."""
         rows = []
         for part in self.generation.parts:
             for output in part.outputs:
@@ -66,7 +66,7 @@ class SglangResponse:
         return found if self.is_list or len(found) > 1 else found[0]
 
     async def stream(self, writer: SseWriter) -> None:
-        """Send the events of a call that streams."""
+        """Send the events of a request that streams."""
 
         async def sink(part: SubRequest, events: object) -> None:
             await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.read()))
@@ -82,8 +82,8 @@ class SglangResponse:
         return row | {"index": self._number(part, delta.index)} if self.is_list or delta.index else row
 
     def _number(self, part: SubRequest, index: int) -> int:
-        """Return the number of an output. With a controller, each output of a prompt is a sub-request; forks come
-        last."""
+        """Return the number of an output. With a controller, each requested output of a prompt is a separate
+        sub-request. Forks get the last numbers."""
         if part.is_steered:
             return part.number if index == 0 else len(self.generation.parts) + index
         return part.number * self.num_wanted + index

@@ -30,7 +30,7 @@ def is_sglangs(data: Any) -> bool:
 
 
 async def generate(data: Any, request: Request) -> Response:
-    """Answer a body in SGLang's format."""
+    """Respond to a body in SGLang's format."""
     try:
         body = checked_body(SglangBody, data)
         answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
@@ -49,8 +49,8 @@ def _refusal(request: Request, error: BridleError) -> Response:
 
 
 async def _answer(body: SglangBody, serving: RequestLifecycle) -> SglangResponse:
-    """Return the answer of a call. Invalid requests are refused before the answer begins; a call that does not stream
-    is complete."""
+    """Generate the response to a request. An invalid request is refused before the response begins. The response is
+    complete unless the request streams."""
     try:
         given = body.completion(serving.limit(DEFAULT_MAX_TOKENS))
     except ValidationError as error:

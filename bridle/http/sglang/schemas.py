@@ -47,7 +47,7 @@ class SglangBody(Fields):
 
     @property
     def is_batch(self) -> bool:
-        """Return whether the answer is a list, because the body has several prompts."""
+        """Return whether the response is a list, because the body has a list of prompts."""
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (given is self.text or not given or isinstance(given[0], list))
 
@@ -62,7 +62,8 @@ class SglangBody(Fields):
 
     @property
     def logprobs_from(self) -> int | None:
-        """Return the position of the first prompt token whose log-probability is requested; None if none is."""
+        """Return the position of the first prompt token whose log-probability is requested; None if the prompt's are
+        not requested."""
         start: int | None = _one("logprob_start_len", self.logprob_start_len)
         if self.num_top_logprobs is None or start is None or start == -1:
             return None
@@ -71,15 +72,15 @@ class SglangBody(Fields):
         return start
 
     def id_of(self, number: int, default: str) -> str:
-        """Return the id of the answer to a prompt: the client's id, or an id derived from the request."""
+        """Return the id of the output for a prompt: the client's id, or else an id derived from the request's id."""
         rid = self.rid
         if isinstance(rid, list):
             return rid[number]
         return f"{rid or default}_{number}" if self.is_batch else rid or default
 
     def completion(self, usual: int | None = DEFAULT_MAX_TOKENS) -> CompletionBody:
-        """Return the request as a body of completions. `usual` is the token limit if the body sets none. Raises
-        `InvalidRequest`, and `ValidationError` about its fields."""
+        """Return the request as a body of completions. `usual` is the default token limit. Raises `InvalidRequest`, and
+        `ValidationError` for invalid fields."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("one of text and input_ids must be given", "text")
         if self.token_ids_logprob:
@@ -118,7 +119,8 @@ class SglangBody(Fields):
 
 
 def _one(name: str, value: Any) -> Any:
-    """Return the value of a field that may be a list. All prompts of a call must have the same value."""
+    """Return the single value of a field. If the field is a list with one value for each prompt, all values must be
+    equal."""
     if not isinstance(value, list):
         return value
     if any(each != value[0] for each in value):

@@ -30,7 +30,7 @@ async def embed(body: EmbedBody, request: Request) -> Response:
 
 
 async def _vectors(body: EmbedBody, texts: list[Any], serving: RequestLifecycle) -> list[bytes]:
-    """Return each embedding as JSON. Embeddings are encoded one by one, so that a long answer does not delay other
+    """Return each embedding as JSON. Embeddings are encoded one by one, so that a long response does not delay other
     requests."""
     at_once = await body.hold(serving, len(texts))
     pooling_inputs.check_embeds(serving.model, body.dimensions)
@@ -100,8 +100,8 @@ async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[lis
 
 
 async def compat(data: Any, request: Request) -> Response | None:
-    """Answer `/` for a pooling model, as hosted endpoints do; None if the model generates or is not loaded. The hub's
-    client expects a list of lists of labels from this route."""
+    """Answer `POST /` for a pooling model, as hosted endpoints do. Returns None if the model generates text or is not
+    loaded. The Hugging Face client expects a list of lists of labels from this route."""
     registry, fields = http_state(request).registry, data if isinstance(data, dict) else {}
     name = fields.get("model")
     chosen = registry.choose(base_name(name) if isinstance(name, str) else None)

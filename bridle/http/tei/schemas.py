@@ -1,4 +1,5 @@
-"""Request bodies of text-embeddings-inference's routes, with the additional fields that the hub's client sends."""
+"""Request bodies of text-embeddings-inference's routes, with the additional fields that the Hugging Face client
+sends."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class EmbedBody(_Body):
 
 
 class Inputs(InnerFields):
-    """A text, and the texts that it is compared with."""
+    """A text, and the texts with which it is compared."""
 
     source_sentence: str
     sentences: list[str] = Field(min_length=1)
@@ -58,15 +59,15 @@ class SimilarityBody(_Body):
 
 
 class Classifying(InnerFields):
-    """Options that the hub's client sends for classification: return the first `top_k` labels, and use another score
-    function than the model's."""
+    """Options that the Hugging Face client sends for classification: the number of labels to return, and the function
+    that computes scores from logits."""
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
     top_k: int | None = Field(default=None, ge=1)
 
 
 class Classified:
-    """The input of a classification: texts and pairs of texts. `is_batch` says whether the answer is a list of
+    """The input of a classification: texts and pairs of texts. `is_batch` says whether the response is a list of
     lists."""
 
     def __init__(self, items: list[Item], is_batch: bool) -> None:
@@ -98,7 +99,8 @@ def _nonempty(text: str) -> str:
 
 
 class PredictBody(_Body):
-    """Body of `POST /predict`: a text, a pair of texts, or a list of these. The hub's client sends `parameters`."""
+    """Body of `POST /predict`: a text, a pair of texts, or a list of these. The Hugging Face client sends
+    `parameters`."""
 
     inputs: Annotated[Any, BeforeValidator(_classified), WithJsonSchema(_PREDICT_SCHEMA)]
     raw_scores: bool | None = None

@@ -1,12 +1,13 @@
-"""The HTTP API of text-generation-inference, for text models: its routes, bodies, answers, streams and errors.
+"""The HTTP API of text-generation-inference, for models that generate text: routes, request bodies, answers, streams
+and errors.
 
-Oddities of the original server that clients depend on are kept (a list as the answer of `/`, the kinds of errors);
-defects of the original are not. Stop strings match wherever they are, errors are always JSON, and an unknown adapter is
-refused. Decoding is greedy unless a parameter turns sampling on. Bridle's additional fields are controllers,
-constraints, `min_p`, exact counts under `details.usage`.
+Behaviour of the original server on which clients depend is kept, such as a list as the response of `/`. Defects of the
+original server are not kept. Stop strings match at any position, errors are always JSON, and an unknown adapter is
+refused. Decoding is greedy unless a parameter turns sampling on. Bridle adds fields for controllers and constraints,
+`min_p`, and exact token counts in `details.usage`.
 
-The sibling server for pooling models is text-embeddings-inference; the package `bridle.http.tei` has its routes:
-`/embed`, `/predict`, `/similarity`.
+The related server for pooling models is text-embeddings-inference. The package `bridle.http.tei` has its routes, such
+as `/embed`.
 """
 
 from bridle.http.tei import routes as routes_module

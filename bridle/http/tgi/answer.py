@@ -1,4 +1,4 @@
-"""Writes the outputs of a generation in the native format: one object, or an event for each token."""
+"""Writes the outputs of a generation in text-generation-inference's format: one object, or an event for each token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOT_LAST = {"generated_text": None, "details": None}
 
 @dataclass(slots=True)
 class TgiResponse:
-    """Writes the answer to a native request. `prompt` is the request's text. `generation` has one sub-request, or
-    several; of several, the best output is the answer."""
+    """Writes the response to a request of text-generation-inference's API. `prompt` is the request's text. If
+    `generation` has several sub-requests, the best output is the answer."""
 
     generation: Generation
     plan: Plan
@@ -39,8 +39,8 @@ class TgiResponse:
     # -- complete answers ------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a call that does not stream. The best output is the answer; other outputs, and further
-        branches of a fork, are in `best_of_sequences`."""
+        """Return the response of a request that does not stream. The best output is the answer. Other outputs,
+        including forks, are in `best_of_sequences`."""
         (part, output), *others = self._ranked()
         answer: dict[str, Any] = {"generated_text": self._text(output)}
         if self.plan.wants_details:
@@ -85,8 +85,8 @@ class TgiResponse:
         await self.generation.run(sink)
 
     def _events(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield the events of the tokens that can be sent now. If the output may end without another token, the last
-        token waits for its successor, because the last event must have the rest of the text."""
+        """Yield the events of tokens that can be sent now. The last token waits if the output may end without another
+        token, because the last event must have the rest of the text."""
         output = self._part.outputs[0]
         stop = delta.start + len(delta.tokens)
         if not delta.is_last and self._part.request.controller is not None:
@@ -100,7 +100,7 @@ class TgiResponse:
             yield self._empty_event(output)
 
     def _live_events(self, tokens: list[TokenEvent]) -> bytes:
-        """Return the events of tokens that are not the last tokens of the output."""
+        """Encode the events of tokens after which the output continues."""
         events = []
         for token in tokens:
             self._num_sent += 1
@@ -119,8 +119,8 @@ class TgiResponse:
         return event
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
-        """Return the event of an output that ended before its first token. Clients read the end of an output from a
-        token's event, so this event has the end-of-sequence token."""
+        """Return the event for an output that ended before its first token. The event has the end-of-sequence token,
+        because clients read the end of an output from a token's event."""
         token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
         told = self._part.trace_fields(0)
         return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output) | told

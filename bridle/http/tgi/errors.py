@@ -1,5 +1,5 @@
-"""Errors of the native routes: `{"error": text, "error_type": word}`, always as JSON, with the original server's
-statuses."""
+"""Formats errors for text-generation-inference's routes: `{"error": text, "error_type": word}`, always as JSON, with
+the original server's HTTP statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPLACED = {400: 422, 422: 424, 500: 424}
 
 
 def native_body(error: BridleError) -> dict[str, Any]:
-    """Return the JSON body of an error; `logs` has the end of a controller's log."""
+    """Return the JSON body of an error. For an error of a controller, `logs` has the end of the controller's log."""
     kind = error_type_of(error)
     inner = error_body(error)["error"]
     prefix = "" if isinstance(error, Unauthorized) else _PREFIX.get(kind, "")
@@ -27,7 +27,7 @@ def native_body(error: BridleError) -> dict[str, Any]:
 
 
 class TgiRoute(ApiRoute):
-    """A route whose errors have the native format."""
+    """A route whose errors have text-generation-inference's format."""
 
     schema: ClassVar[dict[str, Any]] = {
         "type": "object",

@@ -1,7 +1,7 @@
-"""Converts the parameters of a native request body to the engine's parameters.
+"""Converts the parameters of a request of text-generation-inference's API to the engine's parameters.
 
 The rules are the original server's: sampling is on if `do_sample` or any parameter that only sampling uses is given;
-otherwise decoding is greedy. Values that disable a filter are accepted, although the original server refuses them, and
+otherwise decoding is greedy. Values that disable a filter are accepted, although the original server refuses them. They
 do not turn sampling on.
 """
 
@@ -40,8 +40,9 @@ _PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # `i
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The engine's parameters for a request. The answer has `num_top` alternatives of each token, and the prompt's
-    tokens if `wants_prefill`. The model gets only the last `truncate` tokens of the prompt."""
+    """The engine's parameters for a request, and the contents of its response. The response has `num_top` alternatives
+    of each token, and the prompt's tokens if `wants_prefill`. The model gets only the last `truncate` tokens of the
+    prompt."""
 
     sampling: SamplingParams
     best_of: int
@@ -54,8 +55,8 @@ class Plan:
 
 
 def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan:
-    """Return the plan for the parameters `given`. `full_text` is the default of `return_full_text`. Raises
-    `InvalidRequest`."""
+    """Validate the parameters `given`, and convert them to a plan. `full_text` is the default of `return_full_text`.
+    Raises `InvalidRequest`."""
     best_of = _best_of(given, is_stream)
     num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
     wants_prefill = bool(given.decoder_input_details)
@@ -81,8 +82,8 @@ def check_truncate(plan: Plan, model: LoadedModel) -> None:
 
 
 def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams:
-    """Return the sampling parameters; omitted parameters get the values that the model's checkpoint recommends.
-    `do_sample: false` requests greedy decoding, so the recommended temperature is not used."""
+    """Return the sampling parameters. Omitted parameters get the values that the model's checkpoint recommends. If
+    `do_sample` is false, decoding is greedy, and the recommended temperature is not used."""
     names = {own: meaning.names.get("tgi", own) for own, meaning in meanings().items()}
     said = {own for own, name in names.items() if name is not None and getattr(given, name, None) is not None}
     if given.do_sample is False:
@@ -91,7 +92,7 @@ def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams
 
 
 def max_input_tokens(model: LoadedModel) -> int:
-    """Return the length of the longest prompt that leaves room for one output token."""
+    """Return the maximum prompt length in tokens that leaves space for one output token."""
     return min(model.batching.max_input_tokens, model.max_sequence_tokens - 1)
 
 
@@ -127,7 +128,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
 
 
 def is_sampled(given: Parameters) -> bool:
-    """Return whether tokens are sampled at random."""
+    """Return whether the parameters `given` turn sampling on."""
     return bool(given.do_sample) or any(getattr(given, name) not in (None, off) for name, off in _SAMPLED.items())
 
 

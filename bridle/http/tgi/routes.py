@@ -1,4 +1,5 @@
-"""The native routes: `/generate`, `/generate_stream`, `/`, `/tokenize`, `/chat_tokenize`, `/info`, `/invocations`."""
+"""Routes of text-generation-inference: `/generate`, `/generate_stream`, `/`, `/tokenize`, `/chat_tokenize`, `/info`,
+`/invocations`."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ async def root(request: Request) -> Response:
 
 
 async def compat(data: Any, request: Request) -> Response:
-    """Answer a body with `inputs`, by a model that generates or a pooling model."""
+    """Answer a body with `inputs`, with a model that generates text or with a pooling model."""
     pooled = await pooled_compat(data, request)
     if pooled is not None:
         return pooled
@@ -90,7 +91,7 @@ async def compat(data: Any, request: Request) -> Response:
 
 
 async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> TgiResponse:
-    """Return the answer of a call. Invalid requests are refused before generation begins."""
+    """Begin to answer a request. An invalid request is refused before generation begins."""
     return await run_while_connected(
         request.receive, _answer(body, serving_of(request, body.parameters.trace), is_stream, full_text)
     )
@@ -117,7 +118,7 @@ async def _answer(body: GenerateBody, serving: RequestLifecycle, is_stream: bool
 
 
 def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
-    """Return the text with a placeholder for each image in it, and the images."""
+    """Replace each image in the text by a placeholder. Returns the text and the images."""
     if other := _OTHER_FILE.search(inputs):
         raise UnsupportedFeature(
             f"inputs has a file of type {other[1]!r}; {reads(model.name, model.modalities)}", "inputs"

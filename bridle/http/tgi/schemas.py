@@ -1,4 +1,4 @@
-"""Request bodies of the native routes. Types are strict, and a null field counts as missing."""
+"""Request bodies of text-generation-inference's routes. Types are strict, and a null field counts as missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bridle.serving.lora.adapter_registry import is_address
 
 
 def base_name(name: str | None) -> str | None:
-    """Return the model's name in a request; None means the default model. Clients of text-generation-inference, which
-    serves one model, may send the server's address as the name, which means the default model."""
+    """Return the model's name in a request; None means the default model. Clients of text-generation-inference may send
+    the server's address as the name. This also means the default model."""
     return None if name is not None and is_address(name) else name
 
 
@@ -23,22 +23,22 @@ ModelName = Annotated[str | None, AfterValidator(base_name)]
 
 
 class Grammar(InnerFields):
-    """Field `grammar`: the constraint on the output text."""
+    """The field `grammar`: the constraint on the output text."""
 
     type: Literal["json", "json_object", "json_schema", "regex"]
     value: Any = None
 
 
 def _own_source(value: str | None) -> str | None:
-    """Refuse a source of adapters. LoRAX fetches adapters from a source that the request sets; here the operator sets
-    the source, and a request gives only a name."""
+    """Refuse a source for adapters in a request. In LoRAX, a request sets the source; here the operator sets it, and a
+    request only names an adapter."""
     if value not in (None, "", "hub", "local"):
         raise ValueError("must be hub or local: the server's settings decide where adapters come from, by their names")
     return value
 
 
 def _no_merging(value: Any) -> Any:
-    """Refuse to merge adapters, as LoRAX does for a request. Ignoring the field would return the output of another
+    """Refuse a request to merge adapters, which LoRAX supports. Ignoring the field would return the output of another
     model."""
     if value:
         raise ValueError("adapters are not merged for a request; load one that was merged, and name it in adapter_id")
@@ -52,8 +52,8 @@ else:
 
 
 class Parameters(ControllerFields, _Derived):
-    """Generation parameters: the fields of text-generation-inference, LoRAX's fields that choose an adapter, and
-    bridle's own. Sampling fields that this class does not declare are derived."""
+    """Generation parameters: text-generation-inference's fields, LoRAX's fields that choose an adapter, and bridle's
+    own fields. Further sampling fields are derived from `SamplingParams`."""
 
     api: ClassVar[Api] = "tgi"
 
@@ -94,8 +94,8 @@ def _parameters(value: Any) -> Any:
 
 
 class GenerateBody(Fields):
-    """Body of `POST /generate` and `POST /generate_stream`. `model` chooses one of several models; only `/` and
-    `/invocations` read `stream`."""
+    """Body of `POST /generate` and `POST /generate_stream`. `model` chooses one of several models. Only the routes `/`
+    and `/invocations` read `stream`."""
 
     inputs: str
     parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)

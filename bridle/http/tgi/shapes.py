@@ -1,4 +1,4 @@
-"""Parts of native answers: rows of tokens, details, and response headers."""
+"""Builds parts of text-generation-inference's responses: objects for tokens, token counts, and response headers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TokenRows:
         self._tokenizer = tokenizer
 
     def row(self, token: int, text: str, entry: Logprob | None) -> dict[str, Any]:
-        """Return the row of one generated token, whose text is `text`."""
+        """Return the object for one generated token, whose text is `text`."""
         is_special = token in self._tokenizer.special_token_ids
         shown = self._tokenizer.token_text(token) if is_special and not text else text
         return {"id": token, "text": shown, "logprob": _number(entry), "special": is_special and shown != text}
 
     def top(self, entry: Logprob | None, num_top: int) -> list[dict[str, Any]]:
-        """Return the rows of the `num_top` most probable tokens at the position of a generated token."""
+        """Return the objects for the `num_top` most probable tokens at the position of a generated token."""
         best = entry.top[:num_top] if entry is not None else ()
         return [
             {
@@ -42,7 +42,7 @@ class TokenRows:
         ]
 
     def prefill(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """Return the rows of the prompt's tokens. The first token has no log-probability."""
+        """Return the objects for the prompt's tokens. The first token has no log-probability."""
         entries = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         return [
             {
@@ -55,8 +55,8 @@ class TokenRows:
 
 
 def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop: int) -> list[str]:
-    """Return the text that each of the tokens `start` to `stop` added. The last token of a finished output gets the
-    rest of the text."""
+    """Return the text of each token from `start` to `stop`. The last token of a finished output gets the rest of the
+    output's text."""
     marks = [ends[start - 1] if start else 0, *ends[start:stop]]
     if output.finish_reason is not None and stop == len(output.token_ids) and stop > start:
         marks[-1] = len(output.text)
@@ -64,7 +64,7 @@ def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop:
 
 
 def finish_word(output: CompletionOutput) -> str:
-    """Return text-generation-inference's finish reason of an output."""
+    """Return text-generation-inference's finish reason for an output."""
     if output.finish_reason is FinishReason.LENGTH:
         return "length"
     return "stop_sequence" if isinstance(output.stop_reason, str) else "eos_token"
@@ -76,7 +76,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 
 def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
-    """Return the headers of a complete answer. Times are in milliseconds, except for `x-compute-time`, which is in
+    """Return the headers of a complete response. Times are in milliseconds, except `x-compute-time`, which is in
     seconds."""
     now = time.monotonic()
     submitted = call.submitted or now
@@ -95,7 +95,7 @@ def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usag
 
 
 def stream_headers(model: LoadedModel, num_chars: int) -> dict[str, str]:
-    """Return the headers that are known before the first token."""
+    """Return the headers of a streamed response."""
     return {"x-compute-type": model.info.device, "x-compute-characters": str(num_chars)}
 
 

@@ -1,6 +1,5 @@
-"""Tokenization and detokenization, in the formats of three servers: text-generation-inference (`inputs`), vLLM
-(`prompt`, or `messages`) and llama.cpp (`content`). The name of the field with the text decides the format of the
-answer.
+"""Routes for tokenization and detokenization, in the formats of three servers: text-generation-inference, vLLM and
+llama.cpp. The field with the text decides the format: `inputs`, `prompt` or `messages`, or `content`.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ _Rows = Callable[[Tokenizer, list[tuple[int, int, int]], str], list[Any]]
 
 
 async def _told(model: LoadedModel, text: str, adds_special: bool, shape: _Rows) -> list[bytes]:
-    """Return the tokens of a text as JSON, some thousands of tokens per entry."""
+    """Tokenize a text. Returns the tokens as JSON, in pieces of some thousands of tokens."""
     _check(model, text, "inputs")
     return await model.in_text_thread(_encoded, model.tokenizer, text, adds_special, shape)
 
@@ -134,8 +133,7 @@ def _encoded(tokenizer: Tokenizer, text: str, adds_special: bool, shape: _Rows) 
 
 
 def _in_pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str, shape: _Rows) -> list[bytes]:
-    """Return the tokens as JSON in pieces, because other tasks must run between pieces of hundreds of thousands of
-    tokens."""
+    """Encode tokens as JSON in pieces, so that other tasks can run between the pieces of a very long list."""
     pieces = (shape(tokenizer, rows[at : at + _ROWS_PER_PIECE], text) for at in range(0, len(rows), _ROWS_PER_PIECE))
     return [msgspec.json.encode(piece)[1:-1] for piece in pieces]
 
@@ -152,7 +150,7 @@ def _plain(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) ->
 
 
 def _pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) -> list[Any]:
-    """Return tokens in llama.cpp's format: a token that is not valid UTF-8 is written as a list of its bytes."""
+    """Return tokens in llama.cpp's format, in which a token that is not valid UTF-8 is a list of bytes."""
     found: list[Any] = []
     for token, _, _ in rows:
         data = tokenizer.token_bytes(token)
