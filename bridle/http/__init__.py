@@ -1,6 +1,6 @@
-"""The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.serving`.
+"""The HTTP server: the APIs, health checks, metrics and a page for browsers. It uses `bridle.serving`.
 
-The package imports its public names on first use, so that a shard, which needs only a server's logs, starts faster.
+Public names are imported on first use. So a shard, which needs only the logging part, starts faster.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Routes that return errors in the format of their own API. Errors before any route (unknown clients, wrong methods,
-bugs) use the format of the path's API."""
+"""Routes that return errors in the format of their own API. Errors outside of routes, such as unknown keys and wrong
+methods, use the format of the API that has the path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def checked_body(kind: type[Body], fields: Any) -> Body:
-    """Return a body that a route has read itself, validated as FastAPI would. Raises `RequestValidationError`."""
+    """Validate a body that a route has read itself, as FastAPI would. Raises `RequestValidationError`."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -28,7 +28,7 @@ def checked_body(kind: type[Body], fields: Any) -> Body:
 
 
 class ApiRoute(BoundedRoute):
-    """A route whose subclass defines the format of errors; `schema` is the JSON schema of error bodies."""
+    """Base class of routes with their own format of errors. `schema` is the JSON schema of error bodies."""
 
     schema: ClassVar[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Create the ASGI application: routes, errors and limits for a registry of models. A new API adds its router to
+"""Creates the ASGI application: routes, errors and limits for a registry of models. A new API adds its router to
 `ROUTERS`."""
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def create_app(
 ) -> FastAPI:
     """Return an ASGI application that serves the models in `registry`. The application neither loads nor closes models.
 
-    With `keys`, every route but health requires an API key. `fronts` make further applications that answer WebSockets.
-    `tracing` receives the spans of requests.
+    If `keys` is given, every route except the health checks requires an API key. `fronts` create further applications,
+    which answer WebSockets. `tracing` receives the spans of requests.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
@@ -140,7 +140,7 @@ def _saved(db: StateDb) -> dict[str, Any]:
 
 
 def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identity | None:
-    """Return the user of a batch with the user's present rights; None if the user's key was removed."""
+    """Return the user that created a batch, with the user's current rights; None if the user's key was removed."""
     found = None if keys is None else keys.of_user(batch.user)
     if found is None and (keys is None or has_proxies):
         return Identity(batch.user, batch.is_admin and keys is None)
@@ -148,9 +148,9 @@ def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identi
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
-    """Add the record of each call, and the identification of its sender. The middleware that is added last sees a
-    request first. CORS preflights have no key, so the server answers them before identification. Browsers may read
-    every answer."""
+    """Add middleware for request records, identification of the sender, and CORS. The middleware that is added last
+    sees a request first. CORS preflights have no key, so they are answered before the identification. Browsers may read
+    every response."""
     settings = state.settings
     app.add_middleware(CallMiddleware, on_end=state.end, identify=identify, tracing=state.tracing, refuse=refuse)
     if settings.cors_origins:

@@ -1,5 +1,5 @@
-"""Sends answers of many megabytes in pieces. Building and sending such an answer at once would copy it several times,
-while no other request is served."""
+"""Sends JSON responses of many megabytes in pieces. Building such a response as a whole would copy it several times,
+and would block other requests meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PIECE_BYTES = 1 << 18
 
 
 class ChunkedJsonResponse(Response):
-    """A JSON list of `rows`, each of which is encoded JSON. With `name`, the list is in the field `name` of an object
-    that also has `fields`. The server serves other requests between pieces."""
+    """A response with a JSON list of `rows`, each of which is encoded JSON. If `name` is given, the list is the field
+    `name` of an object that also has `fields`. The server serves other requests between pieces."""
 
     media_type = "application/json"
 

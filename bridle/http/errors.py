@@ -1,7 +1,7 @@
-"""Errors over HTTP: one body in OpenAI's format, with each API's name for the kind of error.
+"""Converts errors to HTTP responses: a body in OpenAI's format, with the error types of OpenAI and
+text-generation-inference.
 
-This module answers every error of any route, including errors of the web framework, so that a client always finds
-`error.message`.
+This module handles the errors of all routes and of the web framework, so that a client always finds `error.message`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Refuse = Callable[[str, BridleError, int | None], Response]
 
 
 class RefusedBody(HTTPException):
-    """A request body that was not read to its end, or is not JSON. `error` has the cause."""
+    """Raised for a request body that was not read to its end, or is not JSON. `error` is the cause."""
 
     def __init__(self, status_code: int, error: BridleError) -> None:
         super().__init__(status_code, str(error))
@@ -76,9 +76,9 @@ def error_type_of(error: BridleError) -> str:
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
-    """Return the JSON body of an error, in OpenAI's shape. An error of a controller also has its last `logs`.
+    """Return the JSON body of an error, in OpenAI's format. A controller's error also has the controller's last `logs`.
 
-    The field `error_type` next to `error` is for clients of text-generation-inference; every route has it.
+    On every route, the body also has the field `error_type`, for clients of text-generation-inference.
     """
     openai_type, native_type = _WORDS[failure_of(error).kind]
     text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # JSON has no lone surrogates
@@ -96,13 +96,13 @@ def error_response(error: BridleError, status: int | None = None) -> Response:
 
 
 def retry_headers(error: BridleError) -> dict[str, str]:
-    """Return the header with the time to retry, for temporary errors."""
+    """Return the header `Retry-After` if the error is temporary, else no header."""
     seconds = retry_after(error)
     return {} if seconds is None else {"Retry-After": str(max(round(seconds), 1))}
 
 
 def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the responses for errors in the OpenAPI description."""
+    """Return the OpenAPI descriptions of error responses. `schema` is the JSON schema of their bodies."""
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "The request was refused; the message has the value and the limit", "content": content},
@@ -111,18 +111,19 @@ def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
 
 
 def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> Response:
-    """Answer an error in OpenAI's format, whatever the path."""
+    """Return an error response in OpenAI's format, for any path."""
     return error_response(error, status)
 
 
 def internal_error(request_id: str) -> InternalError:
-    """Return the error that a client gets for a bug. It hides the cause, and has the request id of the log line."""
+    """Return the error that a client gets if the server has a bug. It hides the cause, and names the request id in the
+    log."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 
 def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> None:
-    """Install the handlers of every error that reaches the application. Errors of routes have the routes' format;
-    errors of the web framework are answered by `refuse`."""
+    """Install the handlers for all errors. A route's error has the format of the route; `refuse` answers errors of the
+    web framework."""
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -135,14 +136,14 @@ def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> Non
 
 
 def note_error(request: Request, error: BridleError) -> None:
-    """Record the error for the log line of this call."""
+    """Record the error for the request's log line."""
     call = request.scope.get("state", {}).get("call")
     if call is not None:
         call.error = error
 
 
 def describe_validation(errors: Any) -> InvalidRequest:
-    """Return the first of pydantic's errors as one sentence about one field."""
+    """Convert the first of pydantic's errors to one sentence about one field."""
     first = errors[0] if errors else {}
     path = [str(part) for part in first.get("loc", ()) if part != "body"]
     param = ".".join(path) or None

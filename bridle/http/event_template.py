@@ -1,4 +1,4 @@
-"""Encoded events of a stream that differ only in their text. The rest of the event is encoded only once."""
+"""Encodes stream events that differ only in their text. The rest of the event is encoded only once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MARK = f"bridle-{secrets.token_hex(16)}"
 
 
 def text_of(tokens: list[TokenEvent]) -> str:
-    """Return the text of tokens, most often of one token."""
+    """Return the joined text of token events."""
     return tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
 
 
 class TextTemplate:
-    """Encodes tokens as an event with their text. `make` encodes an event with a given text, which must occur once in
-    the event. `note` is called with the text, too.
+    """Encodes token events as one stream event with their text. `make` encodes an event with a given text, which must
+    occur once in the event. `note` is called with each text.
 
         template = TextTemplate(lambda text: sse_event({"delta": text}))
         template([TokenEvent("1", 0, text="Hi")])  # b'data: {"delta":"Hi"}' and an empty line

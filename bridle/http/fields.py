@@ -1,8 +1,10 @@
-"""Fields of a request body: the route's own fields, and fields of other systems that have an equivalent in bridle.
+"""Reads the fields of a request body: the route's own fields, and fields of other systems that have an equivalent in
+bridle.
 
 A field of another system is converted to bridle's field. It is refused if bridle has no equivalent and the field would
 change the output; `bridle.compat` has the table. A misspelled field is refused. Other unknown fields are ignored,
-because clients send fields that only some servers know. They are refused if the server or the call is strict.
+because clients send fields that only some servers know. If the server or the request is strict, unknown fields are
+refused.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ STRICTNESS: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("strict_fiel
 
 
 def is_strict() -> bool:
-    """Return whether this call refuses unknown fields: its header decides, else the server's default."""
+    """Return whether unknown fields are refused. The request's header decides; without it, the server's setting."""
     headers, default = STRICTNESS.get()
     said = headers.get(STRICT_HEADER, "").strip().lower()
     return default if not said else said not in ("0", "false", "no", "off")
@@ -46,7 +48,7 @@ class UnknownField(InvalidRequest):
 
 
 class Fields(BaseModel):
-    """Base class of request bodies. A field of another system is stored under bridle's name for it."""
+    """Base class of request bodies. A field of another system is stored under the name of bridle's equivalent field."""
 
     model_config = ConfigDict(strict=True)
 
@@ -75,13 +77,13 @@ class ControllerFields(Fields):
 
 
 class InnerFields(Fields):
-    """Base class of objects within bodies. Fields of other systems are not converted there."""
+    """Base class of objects inside request bodies. Fields of other systems are not converted there."""
 
     has_text: ClassVar[bool] = False
 
 
 def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the body with bridle's field names. Raises the error of any other field."""
+    """Return the body with bridle's field names. Raises an error for a field that bridle refuses."""
     own = kind.model_fields
     found = {name: value for name, value in data.items() if name in own}
     others = {str(name): value for name, value in data.items() if name not in own and value is not None}
@@ -93,7 +95,7 @@ def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> None:
-    """Store the value of another system's field under bridle's name for it."""
+    """Store the value of another system's field under the name of bridle's equivalent field."""
     here, value = _here(kind, name, value)
     if here is not None:
         if found.get(here) is not None:
@@ -130,14 +132,14 @@ _OF_FORMS = re.compile(
 
 
 def _speaks_of_form(name: str, value: Any) -> bool:
-    """Return whether an unknown field seems to constrain the output, by its name or by the names in its value."""
+    """Return whether the name of an unknown field, or a name in its value, suggests that it constrains the output."""
     within = [each for each in value if isinstance(each, str)] if isinstance(value, dict) else []
     return any(_OF_FORMS.search(each[:_MAX_NAME_CHARS]) for each in (name, *within[:MAX_UNKNOWN]))
 
 
 @lru_cache(maxsize=4_096)
 def _meant(kind: type[Fields], name: str) -> str | None:
-    """Return the known field name that a misspelled name probably means; None if no name is near."""
+    """Return the known field name that a misspelled name probably means; None if no name is similar."""
     known = set(kind.model_fields)
     if kind.has_text:
         known |= {each for each in (*BY_NAME, *SHORT) if _here(kind, each, None)[0] is not None}
@@ -145,7 +147,8 @@ def _meant(kind: type[Fields], name: str) -> str | None:
 
 
 def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
-    """Return the route's field for another system's field, and its value; the field is None if there is none."""
+    """Return the route's equivalent of another system's field, and its value. Without an equivalent, the name is
+    None."""
     if not kind.has_text:
         return None, value
     own = kind.model_fields
@@ -163,6 +166,6 @@ def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
 
 
 def _on(api: Api, name: str) -> str | None:
-    """Return the name of a sampling parameter in an API."""
+    """Return the name that an API has for a sampling parameter; None if the API does not have it."""
     meaning = meanings().get(name)
     return None if meaning is None else meaning.names.get(api, name)

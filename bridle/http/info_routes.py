@@ -24,7 +24,7 @@ _PAGE_HEADERS = {
 
 
 def probe(http: HttpState, path: str) -> Response | None:
-    """Return the answer to a health probe; None if the path is not one of a probe."""
+    """Return the response to a health check; None if the path is no health check's path."""
     ask = _PROBES.get(path)
     return None if ask is None else ask(http)
 
@@ -87,7 +87,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """Return the browser page. Other clients get the server's readiness, as in text-generation-inference."""
+    """Return the page for browsers. Other clients get the server's readiness, as in text-generation-inference."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)
@@ -96,7 +96,7 @@ async def page(request: Request) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """Return the API's description as a page for browsers."""
+    """Return the description of the API as a page for browsers."""
     return HTMLResponse(_DOCS, headers=_PAGE_HEADERS)
 
 

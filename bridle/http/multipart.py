@@ -1,4 +1,4 @@
-"""Forms with files (`multipart/form-data`), parsed from a body whose size was already checked."""
+"""Parses forms with files (`multipart/form-data`). The size of the body must have been checked before."""
 
 from __future__ import annotations
 

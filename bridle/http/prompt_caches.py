@@ -80,8 +80,8 @@ async def delete(cache_id: str, request: Request) -> Response:
 
 
 def _find_own(caches: PromptCaches, identity: Identity, cache_id: str) -> PromptCache:
-    """Return a cache that this user may change. Raises `UnknownCache`, or a 403 error for a cache that another user
-    shares."""
+    """Return a prompt cache that belongs to this user. Raises `UnknownCache`, or an error with status 403 if another
+    user shares the cache."""
     cache = caches.find(identity, cache_id)
     if cache.user != identity.user:
         problem = f"cache {cache_id!r} belongs to another user of the group; only its owner can prefetch or delete it"
@@ -134,8 +134,8 @@ async def _prefetch(cache_id: str, serving: RequestLifecycle, caches: PromptCach
 
 
 async def _compute(cache: PromptCache, serving: RequestLifecycle) -> dict[str, Any]:
-    """Compute the prompt, or read its KV, and retain it. Return the fields of the cache, and how many of its tokens
-    were cached before."""
+    """Compute the prompt, or load its KV, and retain the KV. Returns the response fields of the cache, with the number
+    of tokens that were cached before."""
     wish = Retention(len(cache.tokens), cache.ttl, cache.id)
     generation = await serving.prepare([tuple(cache.tokens)], _PREFILL, run=True, detokenize=False, retains=(wish,))
     usage = generation.usage

@@ -1,4 +1,4 @@
-"""Routes about requests of a user: the trace of a request, answers to tool calls, and tickets for WebSockets."""
+"""Routes for a user's own requests: the trace of a request, answers to tool calls, and tickets for WebSockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ToolResultBody(InnerFields):
-    """The answer to a tool call: a `result`, as text or JSON, or an `error` message."""
+    """Body with the answer to a tool call: a `result`, as text or JSON, or an `error` message."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,16 +30,16 @@ class ToolResultBody(InnerFields):
 
 @router.get("/v1/traces/{request_id}", summary="The trace of a request")
 async def trace(request_id: str, request: Request) -> Response:
-    """Return a trace as JSON lines. `request_id` is the header `x-request-id` of the answer. Traces are kept for some
-    minutes."""
+    """Return a trace as JSON lines. `request_id` is the value of the response header `x-request-id`. Traces are kept
+    for some minutes."""
     text = await http_state(request).traces.find(request_id, identity_of(request).user)
     return Response(text, media_type="application/x-ndjson")
 
 
 @router.post("/v1/tool_results/{call_id}", summary="Answer a call of a tool", status_code=204)
 async def answer(call_id: str, body: ToolResultBody, request: Request) -> Response:
-    """Answer a tool call. `call_id` is in the name of the variable that reported the call. Each call is answered once,
-    by its own user."""
+    """Answer a tool call. `call_id` is in the name of the variable that reported the call. Each call can be answered
+    only once, and only by its user."""
     models = http_state(request).registry
     answer_call(models, identity_of(request).user, call_id, body.result, body.error)
     return Response(status_code=204)
@@ -56,8 +56,8 @@ async def list_calls(request: Request) -> Response:
 
 @router.post("/v1/websocket_tickets", summary="Get a ticket for one WebSocket")
 async def issue(request: Request) -> Response:
-    """Return a ticket for pages and programs whose WebSockets cannot send a key; they connect to `/?ticket=TICKET`. A
-    ticket opens one connection as the user whose key requested the ticket."""
+    """Return a ticket for pages and programs that cannot send a key over a WebSocket. They connect to
+    `/?ticket=TICKET`. A ticket opens one connection as the user whose key requested the ticket."""
     ticket = http_state(request).tickets.issue(identity_of(request))
     response = json_response({"object": "websocket_ticket", "ticket": ticket, "expires_in": TICKET_SECONDS})
     response.headers["cache-control"] = "no-store"

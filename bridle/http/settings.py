@@ -1,4 +1,4 @@
-"""Settings of the HTTP front-end, as plain validated values. The command line and tests set them."""
+"""Settings of the HTTP server, as plain validated values. The command line and tests set them."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Limits of one HTTP application. Sizes are in bytes, times in seconds.
+    """Settings of one HTTP application, mostly limits. Sizes are in bytes, times in seconds.
 
-    A request body has at most `max_body_bytes`; None means `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads
+    A request body has at most `max_body_bytes`. None means `BODY_BYTES`, or `SEEING_BODY_BYTES` if a model reads
     images.
 
-    `max_requests` and `max_prompt_tokens` limit the requests in flight, waiting or running; further requests get a 429.
-    (One prompt that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads`
-    the simultaneous uploads of controllers. `request_timeout` limits a generation (None: no limit), and `load_timeout`
-    the wait for a model. `send_timeout` limits how long a client may pause reading, and `receive_timeout` how long
-    sending a body may take. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web origins
-    that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*` headers
-    identify the user. `allowed_hosts` are host names that a server without keys answers for, in addition to IP
-    addresses and `localhost` (None: any; `serve` always sets them). With `strict_fields`, unknown fields of a body are
-    refused. The share `trace_share` of all requests, from 0 to 1, writes traces to `trace_folder`. Stored responses,
-    conversations, batches and their files, traces and prompt caches are saved in the file `state_db` (None: they end
-    with the server). `controller_classes` are the operator's classes of controllers, which requests may choose;
-    `policies` are the operator's rules for texts. A request that sets no limit on its output has at most
-    `default_max_tokens` (None: the default of its API). `system` blocks on `/v1/messages` that begin with one of
-    `drop_system_blocks` are omitted.
+    `max_requests` and `max_prompt_tokens` limit all waiting and running requests together; further requests get a 429.
+    One prompt that fits the model is always accepted. `max_prompts` and `max_choices` limit one request. `max_uploads`
+    limits concurrent uploads of controllers. `request_timeout` limits a generation (None: no limit). `load_timeout`
+    limits the wait for a model. `send_timeout` limits how long a client may pause reading. `receive_timeout` limits how
+    long sending a body may take. `ping_interval` is the time after which an idle stream gets a ping, so that proxies
+    keep it open. `cors_origins` are the web origins whose pages may send requests; `*` means any. `trusted_proxies` are
+    addresses or networks whose `x-user-*` headers identify the user. `allowed_hosts` are host names that a server
+    without keys accepts in requests, in addition to IP addresses and `localhost` (None: any; `serve` always sets them).
+    If `strict_fields`, unknown fields of a body are refused. `trace_share`, from 0 to 1, is the share of requests whose
+    traces are written to `trace_folder`. Stored responses, conversations, batches and their files, traces and prompt
+    caches are saved in the file `state_db` (None: they are lost when the server ends). `controller_classes` are the
+    operator's classes of controllers, which requests may choose. `policies` are the operator's rules for texts.
+    `default_max_tokens` limits the output of a request that sets no limit (None: the default of its API). `system`
+    blocks on `/v1/messages` that begin with one of `drop_system_blocks` are omitted.
     """
 
     max_body_bytes: int | None = None
@@ -121,18 +121,19 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Everything that `serve` needs: models, engines around them, and where to listen.
+    """All settings of `serve`: models, engines, limits, and the address to listen on.
 
-    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds, and so do
-    the next calls of parked conversations if `drain_parked` is `wait`. `model` has the load settings, and names the
-    model unless `models` names several, or models to load on demand. `adapters` are the LoRA adapters that requests may
-    choose. `name` is a single model's name on the wire (None: that of the folder or hub id), `aliases` are further
-    names of the first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API
-    keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
-    `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
-    variables name, if any). `tools` are those that controllers may call. `restarts` bounds the time of a step and the
-    number of restarts of an engine. `front_ends` processes write streams to clients, the server included. `make_loader`
-    creates the loader of models; by default they are loaded in this process.
+    Port 0 means any free port. After the first SIGTERM or SIGINT, running requests have `grace_period` seconds to
+    finish. If `drain_parked` is `wait`, the next requests of conversations with retained KV are accepted in this time
+    too. `model` has the load settings, and the model's name unless `models` names several models or models to load on
+    demand. `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name in the APIs
+    (None: the name of its folder or hub id). `aliases` are further names of the first model. `control` has the settings
+    of the runtime for Wasm controllers. `keys` is the file of API keys. Without keys, the server is for a single user
+    and listens on loopback only, unless `no_auth` allows all users. `tls` turns on HTTPS. `otlp_endpoint` is the
+    collector of trace spans (None: the collector that OpenTelemetry's environment variables name, if any). `tools` are
+    the tools that controllers may call. `restarts` limits the time of a step and the number of restarts of an engine.
+    `front_ends` is the number of processes that write streams to clients, including the server. `make_loader` creates
+    the loader of models; by default models are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -176,7 +177,7 @@ class ServeSettings:
             self._check_front_ends()
 
     def _check_front_ends(self) -> None:
-        """Raise `InvalidRequest` if further processes are configured but cannot write to clients."""
+        """Raise `InvalidRequest` if writer processes are configured but cannot write to clients."""
         if self.front_ends > MAX_FRONT_ENDS:
             raise InvalidRequest(f"front_ends is {self.front_ends}; must be at most {MAX_FRONT_ENDS}", "front_ends")
         if self.tls is not None:

@@ -1,7 +1,8 @@
-"""Server-sent events: a stream that ends when its client disconnects or stops reading.
+"""Streams of server-sent events, which end when the client disconnects or stops reading.
 
-The producer writes the events itself, so no generator's cleanup depends on the garbage collector. While a client's
-connection is full, the producer waits, and events accumulate in the engine's stream, which merges and limits them.
+The producer is a function that writes events, not a generator, so no cleanup depends on the garbage collector. While a
+client's connection is full, the producer waits, and events accumulate in the engine's stream, which merges and limits
+them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ DIRECT_BODY = "bridle.direct_body"
 
 
 class DirectBody(Protocol):
-    """Writes parts of a response body directly to the connection, past the application's middleware, once the response
-    has started."""
+    """Interface that writes parts of a response body directly to the connection, without the application's middleware,
+    once the response has started."""
 
     def begin(self) -> None:
         """Prepare for a stream, before its response starts."""
@@ -45,8 +46,8 @@ class DirectBody(Protocol):
 
 
 class _Patience:
-    """A time limit for many waits, with one timer for all of them. Nearly all waits end at once, and a timer for each
-    wait would cost more than the wait. One task waits at a time."""
+    """A time limit for many waits, with a single timer. Nearly all waits end at once, and a timer for each wait would
+    cost more than the wait. Only one task waits at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -102,7 +103,7 @@ class SseWriter:
         await self.write(b"".join(map(sse_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
-        """Prepare JSON events and OpenAI's line `[DONE]`, to be sent together with the end of the body."""
+        """Prepare JSON events and OpenAI's line `[DONE]`. They are sent together with the end of the body."""
         self.rest = b"".join((*map(sse_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
@@ -111,8 +112,8 @@ class SseWriter:
             await self._patiently(self._send, {"type": "http.response.body", "body": data, "more_body": True})
 
     def live(self, encode: Callable[[list[TokenEvent]], bytes]) -> LiveText | None:
-        """Return the function that writes tokens at once, as `encode` formats them; None if the server has no direct
-        writes."""
+        """Return an object that writes tokens directly to the connection, encoded by `encode`; None if the server
+        cannot write directly."""
         direct = self._direct
         if direct is None:
             return None
@@ -141,7 +142,7 @@ class SseWriter:
                 self._patience.end()
 
     def close(self) -> None:
-        """Stop the writer's timer; nothing may be sent afterwards."""
+        """Stop the writer's timer. Nothing may be sent afterwards."""
         self._patience.close()
 
 
@@ -158,7 +159,7 @@ class SseResponse(Response):
         shape: Callable[[BridleError], Any] = error_body,
         ping: bytes = COMMENT_PING,
     ) -> None:
-        """Create a response. `shape` makes the body of an error. `ping` is sent while the stream is idle."""
+        """Create a response. `shape` formats the body of an error. `ping` is sent while the stream is idle."""
         super().__init__(None, 200, _HEADERS, self.media_type)
         del self.headers["content-length"]
         self._produce = produce
@@ -176,7 +177,7 @@ class SseResponse(Response):
                 await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
 
     async def _tell(self, writer: SseWriter, call: RequestContext, receive: Receive) -> bool:
-        """Send everything but the end of the body. Returns False if the client has disconnected."""
+        """Send all of the response except the end of its body. Returns False if the client has disconnected."""
         try:
             await run_while_connected(receive, self._run(writer))
         except RequestCancelled as error:
@@ -200,12 +201,12 @@ class SseResponse(Response):
 
 
 def sse_event(payload: Any) -> bytes:
-    """Return the bytes of a JSON event."""
+    """Encode a JSON event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 async def _send_pings(writer: SseWriter, ping: bytes, interval: float) -> None:
-    """Send `ping` while no event is sent, so that clients and proxies keep the connection open."""
+    """Send `ping` regularly while no event is sent, so that clients and proxies keep the connection open."""
     while True:
         before = writer.num_writes
         await asyncio.sleep(interval)

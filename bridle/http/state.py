@@ -1,4 +1,4 @@
-"""The state that the routes of one application share, and the functions that begin to serve a request."""
+"""The state that all routes of an application share, and functions with which routes begin to serve a request."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from bridle.serving.tracing.trace_store import HEADER, wish_of
 
 @dataclass(slots=True, kw_only=True)
 class HttpState(AppState):
-    """Shared state of all HTTP front ends.
+    """State that all routes of an application share.
 
     Stores of clients' data: `responses`, `conversations`, `files` and `batches`, all saved in the file `state_db`.
-    `passing` has responses that are not saved; they last as long as the WebSocket that requested them. Further fields
+    `passing` has responses that are not saved; they exist as long as the WebSocket that requested them. Further fields
     are limits, counters, WebSocket `fronts` and their `tickets`, and the `writers` of streams. `started` is a Unix time
-    in seconds. The lock `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
+    in seconds. With the lock `parsing`, only one large body is parsed at a time, so that parsing does not delay other
+    requests.
     """
 
     settings: HttpSettings
@@ -60,8 +61,8 @@ class HttpState(AppState):
 
     @property
     def max_body_bytes(self) -> int:
-        """Return the current limit of a request body in bytes. The default is higher if a model reads images, which
-        bodies contain as text."""
+        """Return the current maximum size of a request body in bytes. The default is higher if a model reads images,
+        because bodies contain images as text."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
         return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES
@@ -72,12 +73,12 @@ class HttpState(AppState):
         self.metrics.add(writers.collect)
 
     def end(self, call: RequestContext, seconds: float) -> None:
-        """Record the end of a call, after `seconds`."""
+        """Record that a request has ended after `seconds`."""
         self.metrics.observe(call, seconds)
         self.on_request_end()
 
     def begin_drain(self, seconds: float = 0.0) -> None:
-        """Refuse new generations from now on. Running generations have `seconds` to finish."""
+        """Refuse new generations. Running generations have `seconds` to finish."""
         self.is_draining = True
         for front in self.fronts:
             front.drain(seconds)
@@ -103,12 +104,12 @@ def http_state(request: Request) -> HttpState:
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with `content` as JSON. Numbers that JSON does not have become null."""
+    """Return a response with `content` as JSON. NaN and infinity become null."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 def serving_of(request: Request, trace: bool | str | None = None) -> RequestLifecycle:
-    """Return the lifecycle of a request, which ends with its call. `trace` is the request's field of that name."""
+    """Return the lifecycle object of an HTTP request. `trace` is the value of the request's field `trace`."""
     http, call = http_state(request), call_of(request.scope)
     wish = wish_of(request.headers, trace) if trace is not None or HEADER in request.headers else "no"
     settings = http.settings
@@ -116,6 +117,6 @@ def serving_of(request: Request, trace: bool | str | None = None) -> RequestLife
 
 
 async def borrow(request: Request, name: str | None) -> LoadedModel:
-    """Return the model with the name, or the base model of the adapter with the name. The model stays loaded until the
-    call ends. A client that disconnects ends the wait for the model."""
+    """Return the model with this name, or the base model of the adapter with this name. The model stays loaded until
+    the request ends. If the client disconnects, the wait for the model ends."""
     return await run_while_connected(request.receive, serving_of(request).acquire_model_for_metadata(name))

@@ -1,4 +1,4 @@
-"""Routes by which users call tools of the server, if the operator allows the tool."""
+"""Routes with which users call the server's tools, if the operator allows that for a tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ToolCallBody(InnerFields):
-    """The name of a tool, as `GET /v1/tools` lists it, and its arguments by name."""
+    """Body with the name of a tool, as `GET /v1/tools` lists it, and the tool's arguments by name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,6 +35,6 @@ async def tools(request: Request) -> Response:
 
 @router.post("/v1/tools/call", summary="Call a tool of the server")
 async def call(body: ToolCallBody, request: Request) -> Response:
-    """Call a tool. The answer has a `result` as text, or an `error` message."""
+    """Call a tool. The response has a `result` as text, or an `error` message."""
     work = call_tool(http_state(request).registry, identity_of(request), body.name, body.arguments)
     return json_response(await run_while_connected(request.receive, work))

@@ -1,4 +1,4 @@
-"""Server-sent events with names, for APIs whose events have a `type`."""
+"""Writes server-sent events with names, for APIs whose events have a `type`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
 
 
 def named_event(event: Event) -> bytes:
-    """Return the bytes of an event. The name of the event is its `type`."""
+    """Encode an event. The name of the event is its `type`."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
 
 
 def with_last_event(
     produce: Callable[[SseWriter], Awaitable[None]], call: RequestContext, shape: Callable[[BridleError], Event]
 ) -> Produce:
-    """Return `produce`, followed by an error event if `produce` raises an error."""
+    """Wrap `produce` so that an error of `produce` is sent as a last event."""
 
     async def guarded(writer: SseWriter) -> None:
         try:

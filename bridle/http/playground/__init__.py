@@ -1,5 +1,5 @@
-"""The playground: the page at `/` and its files. `make web` builds the files from `web/`. The files ship with the
-package, so that the server needs no Node and no network.
+"""The playground: the page at `/` and its files. `make web` builds the files from `web/`. The package contains the
+built files, so that the server needs neither Node nor network.
 
 The page is the same for every user and does not name models. It requests the list of models, with an API key if the
 server needs one.
@@ -46,7 +46,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the page, plain and compressed."""
+    """A file of the page: its content, uncompressed and compressed."""
 
     plain: bytes
     packed: bytes
@@ -61,7 +61,8 @@ def file(name: str) -> File:
 
 
 def answer(request: Request, name: str) -> Response:
-    """Return the file, compressed if the browser accepts that, or "not modified"."""
+    """Return a response with the file, compressed if the browser accepts that. If the browser has the file, the status
+    is 304."""
     found = file(name)
     headers = HEADERS | {"ETag": found.tag}
     if found.tag in request.headers.get("if-none-match", ""):
