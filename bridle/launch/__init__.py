@@ -1,1 +1,1 @@
-"""Child processes of a server that compute for it: starting, watching and restarting them."""
+"""Starts, watches and restarts child processes that compute models for a server."""

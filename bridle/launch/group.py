@@ -22,8 +22,8 @@ REFUSAL_SECONDS = 60.0
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
-    """Start `count` processes that compute a model together, with this process as rank 0. Return their executor. Raises
-    the errors of loading."""
+    """Start the other ranks of a model that `count` processes compute together. This process is rank 0. Returns the
+    group's executor. Raises errors of loading."""
     from bridle.model import load_executor
 
     if count < 1:
@@ -61,7 +61,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
-    """Join the group of ranks. Return the configuration with this rank's own device."""
+    """Join the group of ranks. Returns the configuration with this rank's device."""
     from bridle.model.device_defaults import choose_devices
     from bridle.model.tensor_parallel import join_group
 

@@ -2,7 +2,7 @@
 
     executor = launch_shard(ModelConfig("demo"))
 
-The returned executor manages the process, so its user need not know about the process.
+The returned executor manages the process. Its user need not know about the process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
-    """A shard executor that owns its shard's process. With `stands_by`, it also owns a standby process that replaces
+    """A shard executor that owns its shard's process. If `stands_by`, it also owns a standby process, which replaces
     the shard's process when that process ends."""
 
     def __init__(
@@ -47,8 +47,8 @@ class LaunchedShard(ShardExecutor):
         start_timeout: float = START_SECONDS,
         stands_by: bool = False,
     ) -> None:
-        """Create the executor. `command` starts the shard; the executor adds `--listen ADDRESS --parent PID`. With
-        `stands_by`, it also adds `--standby`, and the shard then waits for a line on its standard input."""
+        """Create the executor. `command` starts the shard; the executor adds `--listen ADDRESS --parent PID` to it. If
+        `stands_by`, it also adds `--standby`, and the shard waits for a line on its standard input."""
         self._folder = make_socket_folder()
         address = f"unix:{self._folder / 'shard.sock'}"
         command = [*command, "--listen", address, "--parent", str(os.getpid()), *(["--standby"] if stands_by else [])]
@@ -100,8 +100,8 @@ def launch_shard(
     stands_by: bool = True,
 ) -> ShardExecutor:
     """Start a model in a separate process on this machine, or in `shards` processes, each with a part of every layer.
-    The returned executor is ready. With `stands_by`, a standby process of a single shard waits with its imports done.
-    Raises `ShardUnavailable` if the shard does not start."""
+    The returned executor is ready. If `stands_by`, a single shard has a standby process, which has finished its
+    imports. Raises `ShardUnavailable` if the shard does not start."""
     _refuse_sampler(sampler)
     _refuse_draft_model(config)
     report = progress or silent
@@ -141,7 +141,7 @@ def connect_shard(
 
 
 def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
-    """Raise `InvalidRequest` if a step may be larger than a running shard has reserved memory for."""
+    """Raise `InvalidRequest` if a step may need more memory than the running shard has reserved."""
     for name, wanted, room in (
         ("step_tokens", config.step_tokens, executor.info.max_num_batched_tokens),
         ("step_seqs", config.step_seqs, executor.info.max_num_seqs),

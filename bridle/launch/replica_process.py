@@ -1,4 +1,4 @@
-"""The process of one replica: a whole engine for a router. `bridle.launch.replicas` starts it."""
+"""The process of one replica, which is a whole engine for a router. `bridle.launch.replicas` starts this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReplicaConfig(msgspec.Struct):
     log_format: LogFormat | None = None  # None: the format of the starting process
 
     def encode(self) -> str:
-        """Return the JSON that `decode` reads."""
+        """Encode the settings as JSON for `decode`."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @classmethod
@@ -50,7 +50,7 @@ class ReplicaConfig(msgspec.Struct):
 
 
 def main() -> int:
-    """Load the model, then serve until a signal comes. Returns the exit status."""
+    """Load the model, then serve until a signal arrives. Returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)

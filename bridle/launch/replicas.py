@@ -2,8 +2,8 @@
 
     model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
 
-The resulting model is used like any other model. Each replica has its own copy of the weights, and replicas share the
-machine's cores.
+The result is used like any other model. Each replica has its own copy of the weights. Replicas share the machine's
+cores.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _log = logging.getLogger(__name__)
 
 class LaunchedReplicas(ReplicaSet):
     """A replica set that owns its processes. `commands` start the processes; each command also gets `--listen PATH
-    --parent PID`. After its first start, a replica also gets `--num-blocks COUNT`, so that a restarted replica has the
-    same number of KV blocks without measuring memory again."""
+    --parent PID`. When a replica is restarted, its command also gets `--num-blocks COUNT`, so that it has the same
+    number of KV blocks without measuring memory again."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LaunchedReplicas(ReplicaSet):
         self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
 
     def note_absent(self, number: int) -> None:
-        """Record that a replica is still absent. A replica that does not start in time counts as hung, and is
+        """Record that a replica is not connected yet. A replica that does not start in time counts as hung, and is
         restarted."""
         super().note_absent(number)
         now = time.monotonic()
@@ -124,9 +124,9 @@ def load_replicated(
     control: ControlSettings | None = None,
     tools: ToolExecutor | None = None,
 ) -> LoadedModel:
-    """Load a model with `count` engines. Each engine has its own `shards` processes, if any. With `control`, each
-    engine has its own runtime for Wasm controllers. All engines share a store of controllers and the `tools` of this
-    process, which the caller must close. Raises `ShardUnavailable` if a replica does not start."""
+    """Load a model with `count` engines. Each engine has its own `shards` processes, if any. If `control` asks for it,
+    each engine has its own runtime for Wasm controllers. All engines share a store of controllers and the `tools` of
+    this process, which the caller must close. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.backends import check_backend
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling
@@ -178,8 +178,8 @@ def _tools_elsewhere(tools: ToolExecutor) -> ToolsElsewhere:
 def _start(
     config: ReplicaConfig, count: int, path: Path, report: Report, tools: ToolExecutor
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
-    """Start the replicas, and the store of their controllers. If a replica does not start, or the start is cancelled,
-    everything is closed again."""
+    """Start the replicas, and the store of their controllers. If a replica does not start, or if the start is
+    cancelled, all of them are closed again."""
     control = config.control
     with ExitStack() as undo:
         report(f"starting {count} replicas", 0.0)
@@ -219,16 +219,16 @@ def _shut_down(
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
-    """Return the control settings of each replica. Either all replicas have a control runtime or none, because
-    otherwise some would refuse requests that others accept."""
+    """Return the control settings of each replica. All replicas have a control runtime, or no replica has one.
+    Otherwise some replicas would refuse requests that others accept."""
     if store is None:
         return replace(control, mode="off")
     return replace(control, mode="on", prepare=False)
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
-    """Return one replica's share of the machine. Memory is divided between replicas, and cores are, too, unless the
-    number of threads is set."""
+    """Return one replica's share of the machine. Memory is divided between the replicas. Cores are divided too, unless
+    the number of threads is set."""
     threads = config.num_threads or max(num_cores() // count, 1)
     bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
     return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)

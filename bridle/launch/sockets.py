@@ -1,5 +1,5 @@
-"""Folders for the unix sockets (and other files) that connect parent and child processes. Only the current user can
-enter them.
+"""Creates and removes folders for unix sockets that connect parent and child processes. Only the current user can enter
+these folders.
 
 A process that is killed cannot clean up, so the next process removes the folders of ended processes.
 """
@@ -20,7 +20,7 @@ _NAME = re.compile(r"bridle-(\d+)-\w+")
 
 
 def make_socket_folder() -> Path:
-    """Create a folder that only this user can enter, and return it."""
+    """Create a folder that only the current user can enter, and return its path."""
     sweep()
     return Path(tempfile.mkdtemp(prefix=f"bridle-{os.getpid()}-"))
 
@@ -34,7 +34,8 @@ def sweep() -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a folder is from `make_socket_folder`: it has only sockets and the rendezvous file of ranks."""
+    """Return whether `make_socket_folder` created a folder: it contains only sockets and the file with which ranks find
+    each other."""
     try:
         is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
         return is_own and all(child.is_socket() or child.name == STORE for child in path.iterdir())

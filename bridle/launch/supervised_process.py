@@ -1,8 +1,8 @@
 """A child process that is restarted when it ends: at once, then after longer pauses if it ends again and again.
 
 A thread starts the process and waits for its end, until the child is closed. If there is a standby process, it replaces
-the ended process. This module does not know what the process does; the caller calls `prove` when the process has
-worked.
+the ended process. This module does not know the task of the process. The caller calls `prove` when the process has
+completed some work.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TERM_SECONDS = 5.0
 
 
 class SupervisedProcess:
-    """A process with a command line. If the first process ends before `keep`, it is not restarted, and `has_failed`
-    reports its end. After `keep`, the process is restarted whenever it ends, until `close`.
+    """A child process that is started with a command line. If it ends before `keep` is called, it is not restarted, and
+    `has_failed` is true. After `keep`, the process is restarted whenever it ends, until `close`.
 
-    With `stands_by`, the program begins with `wait_for_activation`; after `prove`, a standby process is kept ready.
+    If `stands_by`, the program must begin with `wait_for_activation`; after `prove`, a standby process is kept ready.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class SupervisedProcess:
         return self.num_ends > 0 and not self._is_kept
 
     def keep(self) -> None:
-        """Restart the process whenever it ends from now on, because its start was successful."""
+        """Record that the start was successful. From now on, the process is restarted whenever it ends."""
         with self.changed:
             self._is_kept = True
             self.changed.notify_all()
 
     def prove(self, pid: int) -> None:
-        """Record that process `pid` has worked, so that its replacement starts without a pause."""
+        """Record that process `pid` has completed some work, so that its replacement starts without a pause."""
         with self.changed:
             if self._process is None or self._process.pid != pid:
                 return
@@ -81,8 +81,8 @@ class SupervisedProcess:
             self.spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
-        """Kill the process, even if it is stopped; the supervisor then restarts it. With `pid`, kill it only if it has
-        that id."""
+        """Kill the process, even if it is stopped. It is then restarted. If `pid` is given, kill the process only if it
+        has this id."""
         with self.changed:
             process = self._process
             if process is not None and pid in (None, process.pid):
@@ -153,7 +153,7 @@ class SupervisedProcess:
 
 
 def describe(status: int) -> str:
-    """Return a description of an exit status."""
+    """Describe an exit status for an error message."""
     if status >= 0:
         return f"exit status {status}"
     try:

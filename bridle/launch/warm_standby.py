@@ -1,8 +1,8 @@
 """A standby process that has imported the slow modules and waits for a line on its standard input.
 
 A standby process replaces a process that was lost, so that the replacement only has to load its model. While it waits,
-it needs only the memory of its imports. Its start takes seconds of processor time, which waiting requests need after a
-loss, so the next standby process starts later. This module does not know what the process does.
+it needs only the memory of its imports. After a loss, waiting requests need the processor, so the next standby process
+starts later. This module does not know the task of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GO = b"\n"
 
 
 def wait_for_activation() -> None:
-    """Wait in the standby process for the line on standard input. If standard input is closed without the line, end the
+    """In the standby process, wait for a line on standard input. If standard input is closed without a line, end the
     process."""
     if not sys.stdin.buffer.readline():
         os._exit(0)
@@ -54,7 +54,7 @@ class WarmStandby:
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the standby process; None without one."""
+        """Return the process id of the standby process; None if there is none."""
         process = self._process
         return None if process is None else process.pid
 
@@ -65,7 +65,7 @@ class WarmStandby:
             self.changed.notify_all()
 
     def take(self) -> Process | None:
-        """Activate and return the standby process. Returns None if there is none, or if it has ended."""
+        """Activate and return the standby process. Returns None if no standby process exists or if it has ended."""
         with self.changed:
             process, self._process = self._process, None
             self._is_wanted = False

@@ -1,10 +1,10 @@
-"""bridle on a cluster: an application for Ray Serve, which places, scales, replaces and updates engines.
+"""bridle on a Ray cluster: an application for Ray Serve, which places, scales, replaces and updates engines.
 
     serve run deploy/ray.yaml
 
-`fronts` serve HTTP; `engines` are replicas of one model, each with its own weights, KV cache and, with tensor
-parallelism, processes. A front sends a request to the engine that has computed its prefix, and to another engine if
-that engine is lost. Needs the extra `ray`; Ray is imported only when an application is built.
+The deployment `fronts` serves HTTP. The deployment `engines` has replicas of one model, each with its own weights and
+KV cache. A front sends a request to the engine that has computed its prefix. If that engine is lost, another engine
+continues the request. Needs the extra `ray`; Ray is imported only when an application is built.
 """
 
 from __future__ import annotations

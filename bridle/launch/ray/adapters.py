@@ -1,8 +1,8 @@
-"""LoRA adapters on a cluster: named when the application is deployed, known to every front, and loaded by engines on
-demand.
+"""LoRA adapters on a Ray cluster. They are set when the application is deployed. Every front knows all adapters;
+engines load them on demand.
 
-An engine loads an adapter for the first request that names it; the router keeps the number of such engines small.
-Adapters cannot be added later, because there is no way to inform all engines, including engines that start later.
+An engine loads an adapter for the first request that names it. The router prefers engines that have the adapter, so few
+engines load it. Adapters cannot be added later, because engines that start later would not know them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridle.serving.lora.adapter_registry import AdapterRegistry
 
 
 class IngressLoRAStore:
-    """A front's `LoRAStore`. It has no weights: engines load adapters, and requests wait in the engines."""
+    """A front's `LoRAStore`, which has no weights. Engines load the adapters, and requests wait in the engines."""
 
     def __init__(self) -> None:
         self._is_sealed = False

@@ -1,8 +1,9 @@
-"""Chooses an engine of a cluster for a request: preferably an engine that has computed the prefix, then one with the
-adapter, then one with a low load. An engine with a far higher load than others is skipped. The module uses no clock and
-no Ray.
+"""Chooses an engine of a Ray cluster for a request. An engine that has computed the prefix comes first, then an engine
+with the adapter, then the engine with the lowest load. An engine with a much higher load than others is skipped. The
+module uses neither a clock nor Ray.
 
-An engine reports its load once per second. The tokens that were sent to the engine since its report are added here.
+An engine reports its load once per second. This module adds the tokens that were sent to the engine since its last
+report.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
 @dataclass(slots=True)
 class _Place:
-    """An engine's state at its last report. `number` is the number of the report, `load` the load in tokens, and
-    `since` the tokens that were sent to the engine after the report."""
+    """The state of an engine. `number` is the number of its last report, and `load` is the reported load in tokens.
+    `since` is the number of tokens that were sent to the engine after the report."""
 
     slot: int
     number: int = -1
@@ -44,7 +45,7 @@ class Places(Generic[Engine]):
         self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that got requests for it
 
     def keep(self, engines: Collection[Engine]) -> None:
-        """Set the engines that exist now. Removed engines are forgotten, with their prefixes."""
+        """Set the engines that exist now. Engines that are missing are forgotten, with their prefixes."""
         for gone in self._places.keys() - set(engines):
             slot = self._places.pop(gone).slot
             self._router.forget(slot)
@@ -67,7 +68,7 @@ class Places(Generic[Engine]):
     def rank(
         self, prompt: Sequence[int], salt: object, adapter: str | None, candidates: Collection[Engine]
     ) -> list[Engine]:
-        """Return the candidates, best first. The tokens of the request are added to the load of the best one."""
+        """Return the candidates, best first. The tokens of the request are added to the load of the best candidate."""
         by_slot = {self._places[engine].slot: engine for engine in candidates if engine in self._places}
         loads = self._loads(by_slot)
         if adapter is not None:
@@ -87,7 +88,8 @@ class Places(Generic[Engine]):
         return place.load + place.since
 
     def _loads(self, by_slot: Mapping[int, Engine]) -> list[float]:
-        """Return the load in each slot. Engines that are not ready get the load `AWAY`, unless no engine is ready."""
+        """Return the load of the engine in each slot. Engines that are not ready get the load `AWAY`, unless no engine
+        is ready."""
         loads = [AWAY] * self._num_slots
         ready = {slot: engine for slot, engine in by_slot.items() if self._places[engine].is_ready}
         for slot, engine in (ready or by_slot).items():
@@ -95,8 +97,8 @@ class Places(Generic[Engine]):
         return loads
 
     def _prefer(self, slots: set[int], loads: list[float]) -> list[float]:
-        """Return `AWAY` for all other slots, unless the engines in `slots` have much higher loads than other
-        engines."""
+        """Return the loads with `AWAY` for all slots that are not in `slots`. If the engines in `slots` have much
+        higher loads than others, return the loads unchanged."""
         theirs = min((loads[slot] for slot in slots), default=AWAY)
         least = min(loads)
         if theirs == AWAY or theirs > max(_SLACK_FACTOR * least, least + _SLACK_TOKENS):

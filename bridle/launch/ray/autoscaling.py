@@ -1,6 +1,6 @@
 """Autoscaling of engines: keeps queued prompt tokens and running requests per engine below a target. Token counts are
-used because requests differ: one prompt may have 10 tokens, another 100,000. Serve's own delays and limits apply to
-this target."""
+used because requests differ: one prompt may have 10 tokens, another 100,000. Ray Serve applies its own delays and
+limits to the resulting number of engines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BUSY_SHARE = "busy_share"
 
 
 class QueuedTokens:
-    """A policy of Serve: the targets are `target_tokens` queued tokens per engine, and the share `target_busy` of
-    running requests."""
+    """An autoscaling policy of Ray Serve. Its targets per engine are `target_tokens` queued tokens, and the share
+    `target_busy` of the maximum number of running requests."""
 
     def __init__(self, target_tokens: float, target_busy: float) -> None:
         self._target_tokens = target_tokens
         self._target_busy = target_busy
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return the target number of engines, and an empty state."""
+        """Return the target number of engines, and an empty state, which Serve requires."""
         metrics = context.aggregated_metrics or {}
         by_queue = sum(metrics.get(QUEUED_TOKENS, {}).values()) / self._target_tokens
         by_places = sum(metrics.get(BUSY_SHARE, {}).values()) / self._target_busy

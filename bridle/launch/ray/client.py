@@ -1,4 +1,4 @@
-"""An `EngineClient` for the engines of a cluster; a front's routes submit requests to it.
+"""An `EngineClient` for the engines of a Ray cluster. The routes of a front submit requests to it.
 
 Requests travel through a handle of Ray Serve, which chooses the engine. This process stores the tokens that a client
 has received. If an engine is lost, another engine continues exactly after these tokens.
@@ -42,8 +42,8 @@ _PAUSE_SECONDS = 0.1
 
 
 class ClusterClient:
-    """A client that must be used in the event loop that created it. `handle` is the handle of the engines' deployment.
-    `tools` runs the tool calls of controllers; the caller must close it."""
+    """The `EngineClient`, which must be used in the event loop that created it. `handle` is the handle of the engines'
+    deployment. `tools` runs the tool calls of controllers; the caller must close it."""
 
     def __init__(self, handle: Any, hello: m.Handshake, tools: ToolExecutor) -> None:
         self._handle = handle
@@ -62,7 +62,7 @@ class ClusterClient:
         return cls(handle, await _greet(handle), tools)
 
     def _learn(self, hello: m.Handshake) -> None:
-        """Store the engines' description, because an update may have changed it."""
+        """Store the description of the engines' model, which an update may have changed."""
         self._hello = hello
         self._intake = InputProcessor(
             hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
@@ -102,10 +102,10 @@ class ClusterClient:
         self._loop.call_soon_threadsafe(self._cancel, request_id)
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Do nothing, because KV is not parked on Ray."""
+        """Do nothing, because KV is not retained for requests on Ray."""
 
     def statistics(self) -> EngineStatistics:
-        """Return sums over the engines, as of their last heartbeats."""
+        """Return the sums of the engines' statistics, from their last heartbeats."""
         total = EngineStatistics()
         for beat in self._beats:
             m.add_beat(total, beat)
@@ -145,8 +145,8 @@ class ClusterClient:
             self._calls.forget(live.request.id)
 
     async def _see_through(self, live: RoutedRequest) -> None:
-        """Run a request on one engine after another until the request has ended. Raises the error that ends the
-        request."""
+        """Run a request until it has ended. If an engine is lost, the request continues on another engine. Raises the
+        error that ends the request."""
         while (lost := await self._run_once(live)) is not None:
             self._note_loss(live, lost)
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -227,11 +227,11 @@ async def _greet(handle: Any) -> m.Handshake:
 
 
 class _Gone(Exception):
-    """The engine of a request reports that it is closing."""
+    """Raised when the engine of a request reports that it is closing."""
 
 
 def _packed(live: RoutedRequest) -> bytes:
-    """Return the request in its current state, with the remaining seconds of its deadline."""
+    """Encode the request in its current state, with the remaining seconds until its deadline."""
     request = live.remaining
     if request.deadline is not None:
         request = replace(request, deadline=request.deadline - time.monotonic())

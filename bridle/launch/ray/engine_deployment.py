@@ -1,4 +1,4 @@
-"""One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
+"""One engine of a Ray cluster: a replica in Ray Serve that runs a whole engine for the fronts.
 
 The engine uses the messages of `bridle.distributed`, like a local replica. Clocks of two machines may differ, so
 deadlines are sent as remaining seconds.
@@ -31,8 +31,8 @@ from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 
 
 class EngineReplica:
-    """One engine in a replica's process, created by Serve. `told` is an encoded `ReplicaConfig`; `adapters` maps names
-    to sources."""
+    """The engine in one replica's process; Ray Serve creates it. `told` is an encoded `ReplicaConfig`. `adapters` maps
+    adapter names to sources."""
 
     def __init__(self, told: str, adapters: dict[str, str]) -> None:
         from ray import serve
@@ -94,7 +94,8 @@ class EngineReplica:
         return m.Events([m.pack_event(event) for event in events])
 
     async def answer(self, data: bytes, address: str) -> None:
-        """Accept a front's answer to a tool call of this engine. `address` is for the router."""
+        """Accept a front's answer to a tool call of this engine. `address` is only for Ray's router, which finds this
+        engine by it."""
         message = m.read_by_replica(data)
         if isinstance(message, ToolAnswered):
             self._calls.answer(message)
@@ -108,8 +109,8 @@ class EngineReplica:
         return replace(request, deadline=time.monotonic() + request.deadline)
 
     def _failure(self, request_id: str, error: BridleError) -> bytes:
-        """Return the message for a failed request. If the engine is closing, the request continues on another engine;
-        any other error ends the request."""
+        """Return the message about a failed request. If this engine is closing, the request continues on another
+        engine; any other error ends the request."""
         if self._client.is_healthy:
             return m.encode(m.Events([m.pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
         return m.encode(m.RequestFailed(request_id, pack_error(error)))

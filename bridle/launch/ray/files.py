@@ -1,5 +1,5 @@
-"""The operator's files of tools and policies on a cluster: checked when the application is deployed, and read by each
-front.
+"""The operator's files of tools and policies on a Ray cluster. They are checked when the application is deployed, and
+read by each front.
 
 Engines get only the list of tools from these files.
 """
@@ -19,8 +19,8 @@ from bridle.serving.policies import read_policies
 
 
 class OperatorFiles(NamedTuple):
-    """The operator's files as engines need them: `tools`, and a `version` that changes with the content of the
-    files."""
+    """Information about the operator's files for engines: the list of `tools`, and a `version` that changes with the
+    files' content."""
 
     tools: ToolsElsewhere
     version: str
@@ -38,8 +38,8 @@ def read_files(settings: RaySettings) -> OperatorFiles:
 
 
 def tools_of(settings: RaySettings) -> ToolExecutor:
-    """Return the executor of the operator's tools, if there is a file, and of clients' tools. The caller must close
-    it."""
+    """Return the tool executor for clients' tools, and for the operator's tools if there is a file. The caller must
+    close it."""
     from bridle.controller_tools.config import read_tools
 
     return ToolExecutor() if settings.tools is None else read_tools(Path(settings.tools))

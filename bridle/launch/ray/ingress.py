@@ -1,7 +1,7 @@
-"""One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, but computes no model.
+"""One front of a Ray cluster: a replica in Ray Serve that answers HTTP like `bridle serve`, but computes no model.
 
-A front validates, tokenizes, admits and streams requests, and compiles constraints. Fronts share no state, so there may
-be many.
+A front validates, tokenizes, admits and streams requests, and compiles constraints. Fronts share no state, so their
+number is not limited.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bridle.serving.tenancy.keys import KeyStore
 
 
 class Front:
-    """One front in a replica's process, created by Serve. `told` is `RaySettings` as JSON. Serve replaces fronts when
-    an argument changes; `version` changes with the operator's files."""
+    """The front in one replica's process; Ray Serve creates it. `told` is `RaySettings` as JSON. `version` changes with
+    the operator's files, because Serve replaces fronts when an argument changes."""
 
     async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
         from bridle.model import resolve_model

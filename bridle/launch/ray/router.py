@@ -1,6 +1,6 @@
-"""Ray Serve's hook for choosing a replica: the front's handle calls it to choose the engine of a request.
+"""Ray Serve's hook for choosing a replica. The handle in a front calls it to choose the engine for a request.
 
-Ray serializes this module by value, so it contains only the hook.
+Ray copies this module by value into other processes, so it contains only the hook.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bridle.launch.ray.affinity import Places
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Sends requests to the engine with their prefix or adapter, answers of tools to the engine that waits for them,
-    and all other calls to any engine."""
+    """Sends a request to the engine with its prefix or adapter, and a tool's answer to the engine that waits for it.
+    All other calls go to any engine."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
         """Create the state. Serve calls this with the `request_router_kwargs` of the deployment."""
@@ -33,7 +33,7 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the candidates, best first, each in a list of its own."""
+        """Return the candidates, best first, each in a separate list."""
         args: Sequence[Any] = () if pending_request is None else pending_request.args
         if len(args) > 1:  # the answer to a tool call, and the address of the engine that waits for it
             home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]

@@ -1,4 +1,4 @@
-"""The fields of a Serve configuration file for a model on a cluster, validated before anything is started."""
+"""The fields of a Ray Serve configuration file for a model. They are validated before any process is started."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class RaySettings(BaseModel):
-    """The settings of one model on a cluster, with its engines and fronts.
+    """The settings of one model on a Ray cluster, with its engines and fronts.
 
-    `model_options` and `engine_options` are the fields of `ModelConfig` and `EngineConfig`, `adapters` names of LoRA
-    adapters with their folders or hub ids. An engine has `shards` processes for its model, and uses `num_cpus` and
+    `model_options` are fields of `ModelConfig`; `engine_options` are fields of `EngineConfig`. `adapters` maps names of
+    LoRA adapters to folders or hub ids. An engine has `shards` processes for its model, and uses `num_cpus` and
     `num_gpus` for each process. With 0 shards, the replica's own process computes the model; 2 or more shards are
-    tensor parallelism on one machine. Engines are added while more than `target_queued_tokens` prompt tokens wait per
-    engine, or more than the share `target_busy` of the maximum sequences run. Otherwise, engines are removed.
-    `control_store` is a folder of Wasm controllers that all machines share. With this folder, each engine has its own
-    control runtime. `tools` and `policies` are files in the format of `bridle serve`; fronts read them.
+    tensor parallelism on one machine. Engines are added in two cases: more than `target_queued_tokens` prompt tokens
+    are queued per engine, or more than the share `target_busy` of the possible sequences run. Otherwise, engines are
+    removed. `control_store` is a folder of Wasm controllers that all machines share. With this folder, each engine has
+    its own control runtime. `tools` and `policies` are files in the format of `bridle serve`; fronts read them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -113,7 +113,7 @@ class RaySettings(BaseModel):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Return the machine's resources that one engine needs for all of its processes."""
+        """Return the resources of a machine that one engine needs for all of its processes."""
         count = max(self.shards, 1)
         return {"CPU": count * self.num_cpus} | ({"GPU": count * self.num_gpus} if self.num_gpus else {})
 

@@ -1,8 +1,8 @@
-"""Tools on a cluster: controllers run in engines, and their tool calls run in the front that has the request.
+"""Tool calls on a Ray cluster: controllers run in engines, and their tool calls run in the front that has the request.
 
 An engine puts a tool call into the stream of the request whose controller makes the call. The front sends the answer to
-the engine's address. A front keeps answers while a request runs, so that no call is made twice when the engine is lost.
-The module does not use Ray.
+the engine's address. A front keeps the answers while the request runs, so that no call is made twice if the engine is
+lost. The module does not use Ray.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class EngineCalls:
         desk.connect(self._tell)
 
     def answer(self, message: ToolAnswered) -> None:
-        """Accept a front's answer to a call."""
+        """End a tool call with the answer of a front."""
         with self._lock:
             self.askers.pop(message.number, None)
         self._desk.handle(message)
 
     async def merged(self, stream: EventStream) -> AsyncGenerator[list[Event] | ToolMessage, None]:
-        """Yield a request's events, with its tool calls between them. Leaving the iteration cancels the request."""
+        """Yield a request's events and, between the events, its tool calls. Leaving the iteration cancels the
+        request."""
         with self._open(stream.request_id) as calls:
             events = aiter(stream)
             reading, calling = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(calls.get())
@@ -84,7 +85,7 @@ class EngineCalls:
                 self.askers = {number: asker for number, asker in self.askers.items() if asker != request_id}
 
     def _tell(self, message: ToolMessage) -> None:
-        """Put a message into the stream of its request. Without a stream, the call ends with an error."""
+        """Put a message into the stream of its request. If the stream has ended, the call ends with an error."""
         assert isinstance(message, (ToolAsked, ToolGivenUp))
         message.replica = self._address
         with self._lock:
@@ -103,7 +104,8 @@ class EngineCalls:
 
 
 class FrontCalls:
-    """The front's side, in one event loop: runs calls with the front's tools, and sends the answers to engines."""
+    """The front's side: makes calls with the front's tools, and sends the answers to engines. Use the object in one
+    event loop."""
 
     def __init__(self, desk: ToolExecutor, send: SendAnswer) -> None:
         self._send = send
