@@ -71,7 +71,7 @@ def chat(
 ) -> int:
     """Talk to a model in the terminal.
 
-    `bridle chat` uses SmolLM2-135M-Instruct, downloaded once; `bridle chat Qwen/Qwen3-0.6B` another model. `/help`
+    `bridle chat` uses SmolLM2-135M-Instruct, downloaded once; `bridle chat Qwen/Qwen3-0.6B` uses another model. `/help`
     lists the commands of a conversation. Ctrl-C stops a reply, Ctrl-D ends the conversation.
 
     Parameters

@@ -85,9 +85,9 @@ def run(
 ) -> int:
     """Run a controller on a server and print its text.
 
-    `bridle run script.js` runs a script with the controller for its language, `bridle run guest.wasm` uploads a
-    controller and runs it, `echo text | bridle run - -c mine` passes it standard input. The exit code is 1 if the
-    controller failed.
+    `bridle run script.js` runs a script with the controller for its language. `bridle run guest.wasm` uploads a
+    controller and runs it. `echo text | bridle run - -c mine` passes standard input to the controller `mine`. The exit
+    code is 1 if the controller failed.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def run(
     prompt
         Text to start from.
     messages
-        JSON file with a list of messages to start from, which the model's chat template renders; or with an object that
-        has `messages`, and perhaps `tools`.
+        JSON file with the messages to start from: a list, or an object with `messages` and optionally `tools`. The
+        model's chat template renders them.
     watch
         Run again whenever the files are saved, until Ctrl-C.
     """
@@ -203,7 +203,7 @@ def tag(
     module
         Module id, as `bridle upload` prints it.
     tags
-        Names for it. Users who are not admins may only use names that begin with their own name and a dot.
+        Names for the controller. Users who are not admins may only use names that begin with their own name and a dot.
     """
     if not tags:
         raise InvalidRequest("tag takes MODULE and at least one TAG", "TAG")

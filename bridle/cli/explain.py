@@ -29,9 +29,9 @@ def explain(
 ) -> int:
     """Explain how a traced request got its tokens.
 
-    `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl` shows where the mask excluded what the
-    model preferred, how long controllers took, and what was computed in vain. It also prints the output, coloured by
-    the origin of its tokens.
+    `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl` shows where the mask excluded tokens
+    that the model preferred, the time of controllers, and the wasted work. It also prints the output, with a colour for
+    the origin of each token.
 
     Parameters
     ----------

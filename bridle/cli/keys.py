@@ -97,8 +97,9 @@ def limit(
     weight
         Share of a busy engine, relative to other users.
     most_urgent
-        Lowest priority number that the user may ask for; lower numbers are served first. At 0 users may lower their
-        priority but not raise it. Above 0 this is the default of their requests. Admins may ask for any.
+        Lowest priority number that the user's requests may have; lower numbers are served first. With 0, users can
+        only lower their priority. A number above 0 is also the default of the user's requests. Admins may use any
+        number.
     keys
         File of keys. Default: keys.db in the user's data folder.
     """

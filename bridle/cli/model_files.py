@@ -26,7 +26,7 @@ def show(
 ) -> int:
     """Show the properties of a model on this machine, without loading it.
 
-    The page has architecture, size, quantization, context, chat format and memory.
+    The output has architecture, size, quantization, context length, chat format and memory.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def _rows(found: ModelDescription, entry: LibraryEntry | None) -> list[tuple[str
 def rm(name: Annotated[str, Parameter(name="NAME")], /) -> int:
     """Delete a model from this machine.
 
-    The model is a pulled one, or one in the local Hugging Face cache.
+    The model may be a pulled model, or a model in the local Hugging Face cache.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_
 def list_models(*, as_json: AsJson = False) -> int:
     """List the models on this machine.
 
-    The columns are name, source, size and time of the last change. It has the models that come with bridle, pulled
-    models, and those in the local Hugging Face cache.
+    The columns are name, source, size and time of the last change. The list has the models that come with bridle,
+    pulled models, and models in the local Hugging Face cache.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def replay(
     trace
         Trace file.
     name
-        Model to run, or whose vocabulary the runtime used: folder, hub id or `demo`.
+        Model to run, or the model whose vocabulary the control runtime used: folder, hub id or `demo`.
     controller
         Script (.js, .py, .json) or module (.wasm) that replaces the recorded controller. A module gets the recorded
         argument.

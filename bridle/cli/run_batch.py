@@ -82,8 +82,8 @@ def run_batch(
 
     A line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. The whole file is
     checked before the model is loaded. Answers are written in the order in which they finish. The answer to a failed
-    request has its error, and the exit code is then 1. A constraint or controller on the command line applies to the
-    requests that name none.
+    request has its error, and the exit code is then 1. A constraint or controller on the command line applies to
+    requests that have neither.
 
     Parameters
     ----------

@@ -242,8 +242,8 @@ def serve(
     """Serve models over HTTP and LMTP.
 
     The server has the APIs of OpenAI, Anthropic, Ollama, text-generation-inference and AICI. `bridle serve` serves
-    SmolLM2-135M-Instruct, downloaded once, on http://127.0.0.1:8080; `bridle serve Qwen/Qwen3-0.6B --port 9000` another
-    model on another port; `bridle serve auto --models-dir ~/models` any model in that folder.
+    SmolLM2-135M-Instruct, downloaded once, on http://127.0.0.1:8080. `bridle serve Qwen/Qwen3-0.6B --port 9000` serves
+    another model on another port. `bridle serve auto --models-dir ~/models` serves any model in that folder.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ def shard(
     """Compute a model for a server in another process, over gRPC.
 
     `bridle serve --isolate-model` starts a shard by itself. To use another machine, run
-    `bridle shard MODEL --listen 10.0.0.5:8090 --tls-cert CERT --tls-key KEY --tls-ca CA` there, and
+    `bridle shard MODEL --listen 10.0.0.5:8090 --tls-cert CERT --tls-key KEY --tls-ca CA` there. Then run
     `bridle serve MODEL --shard 10.0.0.5:8090` with the same TLS flags here.
 
     Parameters

@@ -56,10 +56,10 @@ def check_traces(
     """Test controllers against recorded traces.
 
     Every trace of an output in the folder (`*.jsonl`, as `--trace` writes them) runs again. `hello.jsonl` and
-    `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, in the same folder or its parent, else by
-    the recorded controller. No model is needed: recorded samples are used again, and forced tokens, masks, forks,
-    rewinds, logs and variables are compared. A trace that needs a sample that was not recorded is undecided, and
-    fails. Traces of a control runtime run against a new one. The exit code is 0 if nothing differs, else 1.
+    `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, in the same folder or its parent, else by the
+    recorded controller. No model is needed: recorded samples are used again, and forced tokens, masks, forks, rewinds,
+    logs and variables are compared. A trace fails as undecided if it needs a sample that was not recorded. Traces of a
+    control runtime run against a new one. The exit code is 0 if nothing differs, else 1.
 
     Parameters
     ----------
