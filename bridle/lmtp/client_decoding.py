@@ -1,8 +1,8 @@
 """Decodes a server's messages, for clients. Decoding is lenient, because original servers deviate from the protocol.
 
-Unknown types and fields are skipped, and a single object counts as a list of one object. The decoder accepts several
-messages in a frame, white space and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as
-text.
+Unknown message types and fields are skipped. A single object counts as a list of one object. The decoder accepts
+several messages in a frame, white space and line breaks around JSON, infinite log-probabilities, and ids written as
+`7.0` or as text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _json = json.JSONDecoder()
 
 
 def decode_answers(message: str) -> list[Answer]:
-    """Decode one frame of any server; empty for an unknown type. Raises `ProtocolError` if the payload is not JSON."""
+    """Decode one frame of any server. The result is empty for an unknown message type. Raises `ProtocolError` if the
+    payload is not JSON."""
     answers: list[Answer] = []
     at, end = 0, len(message.rstrip())
     while at < end:

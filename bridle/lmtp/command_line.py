@@ -1,10 +1,10 @@
-"""Parses a line that was typed at the interactive client: a prompt, then options.
+"""Parses a line that a user typed at the interactive client: a prompt, then options.
 
     Hello there max_tokens=5 temperature=1.2 logit_bias={1: 100}
 
-The prompt is the text before the first word of the form `name=`, without spaces at its end. A value is a Python literal
-and may contain spaces; literals are parsed, never run. `prompt="Hello there "` gives a prompt that this rule cannot
-express, and `prompt=[15496, 612]` a prompt of tokens.
+The prompt is the text before the first word of the form `name=`, without spaces at its end. The value of an option is a
+Python literal and may contain spaces; literals are parsed, never executed. The option `prompt="Hello there "` gives a
+prompt with spaces at its end, and `prompt=[15496, 612]` gives a prompt of tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OURS = ("model", "stream_id")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, and the options to send with it."""
+    """The parts of a typed line: a prompt, and the options to send with it."""
 
     prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)

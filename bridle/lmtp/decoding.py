@@ -1,6 +1,6 @@
-"""Decodes a client's messages, for servers. Any text becomes a request, or a `Rejected` with the error.
+"""Decodes a client's messages, for servers. Every text becomes a request, or a `Rejected` with the error.
 
-Only the presence and type of each field are checked here. `server.requests` has the checks that depend on a model.
+This module checks only the presence and type of each field. `server.requests` has the checks that depend on a model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_KIND_CHARS = 80
 
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
-    """Decode one message. `loads` may be another JSON parser that raises `ValueError`, or `InvalidRequest` for JSON
-    that is too large."""
+    """Decode one message. `loads` is the JSON parser. It may raise `ValueError`, or `InvalidRequest` for JSON that is
+    too large."""
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
     if kind not in _KINDS and (not text or not kind.isidentifier()):
@@ -60,8 +60,8 @@ def _bad_stream_id(body: dict[str, Any]) -> BridleError:
 
 
 def _read(kind: type[Request], body: dict[str, Any]) -> Request:
-    """Return the request of type `kind` in a payload. `_NAMED` or the annotation of a field decides how it is read;
-    null counts as absent. Raises `InvalidRequest`."""
+    """Read a request of type `kind` from a payload. `_NAMED` or a field's annotation decides how the field is read.
+    Null counts as absent. Raises `InvalidRequest`."""
     values: dict[str, Any] = {}
     needs_prompt = kind is not Buffer and "buffer" not in body
     for each in fields(kind):
@@ -100,7 +100,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _adapter(name: str, value: Any) -> str | None:
-    """Return the name of an adapter. As on all routes, an empty name means the model without an adapter."""
+    """Read the name of an adapter. As on all routes, an empty name means the model without an adapter."""
     return None if value == "" else _text(name, value)
 
 
@@ -153,7 +153,7 @@ def _list(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _prompt(name: str, value: Any) -> Prompt:
-    """Return a prompt: text, or token ids without nulls, which are ignored."""
+    """Read a prompt: text, or token ids. Nulls among the token ids are ignored."""
     if isinstance(value, str):
         return value
     if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {int, type(None)}:

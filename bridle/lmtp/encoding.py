@@ -1,6 +1,7 @@
-"""Encodes messages as text: `TYPE SP JSON`, with one object from a client, and a list of objects from a server.
+"""Encodes messages as text: a type, a space, and JSON. A client sends one object in a message, a server a list of
+objects.
 
-A server's JSON is strict: infinite log-probabilities become a very low number.
+A server's JSON is strict: a log-probability of minus infinity becomes a very low number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def encode_request(request: Request) -> str:
 
 
 def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
-    """Encode answers in order. Consecutive answers of one type share a message, up to a size that every client
+    """Encode answers in order. Consecutive answers of one type share a message, up to a message size that every client
     accepts."""
     kind, bodies, size = "", list[str](), 0
     for answer in answers:
@@ -86,7 +87,7 @@ def _other_body(answer: Failure | Msg | EventMessage) -> dict[str, Any]:
 
 
 def _changed(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that differ from their defaults, in order."""
+    """Yield the names and values of fields that differ from their defaults, in order."""
     for each in fields(value):
         content = getattr(value, each.name)
         default = each.default_factory() if callable(each.default_factory) else each.default

@@ -1,4 +1,4 @@
-"""Converts bridle's errors to the answers that end streams."""
+"""Converts bridle's errors to the answers with which streams end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The interactive client: reads lines, shows text or tokens as they arrive, and runs several prompts at once.
+"""The interactive client: reads lines, shows text or tokens as they arrive, and can run several prompts at the same
+time.
 
 The module uses neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` shows the results.
 """
@@ -17,7 +18,7 @@ from bridle.lmtp.messages import EventMessage, Token
 
 
 class Screen(Protocol):
-    """Shows answers. `number` identifies the prompt of an answer."""
+    """Interface that shows answers. `number` identifies the prompt of an answer."""
 
     def begin(self, number: int, prompt: str) -> None:
         """Show that a prompt was sent."""
@@ -35,11 +36,11 @@ class Screen(Protocol):
         """Show any other notice."""
 
     def ask(self) -> None:
-        """Show that a line may be typed."""
+        """Show that the user may type a line."""
 
 
 class Interactive:
-    """One session of the interactive client. With `shows_tokens`, token objects are shown as they arrive, and the whole
+    """One session of the interactive client. If `shows_tokens`, token objects are shown as they arrive, and the whole
     text at the end."""
 
     def __init__(self, client: Client, screen: Screen, *, shows_tokens: bool = False) -> None:
@@ -52,12 +53,11 @@ class Interactive:
 
     @property
     def is_answering(self) -> bool:
-        """Return whether any prompt is still being answered."""
+        """Return whether the answer to any prompt is incomplete."""
         return bool(self._running)
 
     async def run(self, lines: AsyncIterator[str], *, leaves_at_once: bool) -> None:
-        """Process lines until `quit` or the end of `lines`. With `leaves_at_once`, `quit` cancels the running
-        answers."""
+        """Process lines until `quit` or the end of `lines`. If `leaves_at_once`, `quit` cancels the running answers."""
         self._screen.ask()
         async for line in lines:
             if line.strip() in QUIT:
@@ -125,7 +125,7 @@ class Interactive:
 
 
 def _object(token: Token) -> dict[str, Any]:
-    """Return a token as a wire object."""
+    """Return a token as the JSON object of the protocol."""
     known: dict[str, Any] = {"token": token.token, "stream_id": token.stream_id, "logprob": token.logprob}
     known["finish_reason"] = token.finish_reason
     known["top_logprobs"] = {str(key): value for key, value in (token.top_logprobs or {}).items()}

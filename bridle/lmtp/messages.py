@@ -1,8 +1,8 @@
 """The messages of LMTP as plain data classes.
 
-A client sends requests, and a server answers; `encoding` and `decoding` convert messages to and from text. Types and
-fields that the original protocol does not have are marked as extensions. Peers that do not know the extensions get none
-unless they request one. A server announces its extensions in its answer to MODEL_INFO.
+A client sends requests, and a server answers; `encoding` and `decoding` convert messages to and from text. Message
+types and fields that the original protocol does not have are marked as extensions. A peer that does not know the
+extensions gets only those that it requests. A server announces its extensions in its answer to MODEL_INFO.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ FEATURES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """Continue a context. `options` are further sampling parameters by name (`top_p`, `stop`, `seed`, ...).
+    """Request to continue a context. `options` are further sampling parameters by name (`top_p`, `stop`, `seed`, ...).
 
-    All fields after `options` are extensions. `text` asks for text in addition to the tokens; it is the default if
-    `prompt` is text. The context is the tokens of `buffer`, then the prompt. When the stream has ended, `save` names
-    the context and the output as a buffer. `adapter` names a LoRA adapter of the model. `key` makes the stream
-    resumable: a repeated request with the same content continues the stream, from the answer number `position`. With
-    `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens. `images`, `audio` and
-    `video` are `data:` URLs for the context's placeholders, in order. `trace` asks the server to store a trace (true),
-    or also to send its records (`events`). Without `max_tokens` the server uses its own limit: `DEFAULT_MAX_TOKENS`
-    unless its operator sets another. Waiting requests are served in the order of `priority`, smaller numbers first. The
-    stream ends after `deadline` seconds.
+    All fields after `options` are extensions. `text` requests text in addition to the tokens; this is the default if
+    `prompt` is text. The context is the tokens of `buffer`, then the prompt. When the stream has ended, context and
+    output are stored as a buffer with the name `save`. `adapter` names a LoRA adapter of the model. `key` makes the
+    stream resumable: a repeated request with the same content continues the stream, from answer number `position`. If
+    `rewind` is `event`, the client receives tokens at once, and events for rewinds and forks. `images`, `audio` and
+    `video` are `data:` URLs for the context's placeholders, in order. If `trace` is true, the server stores a trace; if
+    it is `events`, it also sends the trace records. The server's limit replaces a missing `max_tokens`; it is
+    `DEFAULT_MAX_TOKENS` unless the operator sets another. Waiting requests are served in the order of `priority`,
+    smaller numbers first. The stream ends after `deadline` seconds.
     """
 
     stream_id: StreamId
@@ -91,8 +91,8 @@ class Generate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Return the log-probabilities of `scored` after `prompt`. Extensions: text instead of tokens, and a `buffer`
-    before the prompt."""
+    """Request for the log-probabilities of the tokens `scored` after `prompt`. Extensions: text instead of tokens, and
+    a `buffer` before the prompt."""
 
     stream_id: StreamId
     model: str
@@ -107,8 +107,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Request facts about a model. `data` with `{"lmtp": {"version": 1}}` says that the client knows the extensions.
-    From then on, the connection gets `EVENT` messages, and errors at once that would otherwise be delayed for LMQL."""
+    """Request for the description of a model. `{"lmtp": {"version": 1}}` in `data` says that the client knows the
+    extensions. From then on, the connection gets `EVENT` messages. It also gets errors at once, which would otherwise
+    be delayed for LMQL."""
 
     stream_id: StreamId
     model: str
@@ -121,14 +122,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Extension: end a stream. The stream ends with an error with code `cancelled`, unless it has ended already."""
+    """Extension: request to end a stream. The stream ends with an error with code `cancelled`, unless it has ended
+    already."""
 
     stream_id: StreamId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Extension: continue the stream that was started with `key`, from the answer number `position`."""
+    """Extension: request to continue the stream that was started with `key`, from answer number `position`."""
 
     stream_id: StreamId
     key: str
@@ -137,8 +139,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Extension: name a prefix until the connection ends. Its tokens are the first `length` tokens of buffer `parent`
-    (None: all), then the tokens of `prompt`. With `drop`, the name is deleted. Answered by a `MSG`."""
+    """Extension: request to store a prompt prefix under a name until the connection ends. The prefix is the first
+    `length` tokens of buffer `parent` (None: all), then `prompt`. If `drop`, the name is deleted. The server answers
+    with a `MSG`."""
 
     stream_id: StreamId
     model: str
@@ -151,8 +154,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """Extension: answer the tool call `id`, which an event `tool_call` has reported, with a `result` as text or JSON,
-    or with an `error` message. Any connection of the same user may answer. Answered by a `MSG`."""
+    """Extension: the answer to tool call `id`, which an event `tool_call` has reported: a `result` as text or JSON, or
+    an `error` message. Any connection of the same user may answer. The server confirms with a `MSG`."""
 
     stream_id: StreamId
     id: str
@@ -165,8 +168,7 @@ Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer | T
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that is not a valid request. It has the intended kind of request, if that was readable, and the
-    error."""
+    """A message that is not a valid request: the error, and the type of the request if that could be read."""
 
     kind: str
     stream_id: StreamId | None
@@ -179,9 +181,9 @@ class Rejected:
 @dataclass(slots=True, kw_only=True)
 class Token:
     """One token of a stream. A `finish_reason` ends the token's branch; a stream has one branch, unless the client
-    requested events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions.
-    Another extension is `token` None, which ends a branch without a last token for the reason. A request with `seed`
-    repeats the sampled tokens."""
+    requested events. Extensions: `text`, `position` (the number of the answer in its stream), `branch`, `usage` and
+    `seed`. A `token` of None is also an extension: it ends a branch that has no last token. A new request with this
+    `seed` samples the same tokens."""
 
     stream_id: StreamId
     token: int | None
@@ -197,8 +199,8 @@ class Token:
 
 @dataclass(slots=True, kw_only=True)
 class Failure:
-    """A stream ended with an error. All fields but `error` are extensions: the kind of error, whether a new attempt may
-    succeed and after how many seconds, and the invalid field."""
+    """The end of a stream with an error. All fields except `error` are extensions: kind of error, whether and after how
+    many seconds a retry may succeed, and the invalid field."""
 
     stream_id: StreamId
     error: str
@@ -211,7 +213,7 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Msg:
-    """The answer to a request without a stream, or to an unreadable request. Extensions are `code`, `lmtp` (the
+    """The answer to a request without a stream, or to an invalid message. Extensions: `code`, `lmtp` (the server's
     extensions, if `model_info` cannot have them), `buffer` with its `num_tokens`, and `tool_result`, the id of an
     answered call."""
 
@@ -227,12 +229,12 @@ class Msg:
 
 @dataclass(slots=True, kw_only=True)
 class EventMessage:
-    """Extension: a notice about a stream or (without `stream_id`) about the server.
+    """Extension: a notice about a stream or, without `stream_id`, about the server.
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` rolls back `num_tokens` and `num_chars` of a
-    branch. `fork` begins `branch` as a copy of the first `num_tokens` tokens of `parent`. `log` is output of a
-    controller. `tool_call` asks the client to answer the call `id` of the tool `name` with a `ToolResult`. `trace`
-    reports whether a trace is stored, and then has its records.
+    branch. `fork` begins `branch` as a copy of the first `num_tokens` tokens of branch `parent`. `log` is the log
+    output of a controller. `tool_call` asks the client to answer the call `id` of the tool `name` with a `ToolResult`.
+    `trace` first reports whether a trace is stored; later events have the trace records.
     """
 
     event: str

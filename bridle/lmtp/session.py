@@ -1,8 +1,9 @@
-"""The server's side of one LMTP connection as a state machine: messages go in, actions come out. It does no I/O.
+"""The server's side of one LMTP connection as a state machine: its input are messages, its output are actions. It does
+no I/O.
 
 A session knows which streams are open, and which answers each stream may still get. The caller passes every message to
-`receive`, which returns the actions to execute, and passes every answer to `put`. `put` rejects an answer to a stream
-that has ended. So each stream ends exactly once, even if its work is cancelled, fails or is late.
+`receive`, which returns the actions to execute. The caller passes every answer to `put`, which rejects answers of ended
+streams. So each stream ends exactly once, even if its work is cancelled, fails or is late.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Reattach:
 
 @dataclass(frozen=True, slots=True)
 class StopStream:
-    """Stop a stream that no client reads any more. `is_lost`: the connection was lost, so the stream may be resumed."""
+    """Stop a stream that no client reads any more. `is_lost` means that the connection was lost, so the stream may be
+    resumed."""
 
     stream: Stream
     is_lost: bool = False
@@ -93,7 +95,7 @@ class StopStream:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Answer a MODEL_INFO at once."""
+    """Answer a MODEL_INFO request at once."""
 
     request: m.ModelInfo
 
@@ -107,7 +109,7 @@ class DefineBuffer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
-    """Answer a tool call."""
+    """Pass a client's answer on to a tool call."""
 
     request: m.ToolResult
 
@@ -139,7 +141,7 @@ class Session:
     # -- messages from the client ----------------------------------------------------------------------------
 
     def receive_line(self, line: str) -> list[Action]:
-        """Return the actions for the text of a message."""
+        """Decode a message and return the actions for it, in order."""
         return self.receive(decode_request(line))
 
     def receive(self, message: m.Request | m.Rejected) -> list[Action]:
@@ -184,8 +186,8 @@ class Session:
         return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
 
     def _reject(self, rejected: m.Rejected) -> list[Action]:
-        """Return the actions for a message that is not a request. Clients expect a TOKEN for a stream, and a MSG for
-        all other messages."""
+        """Return the actions for an invalid message. Clients expect a TOKEN as the answer if the message is about a
+        stream, otherwise a MSG."""
         stream_id, error = rejected.stream_id, rejected.error
         if stream_id is None or rejected.kind not in _STREAMING:
             info = m.UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
@@ -199,8 +201,8 @@ class Session:
     # -- answers to the client -------------------------------------------------------------------------------
 
     def put(self, stream: Stream, answer: m.StreamAnswer) -> bool:
-        """Return whether `answer` may be sent now, as the next answer of its stream. An answer that ends the stream
-        changes the stream's state."""
+        """Return whether `answer` may be sent as the next answer of its stream. An answer that ends the stream changes
+        the stream's state."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False
         match answer:
@@ -235,7 +237,7 @@ class Session:
     # -- the whole connection --------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> list[Action]:
-        """Refuse new streams from now on. Open streams have `seconds` to finish."""
+        """Refuse new streams. Open streams have `seconds` to finish."""
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)

@@ -1,11 +1,12 @@
-"""A client of bridle's and of original LMTP servers: many streams over one connection, which reconnects by itself.
+"""A client for LMTP servers, bridle's and LMQL's original: many streams over one connection, which reconnects by
+itself.
 
     async with Client("localhost:8080", "demo") as client:
         async for token in await client.generate("Once upon a time", max_tokens=40):
             print(token.text, end="")
 
-Requests begin in this module. `ClientProtocol` and `StreamProgress` choose the messages to send and interpret the
-answers; `ClientConnection` sends and receives messages.
+This module has the methods that begin requests. `ClientProtocol` and `StreamProgress` choose the messages to send and
+interpret the answers. `ClientConnection` sends and receives messages.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _DEFAULT_PATIENCE = RetryPolicy()
 
 
 class Client:
-    """A client for the tasks of one event loop. It connects on first use, and reconnects after a loss.
+    """An LMTP client for the tasks of one event loop. It connects on first use, and reconnects after the connection is
+    lost.
 
     `server` is an address or a transport, and `model` the default model of requests. At most `max_streams` streams are
     open at once, and further streams wait. When `max_unread` tokens wait for readers and no reader waits for a token,
-    the connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know only
-    tokens. With `plain`, only messages of the original protocol are sent. `on_event` is called with the server's
-    notices about delays, and must return at once.
+    the connection is not read, so that the server slows down. With a `tokenizer`, the client accepts and returns text
+    even if the server knows only tokens. If `plain` is true, only messages of the original protocol are sent.
+    `on_event` is called with the server's notices about delays, and must return at once.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Client:
     ) -> TokenStream:
         """Begin a stream, and return it as soon as the request is sent. Waits while `max_streams` streams are open.
         `options` are further sampling parameters, under the server's names. `images`, `audio` and `video` are `data:`
-        URLs for the prompt's placeholders, in order. `trace` asks the server to store a trace; with `"events"`, the
+        URLs for the prompt's placeholders, in order. `trace` asks the server to store a trace; if it is `"events"`, the
         stream's items include the trace records."""
         _check_numbers(max_tokens, top_logprobs, temperature)
         request = m.Generate(
@@ -136,7 +138,7 @@ class Client:
         buffer: str | None = None,
         adapter: str | None = None,
     ) -> list[m.Token]:
-        """Return the log-probability of each token of `scored`, after `prompt` and the scored tokens before it."""
+        """Return the log-probability of each token of `scored`, given `prompt` and the earlier tokens of `scored`."""
         if not scored:
             raise InvalidRequest("scored is empty; it must have at least one token", "scored")
         request = m.Score(
@@ -150,8 +152,8 @@ class Client:
         return await (await self._stream(StreamProgress(request))).read()
 
     async def model_info(self, model: str | None = None) -> Any:
-        """Return the server's facts about a model. While the model is loading, ask again until `patience.first_token`
-        seconds have passed; then return the server's "<unavailable>"."""
+        """Return the server's description of a model. While the model is loading, ask again for up to
+        `patience.first_token` seconds. Then return the server's answer "<unavailable>"."""
         request = m.ModelInfo(stream_id=0, model=model or self.model)
         info: Any = m.UNAVAILABLE
         num_asked = 0
@@ -168,22 +170,22 @@ class Client:
     async def buffer(
         self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
     ) -> int:
-        """Name a prefix, so that `generate(..., buffer=name)` continues from it. Returns its number of tokens. After a
-        reconnect, the client names its buffers again, except buffers that a stream saved with `save`, which are
-        lost."""
+        """Store a prompt prefix on the server under a name, so that `generate(..., buffer=name)` continues from it.
+        Returns the number of its tokens. After a reconnect, the client sends its buffers again. Buffers that a stream
+        saved with `save` are lost."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         request = m.Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
         return (await self._connection.ask(request)).num_tokens or 0
 
     async def drop_buffer(self, name: str) -> None:
-        """Delete a buffer on the server."""
+        """Delete a named prefix on the server."""
         await self._needs("buffers")
         await self._connection.ask(m.Buffer(stream_id=0, model=self.model, name=name, drop=True))
 
     async def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
         """Answer a tool call that an event `tool_call` reported, with a result or an error message. The stream that
-        waits for the answer continues. Raises an error if no such call waits."""
+        waits for the answer continues. Raises an error if no call with this id waits."""
         await self._needs("tool_results")
         await self._connection.ask(m.ToolResult(stream_id=0, id=call_id, result=result, error=error))
 
@@ -230,8 +232,7 @@ class Client:
             self._places.release()
 
     async def _as_understood(self, request: m.Generate) -> StreamProgress:
-        """Return the request in a form that the server understands: with text, or with tokens if the server knows only
-        tokens."""
+        """Return the request with text, or with tokens if the server knows only tokens."""
         if not isinstance(request.prompt, str) and not request.text:
             return StreamProgress(request)
         if (await self.connect()).get("text"):
@@ -263,7 +264,7 @@ class Client:
 
 
 def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None:
-    """Raise `InvalidRequest` for numbers that no server could read."""
+    """Raise `InvalidRequest` for numbers that are invalid on every server."""
     for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
         if not isinstance(value, int) or value < 1:
             raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
@@ -272,6 +273,7 @@ def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None
 
 
 def _extensions(request: m.Generate) -> list[str]:
-    """Return the extensions that the request needs, and that other servers would ignore."""
+    """Return the protocol extensions that the request needs. A server without these extensions would ignore parts of
+    the request."""
     fields = {"images": request.images, "audio": request.audio, "video": request.video, "traces": request.trace}
     return [extension for extension, asked in fields.items() if asked]

@@ -1,8 +1,8 @@
-"""A connection that reconnects by itself: it is opened on first use, and opened again if it breaks while streams are
+"""A connection that reconnects by itself. It is opened on first use, and opened again if it is lost while streams are
 open.
 
-`ClientProtocol` chooses the messages to send and interprets received messages; this module has the tasks, the clock and
-backpressure.
+`ClientProtocol` chooses the messages to send and interprets received messages. This module has the asyncio tasks, time
+limits and backpressure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bridle.lmtp.messages import Buffer, ModelInfo, Msg, ToolResult
 
 class ClientConnection:
     """A connection for one event loop. When `max_unread` tokens wait for readers and no reader waits for a token, the
-    connection is not read, so that the server slows down. A waiting reader is never blocked by this."""
+    connection is not read, so that the server slows down. While a reader waits for a token, the connection is always
+    read."""
 
     def __init__(self, carrier: Transport, exchange: ClientProtocol, patience: RetryPolicy, max_unread: int) -> None:
         self.carrier = carrier
@@ -51,7 +52,7 @@ class ClientConnection:
         raise ConnectionLost(f"{self.carrier.name} closes each connection before it has announced its features")
 
     async def _wait_for_greeting(self) -> bool:
-        """Wait for the server's announcement of features. Returns False if the connection broke before."""
+        """Wait until the server has announced its features. Returns False if the connection was lost first."""
         runner = self._start()
         greeted = asyncio.ensure_future(self._greeted.wait())
         try:
@@ -83,7 +84,7 @@ class ClientConnection:
             progress.fail(error)
 
     async def ask(self, request: ModelInfo | Buffer | ToolResult) -> Msg:
-        """Send a request, wait for its answer, and return the answer."""
+        """Send a request and return its answer."""
         question = PendingCall(request)
         changed = asyncio.Event()
         question.wake = changed.set
@@ -107,7 +108,8 @@ class ClientConnection:
         return self._runner
 
     async def post(self, item: StreamProgress | PendingCall) -> None:
-        """Send the messages of a stream or call, now or as soon as there is a connection."""
+        """Send the messages that begin a stream or call. Without a connection, they are sent when the client has
+        connected."""
         self._start()
         await self._send(self._link, self._exchange.add(item))
 
@@ -199,7 +201,7 @@ class ClientConnection:
     # -- further attempts ------------------------------------------------------------------------------------
 
     def _try_again(self, progress: StreamProgress, *, cancels: bool = False) -> None:
-        """Begin a stream again after its last attempt has failed."""
+        """Begin a new attempt of a stream after its last attempt has failed."""
         self._spawn(self._begin_again(progress, cancels))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -220,7 +222,7 @@ class ClientConnection:
             await self.post(progress)
 
     async def wait_for(self, stream: TokenStream, progress: StreamProgress, seconds: float | None) -> None:
-        """Wait until the stream's state has changed. After `seconds`, the current attempt fails, and another one
+        """Wait until the stream's state has changed. After `seconds`, the current attempt fails, and a new attempt
         begins."""
         self._num_readers += 1
         self._wanted.set()
@@ -239,7 +241,7 @@ class ClientConnection:
         self._wanted.set()
 
     async def cancel(self, progress: StreamProgress, error: BridleError) -> None:
-        """End a stream with an error, and cancel it on a server that supports cancelling."""
+        """End a stream with an error. If the server supports cancelling, cancel the stream there too."""
         link, lines = self._link, self._exchange.drop(progress)
         if not progress.is_over:
             progress.fail(error)
@@ -251,7 +253,7 @@ class ClientConnection:
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, connection: ClientConnection, progress: StreamProgress) -> None:
-    """Cancel a stream to which no caller has a reference any more; called from any thread."""
+    """Cancel a stream to which no caller has a reference any more. Safe from any thread."""
     if progress.is_over or loop.is_closed():
         return
     with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""The client's side of a connection, without I/O: assigns answers to streams, and chooses the next messages.
+"""The client's side of the protocol, without I/O: assigns answers to streams, and chooses the next messages.
 
 A `ClientProtocol` outlives connections. `begin` returns the first messages of a new connection. When the server has
 announced its features, `resume` returns the messages that continue the streams of the last connection. All methods
@@ -26,7 +26,7 @@ _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A request that is answered by one MSG. Its `request` gets a stream id when it is sent."""
+    """A request that the server answers with one MSG. The message `request` gets a stream id when it is sent."""
 
     request: m.ModelInfo | m.Buffer | m.ToolResult
     wake: Callable[[], None] = lambda: None
@@ -52,7 +52,7 @@ class PendingCall:
 
 @dataclass(slots=True)
 class ClientProtocol:
-    """The state of all open streams and calls. With `is_plain`, only messages of the original protocol are sent."""
+    """The state of all open streams and calls. If `is_plain`, only messages of the original protocol are sent."""
 
     model: str
     is_plain: bool = False
@@ -99,7 +99,7 @@ class ClientProtocol:
 
     def lose(self, max_failures: int | None = None) -> None:
         """Record that the connection is lost. A stream fails after more than `max_failures` losses in a row without an
-        answer in between."""
+        answer."""
         self._is_ready = False
         self._waiting += [each for each in self._open.values() if not each.is_own]
         self._open = {}
@@ -118,16 +118,15 @@ class ClientProtocol:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def add(self, item: StreamProgress | PendingCall) -> list[str]:
-        """Return the messages that begin a stream or call. Without a connection, store the item and return no
-        messages."""
+        """Add a stream or call, and return the messages that begin it; no messages without a connection."""
         if not self._is_ready:
             self._waiting.append(item)
             return []
         return self._send(item)
 
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
-        """Remove a stream or call. With `cancels`, return messages that cancel it on a server that supports
-        cancelling."""
+        """Remove a stream or call. If `cancels`, return the messages that cancel it on the server, if the server
+        supports that."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]
@@ -156,8 +155,8 @@ class ClientProtocol:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def receive(self, frame: str) -> tuple[list[StreamProgress], list[str]]:
-        """Process a frame. Returns the streams whose attempt has failed and must begin again, and the messages to
-        send."""
+        """Process a frame from the server. Returns the streams that must begin again because their attempt failed, and
+        the messages to send."""
         try:
             answers = decode_answers(frame)
         except ProtocolError as error:

@@ -10,10 +10,11 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Time limits in seconds; None means no limit. The time of a stream runs only while its reader waits for a token.
+    """Time limits in seconds; None means no limit. A time limit of a stream counts only while the stream's reader waits
+    for a token.
 
-    `retries` is the number of failures in a row: after an answer, a stream may fail as often again. Between attempts,
-    the client waits `backoff` seconds, twice as long each time up to `max_backoff`, and half of the time is random.
+    `retries` is the allowed number of failures in a row; an answer sets the count to 0. Between attempts, the client
+    waits `backoff` seconds. This time doubles after each failure, up to `max_backoff`; half of it is random.
     """
 
     first_token: float | None = 300.0  # the server may load the model first; original servers send no notice of that

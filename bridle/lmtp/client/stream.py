@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class TokenStream:
-    """The tokens of a stream, each once and in order, for one reader. At its end, the iteration raises the error that
-    ended the stream.
+    """Iterator over the tokens of a stream, each once and in order, for one reader. If an error ended the stream, the
+    iteration raises this error at its end.
 
-    Leaving an `async with` block cancels an unfinished stream, and so does dropping the last reference. The `position`
-    of a token is its index in the stream, unless the request had `rewind="event"`.
+    An unfinished stream is cancelled when its `async with` block ends, or when the last reference to it is dropped. The
+    `position` of a token is its index in the stream, unless the request had `rewind="event"`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TokenStream:
 
     @property
     def num_unread(self) -> int:
-        """Return the number of received items that were not read yet."""
+        """Return the number of received tokens and events that were not read yet."""
         return len(self._progress.ready)
 
     def __aiter__(self) -> Self:
@@ -61,7 +61,8 @@ class TokenStream:
             return
 
     async def take(self, limit: int | None = None) -> list[Item]:
-        """Wait for items, and return all available items, at most `limit`. Raises `StopAsyncIteration` at the end."""
+        """Wait for tokens or events, and return all that are available, at most `limit`. Raises `StopAsyncIteration` at
+        the end."""
         progress, patience = self._progress, self._connection.patience
         while not progress.ready:
             if progress.error is not None:
@@ -87,7 +88,7 @@ class TokenStream:
         return "".join([token.text or "" async for token in self])
 
     async def cancel(self) -> None:
-        """End the stream, also on servers that support cancelling. Tokens that were received can still be read."""
+        """End the stream, also on the server if it supports cancelling. Received tokens can still be read."""
         await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled by this client"))
 
     async def __aenter__(self) -> Self:

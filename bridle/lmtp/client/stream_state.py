@@ -1,7 +1,7 @@
-"""A client's state of one stream: the request, the answers so far, and how to continue after a failure.
+"""The client's state of one stream: the request, the answers so far, and the messages that continue it after a failure.
 
-The module does no I/O and uses no clock. Property: each token enters `ready` once and in order, even if the stream
-begins again or a server repeats answers.
+The module does no I/O and uses no clock. Each token enters `ready` once and in order, even if the stream begins again
+or a server repeats answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEMORYLESS = frozenset({"top_p", "top_k", "min_p", "repetition_penalty"})
 
 
 class ClientTextState(Protocol):
-    """Converts tokens to text, for servers that send no text."""
+    """Interface that converts tokens to text, for servers that send no text."""
 
     def push(self, token: int) -> str: ...
     def flush(self) -> str: ...
@@ -31,8 +31,8 @@ class ClientTextState(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StreamProgress:
-    """A GENERATE or SCORE request and its answers. Each attempt gets its own stream id; the id in `request` is not
-    used."""
+    """A GENERATE or SCORE request and its answers so far. Each attempt gets its own stream id; the id in `request` is
+    not used."""
 
     request: Generate | Score
     wake: Callable[[], None] = lambda: None
@@ -94,7 +94,8 @@ class StreamProgress:
         return [replace(rest, prompt=(*request.prompt, *self.tokens))]
 
     def _continue_text(self, rest: Generate) -> list[Request]:
-        """Return the messages that put a text prompt into a buffer, so that tokens can follow it."""
+        """Return messages that continue a text prompt or buffer with the received tokens, with the help of a new
+        buffer."""
         name = f"context-{token_urlsafe(12)}"
         context = Buffer(
             stream_id=f"{rest.stream_id}-context", model=rest.model, name=name, prompt=rest.prompt, parent=rest.buffer
@@ -115,7 +116,7 @@ class StreamProgress:
 
     @property
     def can_begin_again(self) -> bool:
-        """Return whether a new request gives the same stream, after the server has dropped the old one."""
+        """Return whether the client can begin the stream again with a new request and get the same tokens."""
         request = self.request
         if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
             return True
@@ -141,7 +142,7 @@ class StreamProgress:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def accept(self, answer: Token | Failure | EventMessage) -> None:
-        """Process an answer of the current attempt."""
+        """Process an answer to the current attempt."""
         if self.is_over or self.has_failed:
             return
         if isinstance(answer, Failure):
@@ -156,7 +157,7 @@ class StreamProgress:
         self.wake()
 
     def _is_repeated(self, answer: Token | EventMessage) -> bool:
-        """Return whether this answer was received before. A missing answer makes the attempt fail."""
+        """Return whether this answer was received before. If an earlier answer is missing, the attempt fails."""
         if answer.position is not None:
             if answer.position > self._position:
                 self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))
@@ -222,7 +223,8 @@ class StreamProgress:
             self.fail(error_of(failure))
 
     def fail_try(self, error: BridleError, pause: float | None = None) -> None:
-        """End this attempt. Another attempt follows, unless the answers so far cannot be repeated."""
+        """End this attempt with an error. Another attempt follows, unless the tokens received so far cannot be
+        repeated."""
         if not self.can_begin_again:
             self.fail(error)
             return

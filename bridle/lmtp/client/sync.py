@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """An event loop in a separate thread."""
+    """An event loop that runs in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -33,7 +33,7 @@ class Portal:
         return not self._loop.is_closed()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop, wait, and return its result. If the wait is interrupted, `work` is cancelled."""
+        """Run `work` on the loop and return its result. If the wait is interrupted, `work` is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -102,8 +102,7 @@ class SyncClient:
 
 
 class SyncStream:
-    """A stream like `TokenStream`, for ordinary threads. It takes all available tokens in one call to the event
-    loop."""
+    """A stream like `TokenStream`, for ordinary threads. Each call to the event loop fetches all available tokens."""
 
     def __init__(self, portal: Portal, stream: TokenStream) -> None:
         self._portal = portal

@@ -1,7 +1,7 @@
-"""Transports of a client, which carry whole messages in order, in both directions.
+"""Transports of a client. A transport carries whole messages, in order, in both directions.
 
-A `Transport` can connect more than once, because a client reconnects; a `ClientChannel` is one connection. This module
-does not know the meaning of messages. A channel raises `ConnectionLost` when it is lost for any reason.
+A `Transport` can connect more than once, because a client reconnects. A `ClientChannel` is one connection; it raises
+`ConnectionLost` when the connection is lost for any reason. This module does not know the meaning of messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GRACE_SECONDS = 5.0
 
 
 class ClientChannel(Protocol):
-    """One connection. One task may send while another task receives."""
+    """Interface of one connection. One task may send while another task receives."""
 
     async def send(self, message: str) -> None:
         """Send a message to the peer. Waits while the peer accepts no message."""
@@ -33,7 +33,7 @@ class ClientChannel(Protocol):
 
 
 class Transport(Protocol):
-    """Connects to a server."""
+    """Interface of a way to connect to a server."""
 
     @property
     def name(self) -> str:
@@ -78,9 +78,9 @@ class LineTransport:
 
 
 class StdioCarrier:
-    """A server that is started as a child process, with one message per line on its standard input and output. Each
-    connection starts a process. Closing the connection closes the process's input; a process that does not end by
-    itself is killed."""
+    """Transport to a server that is started as a child process, with one message per line on standard input and output.
+    Each connection starts a process. Closing the connection closes the process's standard input; if the process does
+    not end, it is killed."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
@@ -117,8 +117,8 @@ class _ProcessLink(LineTransport):
 
 
 class SocketCarrier:
-    """A server behind a connected socket, with one message per line. `open_socket` returns the socket, such as one end
-    of `socket.socketpair()`, or a Unix-domain socket. Unlike the original transport, it sends no pickled objects."""
+    """Transport over a connected socket, with one message per line. `open_socket` returns the socket, such as one end
+    of `socket.socketpair()` or a Unix-domain socket. Unlike the original transport, it sends no pickled objects."""
 
     def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
         self._open_socket = open_socket
@@ -126,7 +126,7 @@ class SocketCarrier:
 
     @classmethod
     def unix(cls, path: str) -> Self:
-        """Return a transport for the server that listens on a Unix-domain socket."""
+        """Return a transport to a server that listens on a Unix-domain socket."""
 
         def connect() -> socket.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -173,7 +173,7 @@ class MemoryLink:
         return self._closed or self.peer._closed
 
     async def receive(self) -> str:
-        """Receive the next message. Messages that were sent before the other end closed still arrive."""
+        """Receive the next message. Messages that the other end sent before it closed still arrive."""
         message = None if self._closed else await self._incoming.get()
         if message is None:
             self._closed = True
@@ -200,7 +200,8 @@ def memory_pair(max_messages: int = 64) -> tuple[MemoryLink, MemoryLink]:
 
 
 class MemoryCarrier:
-    """A server in this process. Each connection runs `serve` on the other end of a channel, as a task."""
+    """Transport to a server in this process. For each connection, a task runs `serve` on the other end of the
+    channel."""
 
     name = "the server in this process"
 

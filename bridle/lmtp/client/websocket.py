@@ -1,4 +1,4 @@
-"""The network transport: WebSocket text frames, with the library `websockets`."""
+"""The network transport: messages as WebSocket text frames, with the library `websockets`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _REFUSED = (401, 403)
 
 
 def endpoint_url(endpoint: str) -> str:
-    """Return the WebSocket URL of `HOST:PORT`, or of a ws, wss, http or https URL with path, query and `user:secret@`.
+    """Convert an endpoint to a WebSocket URL. It may be `HOST:PORT`, or a ws, wss, http or https URL with path, query
+    and `user:secret@`.
 
     Raises `InvalidRequest` for any other text.
     """
@@ -36,7 +37,8 @@ def endpoint_url(endpoint: str) -> str:
 
 
 class WebSocketCarrier:
-    """A server on the network. Pings, which bridle's and original servers answer, detect lost connections."""
+    """Transport to a server on the network. Pings, which bridle's server and LMQL's server answer, detect lost
+    connections."""
 
     def __init__(
         self, endpoint: str = DEFAULT_ENDPOINT, *, open_timeout: float = 10.0, ping: float | None = 20.0
@@ -47,7 +49,7 @@ class WebSocketCarrier:
 
     @property
     def name(self) -> str:
-        """Return the URL without its secrets."""
+        """Return the server's URL without user name and secret."""
         return re.sub(r"//[^/@]*@", "//", self.url).partition("?")[0]
 
     async def connect(self) -> ClientChannel:
