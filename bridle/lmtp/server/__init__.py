@@ -1,4 +1,4 @@
-"""The server's side of LMTP: the streams of many clients run in each model's continuous batch."""
+"""The LMTP server. The streams of many clients run together in each model's continuous batch."""
 
 from bridle.lmtp.server.connection import ServerChannel as ServerChannel
 from bridle.lmtp.server.line_transport import LineChannel as LineChannel

@@ -1,8 +1,8 @@
 """Buffers of one connection: named token prefixes, so that a client need not send a prefix again.
 
-A name is valid as soon as its message is read. Requests with the name wait until the buffer's tokens are known; if a
-running stream will fill the buffer, they wait for the end of that stream. Buffers have no KV: the engine's prefix cache
-finds the KV by the tokens.
+A name is valid as soon as the server has read the message that defines it. Requests with the name wait until the
+buffer's tokens are known. If a running stream will fill the buffer, they wait until that stream has ended. A buffer has
+only tokens; the engine's prefix cache finds their KV.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridle.errors import BridleError, InvalidRequest
 
 
 class PrefixBuffer:
-    """One buffer, which is filled or will be filled."""
+    """One buffer, which has its tokens or waits for them."""
 
     def __init__(self, home: Buffers, name: str, model: str) -> None:
         self.name = name
@@ -26,11 +26,11 @@ class PrefixBuffer:
         self._tokens.add_done_callback(_look)
 
     async def tokens(self) -> tuple[int, ...]:
-        """Wait for the tokens, and return them. Raises the error that prevented them."""
+        """Wait for the buffer's tokens, and return them. Raises the error if the buffer failed."""
         return tuple(await asyncio.shield(self._tokens))
 
     def fill(self, tokens: tuple[int, ...]) -> None:
-        """Set the tokens. If there are too many tokens, the buffer fails."""
+        """Set the buffer's tokens. If the connection's buffers then have too many tokens, the buffer fails."""
         if self._tokens.done():
             return
         try:
@@ -57,8 +57,8 @@ class Buffers:
     _num_tokens: int = 0
 
     def reserve(self, name: str, model: str) -> PrefixBuffer:
-        """Reserve a name for a buffer that will be filled. An older buffer with that name loses the name, but still
-        serves earlier requests. Raises `InvalidRequest` beyond the limit."""
+        """Reserve a name for a buffer that will get its tokens later. An older buffer with that name loses the name,
+        but earlier requests still use it. Raises `InvalidRequest` if there are too many buffers."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(
                 f"the connection has {self.max_buffers} buffers, which is the maximum: drop one", "name"
@@ -68,7 +68,7 @@ class Buffers:
         return buffer
 
     def find(self, name: str | None, model: str, param: str = "buffer") -> PrefixBuffer | None:
-        """Return the buffer with this name; None for no name. Raises `InvalidRequest` for an unknown name."""
+        """Return the buffer with this name; None if `name` is None. Raises `InvalidRequest` for an unknown name."""
         if name is None:
             return None
         buffer = self._named.get(name)
@@ -79,14 +79,14 @@ class Buffers:
         return buffer
 
     def drop(self, name: str) -> None:
-        """Delete a name. Unknown names are ignored."""
+        """Delete the name of a buffer. Unknown names are ignored."""
         buffer = self._named.get(name)
         if buffer is not None:
             self.release(buffer)
 
     def claim(self, buffer: PrefixBuffer, num_tokens: int) -> None:
-        """Reserve space for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if the space does
-        not suffice."""
+        """Count the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if all buffers together have
+        too many tokens."""
         if self._named.get(buffer.name) is not buffer:
             return
         if self._num_tokens + num_tokens > self.max_tokens:
@@ -99,7 +99,7 @@ class Buffers:
         self._num_tokens += num_tokens
 
     def release(self, buffer: PrefixBuffer) -> None:
-        """Free the buffer's name and its space."""
+        """Free the buffer's name, and subtract its tokens from the total."""
         if self._named.get(buffer.name) is buffer:
             del self._named[buffer.name]
             self._num_tokens -= buffer.num_tokens

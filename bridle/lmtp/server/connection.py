@@ -1,8 +1,8 @@
-"""One client on one channel: its messages go to its session, and the session's answers go back.
+"""Connects one client's channel with the client's session: messages go to the session, and its answers go back.
 
 A reader task receives messages. A writer task sends all answers since its last write, so answers of several streams
 share a message. If a client does not read, the server stops reading from it. If a client sends too much, the server
-reads only when its user's turn comes.
+reads from it only when the scheduler gives its user a turn.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MANY_ANSWERS = 1024
 
 
 class ServerChannel(Protocol):
-    """A transport as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer has
-    disconnected."""
+    """Interface of a transport for the server: it carries whole messages, in order. Raises `ConnectionLost` once the
+    peer has disconnected."""
 
     async def send(self, message: str) -> None:
         """Send a message to the peer. Waits while the peer accepts no message."""
@@ -48,8 +48,8 @@ class ServerChannel(Protocol):
 
 
 class ServerConnection:
-    """Serves one client until it disconnects. `echo` is called with the client's messages. `trace` has the headers that
-    name the distributed trace of the client's requests."""
+    """Serves one client until it disconnects. `echo` is called with each message of the client. `trace` has the headers
+    that name the distributed trace of the client's requests."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ServerConnection:
             await self._blame(error)
 
     def _take(self, message: Request | Rejected) -> None:
-        """Execute a message. Its immediate answers are charged to the client, because they are written at once."""
+        """Execute a message. The client is charged for the immediate answers, because they are written at once."""
         num_before = len(self._outbox)
         self._do_all(self._session.receive(message))
         self._num_replies += len(self._outbox) - num_before
@@ -126,8 +126,7 @@ class ServerConnection:
             self._rejected.charge("messages that are no requests")
 
     async def _blame(self, error: ProtocolError) -> None:
-        """Send an error to the client, and close the connection because of the client's invalid message. Does not
-        return."""
+        """Send an error about an invalid message to the client, and close the connection. Does not return."""
         self._reason = str(error)
         self._send(Msg(stream_id=None, error=error_text(error), code=error.code))
         self.end(error)

@@ -15,12 +15,12 @@ AUTO = "auto"
 
 
 def served_name(registry: ModelRegistry, name: str) -> str | None:
-    """Return the name to search for in the registry; None for the default model."""
+    """Return the name under which the registry has a model; None for the default model."""
     return None if name == AUTO and AUTO not in registry.names else name
 
 
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
-    """Answer a MODEL_INFO without waiting. For a model that is not loaded, the answer says only that it is
+    """Answer a MODEL_INFO request without waiting. For a model that is not loaded, the answer says only that it is
     unavailable."""
     try:
         name, adapter = registry.choose(served_name(registry, asked.model))
@@ -35,7 +35,7 @@ def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
 
 
 def facts(model: LoadedModel) -> dict[str, Any]:
-    """Return the facts about a model: facts for certificates, facts about tokens that a client needs, and the
+    """Return the description of a model: the model's identity, the token data that a client needs, and the
     extensions."""
     info = model.info
     return {

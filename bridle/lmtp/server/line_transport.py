@@ -1,4 +1,4 @@
-"""LMTP over byte streams, with one message per line, for processes on the same machine in any language.
+"""LMTP over byte streams, with one message per line. Programs in any language on the same machine can use it.
 
 A child process uses its standard input and output; other processes use a socket pair or a Unix-domain socket.
 """
@@ -19,8 +19,8 @@ _CHUNK = 1 << 16
 
 
 class LineChannel:
-    """A channel with one message per line. A line that is too long or not UTF-8 becomes an invalid message, so that the
-    client gets an error and may continue."""
+    """A channel with one message per line. A line that is too long or not UTF-8 counts as an invalid message, so that
+    the client gets an error and may continue."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,7 +1,7 @@
-"""Builds engine requests from GENERATE and SCORE: fills in defaults and names, and clamps values.
+"""Builds engine requests from GENERATE and SCORE messages: adds defaults, looks up names, and limits values.
 
-LMQL requests more than is possible, such as 128 tokens at the end of the context, or mask entries beyond the
-vocabulary. Such values are reduced. Other invalid values are refused; the error names the field.
+LMQL requests more than is possible, such as 128 tokens at the end of the context, or biases for ids beyond the
+vocabulary. Such values are reduced or ignored. Other invalid values are refused; the error names the field.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _MAX_INLINE_BIASES = 4_096
 
 
 async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tuple[int, ...]) -> Generation:
-    """Prepare the generation of a GENERATE request. `prefix` has the tokens of its buffer, and `serving` has its
-    model."""
+    """Prepare the generation of a GENERATE request. `prefix` has the tokens of the request's buffer, and `serving` has
+    its model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
     context, sights = await _seen(model, asked, context)
@@ -73,7 +73,7 @@ async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tupl
 async def _seen(
     model: LoadedModel, asked: Generate, context: tuple[int, ...]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """Return the context, with images, audio and videos at their placeholders."""
+    """Return the context's tokens, and the images, audio and videos for its placeholders."""
     if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
     if asked.save is not None:
@@ -92,7 +92,7 @@ def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
 
 
 async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
-    """Prepare a SCORE request. Returns the generation, and the number of tokens at the end of its prompt to score."""
+    """Prepare a SCORE request. Returns the generation, and the number of tokens to score at the end of its prompt."""
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
     context = await context_of(serving, asked.prompt, prefix)
@@ -102,7 +102,8 @@ async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int,
 
 
 async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
-    """Return prefix and prompt as tokens. Tokens that begin a text are added only at the beginning of a context."""
+    """Return prefix and prompt as tokens. Special tokens that begin a text are added only at the beginning of a
+    context."""
     if not prompt:
         return prefix
     (tokens,) = await serving.tokens([prompt], add_special_tokens=not prefix)
@@ -110,7 +111,7 @@ async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[in
 
 
 def wants_text(asked: Generate) -> bool:
-    """Return whether answers have text: as the client requests, by default if the prompt is text."""
+    """Return whether answers contain text. By default they do if the prompt is text."""
     return isinstance(asked.prompt, str) if asked.text is None else asked.text
 
 
@@ -125,7 +126,8 @@ def _first_token(model: LoadedModel) -> int:
 
 
 def _limit(serving: RequestLifecycle, asked: Generate, num_context: int) -> int | None:
-    """Return the maximum number of tokens that fits into the context; None if only the operator's limit applies."""
+    """Return the maximum number of output tokens that fits into the context; None if only the operator's limit
+    applies."""
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
     most = serving.limit(DEFAULT_MAX_TOKENS) if asked.max_tokens is None else asked.max_tokens
@@ -148,7 +150,7 @@ def _sampling(model: LoadedModel, asked: Generate, max_tokens: int | None) -> Sa
 
 
 def _options(asked: Generate) -> dict[str, Any]:
-    """Return the sampling parameters among the further fields. Raises `InvalidRequest` for any other field."""
+    """Return the sampling parameters in `options`. Raises `InvalidRequest` for any other field."""
     given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
@@ -165,7 +167,7 @@ def _options(asked: Generate) -> dict[str, Any]:
 
 
 def _bias(bias: Mapping[int, float], info: ExecutorInfo) -> Mapping[int, float]:
-    """Return the biases of tokens that can be sampled. LMQL uses ids beyond the tokenizer's vocabulary for its own
+    """Return the biases without ids that cannot be sampled. LMQL uses ids beyond the tokenizer's vocabulary for its own
     tags."""
     num_drawable, unnamed = info.num_drawable, info.unnamed.among(bias)
     if not bias or (min(bias) >= 0 and max(bias) < num_drawable and not unnamed):

@@ -1,11 +1,11 @@
 """Converts an engine's events to the answers of one stream.
 
 A stream has one answer for each token, and at least one answer. The last answer has the finish reason. The last token
-of an output and its finish usually arrive together, so a token is held at most until the end of its batch of events. In
-two cases, a token is held until the next token. First, a controller can stop without a token. Second, LMQL loses an
-error that comes after the fourth token, but not an error that is the first answer.
+of an output usually arrives together with the finish reason. So a token is usually held only until the end of its batch
+of events. In two cases it is held until the next token. First, a controller can stop without a token. Second, LMQL
+ignores an error after the fourth token, unless the error is the first answer.
 
-This module knows only engine events, and no connections.
+This module knows only engine events; it does not know connections.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishRe
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
     """Options of a stream's answers. `with_text` adds text, and `shows_events` adds rewinds and forks. If the client
-    does not know the extensions (`is_extended`), late errors become an early end. `eos` is the token that ends an
-    output without any token."""
+    does not know the extensions (`is_extended` is false), an error after the first tokens only ends the stream early.
+    `eos` is the token for the answer of an output that has no tokens."""
 
     stream_id: StreamId
     eos: int
@@ -47,8 +47,8 @@ class EncodingOptions:
 
 
 class AnswerEncoder(Protocol):
-    """Makes the answers of one stream. Once `is_over` is set, there are no further answers. `has_failed`: the stream
-    ended with an error."""
+    """Interface that creates the answers of one stream. Once `is_over` is set, no answers follow. `has_failed` means
+    that the stream ended with an error."""
 
     is_over: bool
     has_failed: bool
@@ -61,7 +61,7 @@ class AnswerEncoder(Protocol):
 
 
 class GenerateTeller:
-    """Makes the answers of one GENERATE. `num_told` counts the tokens that were sent."""
+    """Creates the answers to one GENERATE request. `num_told` counts the tokens that were sent."""
 
     def __init__(self, how: EncodingOptions, request: Request) -> None:
         self._how = how
@@ -117,8 +117,8 @@ class GenerateTeller:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
     def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """Yield events for the tool calls that the client must answer, even if the client requested only final
-        tokens."""
+        """Yield events for tool calls that the client must answer. A client that requested only final tokens gets them
+        too."""
         for event in events:
             if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
                 call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}
@@ -151,7 +151,7 @@ class GenerateTeller:
         )
 
     def _last_resort(self, index: int) -> Token:
-        """Return the answer that ends an output without a token for the finish reason."""
+        """Return the answer for the finish reason of an output that has no token left for it."""
         if self._how.is_extended:
             return Token(stream_id=self._how.stream_id, token=None, branch=index)
         eos = self._how.eos
@@ -169,7 +169,7 @@ class GenerateTeller:
 
 
 class ScoreTeller:
-    """Makes the answers of one SCORE: the log-probabilities of the last `num_scored` tokens of the prompt."""
+    """Creates the answers to one SCORE request: the log-probabilities of the last `num_scored` tokens of the prompt."""
 
     def __init__(self, stream_id: StreamId, num_scored: int) -> None:
         self._stream_id = stream_id
@@ -199,15 +199,15 @@ class ScoreTeller:
 
 
 class FinalEvents:
-    """Selects the events of the first output that cannot change any more, for clients that do not know rewinds."""
+    """Selects the final events of the first output, for clients that do not know rewinds."""
 
     def __init__(self, request: Request) -> None:
         self._collector = OutputCollector(request)
         self._reader = DeltaReader(self._collector)
 
     def settled(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
-        """Return the events that are final now. Raises `ControllerError` if a controller rolled back more than it had
-        announced."""
+        """Add events. Returns the events that cannot be rolled back any more. Raises `ControllerError` if a controller
+        rolled back more than it had announced."""
         self._collector.add(events)
         growing = self._collector.growing[0]
         for delta in self._reader.read():

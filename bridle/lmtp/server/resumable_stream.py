@@ -1,4 +1,4 @@
-"""Relays the answers of a stream to its connection, and stores the answers of a stream with a key.
+"""Passes the answers of a stream on to its connection, and stores the answers of a stream with a key.
 
 A `ResumableStream` outlives connections. Without a connection, the stream continues for a limited time, and its answers
 are stored. A client that connects again gets each missed answer once. The number of streams and stored answers is
@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 class StreamOwner(Protocol):
-    """The streams of one connection, as relays use them."""
+    """Interface of one connection's streams, to which a `StreamRelay` passes answers."""
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None: ...
     def release(self, stream: Stream) -> None: ...
@@ -34,8 +34,8 @@ class StreamOwner(Protocol):
 
 
 class StreamRelay:
-    """Relays one stream's answers to `stream` of a connection. `streams` is the connection's streams, or None without a
-    connection. `stop` ends the stream's task."""
+    """Passes one stream's answers on to the connection's `stream`. `streams` has all streams of the connection; it is
+    None without a connection. `stop` ends the stream's task."""
 
     def __init__(self, streams: StreamOwner, stream: Stream) -> None:
         self.streams: StreamOwner | None = streams
@@ -43,12 +43,12 @@ class StreamRelay:
         self.stop: Callable[[], object] = lambda: None
 
     def put(self, answer: StreamAnswer) -> None:
-        """Relay the next answer."""
+        """Pass the next answer on."""
         if self.streams is not None:
             self.streams.put(self.stream, answer)
 
     def end(self) -> None:
-        """Record that the last answer was relayed."""
+        """Record that the last answer was passed on."""
 
     @property
     def is_writable(self) -> bool:
@@ -67,7 +67,7 @@ class StreamRelay:
 
 
 class ResumableStream(StreamRelay):
-    """A relay that stores its answers, and that another connection can be attached to."""
+    """A relay that stores its answers, so that another connection can continue the stream."""
 
     def __init__(self, streams: StreamOwner, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
         super().__init__(streams, stream)
@@ -81,7 +81,7 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the stream has ended or has no connection, so that only a returning client needs it."""
+        """Return whether the stream has ended or has no connection. Then only a returning client needs it."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
@@ -106,8 +106,8 @@ class ResumableStream(StreamRelay):
             self._memory.note_idle(self)
 
     def attach(self, streams: StreamOwner, stream: Stream, position: int) -> None:
-        """Continue on a stream of another connection, from answer `position` on. Raises `UnknownStream` if that answer
-        was dropped."""
+        """Continue this stream as `stream` of another connection, from answer number `position` on. Raises
+        `UnknownStream` if that answer was dropped."""
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
@@ -123,14 +123,14 @@ class ResumableStream(StreamRelay):
             self._memory.note_busy(self)
 
     def forget(self) -> int:
-        """Drop the oldest answer. Returns its size."""
+        """Drop the oldest stored answer. Returns its size."""
         self.num_forgotten += 1
         return _size(self.log.popleft())
 
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """The streams with keys of one server, used in one event loop."""
+    """All streams with keys of one server. Use the object in one event loop."""
 
     settings: LmtpSettings
     _relays: dict[Key, ResumableStream] = field(default_factory=dict)
@@ -151,8 +151,8 @@ class ReplayBuffer:
         return relay
 
     def same(self, key: Key, asked: Generate) -> ResumableStream | None:
-        """Return the stream that the same request began before; None if there is none. Raises `InvalidRequest` if
-        another request used that key."""
+        """Return the stream that an equal request with this key began; None if the key is new. Raises `InvalidRequest`
+        if a different request used the key."""
         relay = self._relays.get(key)
         if relay is None:
             return None
@@ -161,12 +161,13 @@ class ReplayBuffer:
         return relay
 
     def add(self, streams: StreamOwner, stream: Stream, key: Key, asked: Generate) -> ResumableStream:
-        """Store a new stream, and return its relay."""
+        """Create and store the relay of a new stream."""
         relay = self._relays[key] = ResumableStream(streams, stream, key, _content(asked), self)
         return relay
 
     def note_answer(self, relay: ResumableStream) -> None:
-        """Record a new answer. If all stored answers exceed the limit, this stream drops its oldest answers."""
+        """Record a new answer. If the stored answers of all streams exceed the limit, this stream drops its oldest
+        answers."""
         self._size += _size(relay.log[-1])
         while self._size > self.settings.max_replay_size and relay.log:
             self._size -= relay.forget()
@@ -204,7 +205,7 @@ class ReplayBuffer:
 
 
 def _size(answer: StreamAnswer) -> int:
-    """Return the size of an answer in memory: one, plus one for each of its alternatives. A trace record counts as
+    """Return the size of an answer for the limit: one, plus one for each alternative token. A trace record counts as
     eight alternatives."""
     if isinstance(answer, Token):
         return 1 + len(answer.top_logprobs or ())

@@ -1,4 +1,4 @@
-"""The LMTP front-end: serves channels of any transport with the models of one registry."""
+"""The LMTP server: serves clients over any transport with the models of one registry."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class LmtpServer:
     async def serve(
         self, link: ServerChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
     ) -> None:
-        """Serve one client until it disconnects, or the server ends. `trace` has the headers that name the distributed
-        trace of the client's requests, if the transport has any."""
+        """Serve one client until it disconnects or the server ends. If the transport has headers, `trace` has those
+        that name the distributed trace of the client's requests."""
         connection = ServerConnection(self.home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:

@@ -1,4 +1,4 @@
-"""Limits of LMTP, as plain validated values."""
+"""Settings of the LMTP server, as plain validated values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class LmtpSettings:
-    """Limits of the LMTP front-end. Times are in seconds.
+    """Limits of the LMTP server. Times are in seconds.
 
-    `path` is the path of the front-end on the HTTP server, in addition to `/`. A connection has at most `max_streams`
-    open streams, and `max_buffers` buffers with at most `max_buffer_tokens` tokens in total. `load_timeout` is how long
-    a request waits for its model. A stream with a key continues for `resume_time` after its connection is lost, and
-    stays known equally long after its end. At most `max_detached` such streams may be without a connection, and all of
-    them store at most `max_replay_size` tokens and alternatives. `allowed_origins` names web origins whose pages may
-    connect; `*` allows any.
+    `path` is a path of LMTP's WebSockets on the HTTP server, in addition to `/`. A connection has at most `max_streams`
+    open streams. It has at most `max_buffers` buffers, with at most `max_buffer_tokens` tokens in total. `load_timeout`
+    limits how long a request waits for its model. A stream with a key continues for `resume_time` after its connection
+    is lost, and can be resumed for the same time after its end. At most `max_detached` such streams may be without a
+    connection. Together they store at most `max_replay_size` tokens and alternatives. `allowed_origins` are web origins
+    whose pages may connect; `*` allows any.
     """
 
     path: str = "/lmtp"

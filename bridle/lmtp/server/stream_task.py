@@ -1,4 +1,5 @@
-"""The task of a stream: acquires the model, builds and admits a request, and sends the engine's events as answers.
+"""The asyncio task of a stream: acquires the model, builds and admits a request, and sends the engine's events as
+answers.
 
 If the task fails, the stream gets exactly one last answer, and all reservations are released.
 """
@@ -39,9 +40,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 @dataclass(slots=True)
 class StreamTask:
-    """The task of one GENERATE or SCORE. `prefix` is the buffer before its prompt, and `save` the buffer that will have
-    its context. `is_extended`: the client knows the extensions. `trace` has the headers that name the request's
-    distributed trace."""
+    """The task of one GENERATE or SCORE request. `prefix` is the buffer before its prompt. `save` is the buffer that
+    will get its context and output. `is_extended` means that the client knows the extensions. `trace` has the headers
+    that name the request's distributed trace."""
 
     host: AppState
     settings: LmtpSettings
@@ -59,7 +60,7 @@ class StreamTask:
         self.story = RequestRecord(id=new_request_id(), route=f"LMTP {kind}", identity=self.identity)
 
     async def run(self) -> None:
-        """Run the task. Errors become answers; a cancelled task only releases its reservations."""
+        """Run the task. Errors become answers. A cancelled task only releases its reservations."""
         story = self.story
         if self.host.tracing is not None:
             story.span = self.host.tracing.begin(self.trace)
@@ -160,7 +161,7 @@ class StreamTask:
         self._say(what, **({"model": self.request.model} if adapter is None else {"adapter": adapter}))
 
     def _say(self, event: str, **data: Any) -> None:
-        """Send a notice, if the client knows the extensions."""
+        """Send a notice to the client, if it knows the extensions."""
         if self.is_extended:
             self._tell_event(event, **data)
 

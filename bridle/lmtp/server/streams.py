@@ -1,6 +1,6 @@
-"""The streams of one connection: begins, resumes and cancels them as the session decides.
+"""Begins, resumes and cancels the streams of one connection, as the connection's session decides.
 
-Each stream is a task. The task outlives the connection only if the client's request had a key.
+Each stream has an asyncio task. The task outlives the connection only if the client's request had a key.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bridle.serving.tenancy.keys import Identity
 
 @dataclass(slots=True)
 class ServerContext:
-    """State that the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a
-    time, under the lock `reading`, because a parser blocks all other tasks."""
+    """State that the connections of one server share. `tasks` are all running tasks. With the lock `reading`, large
+    messages are parsed one at a time, because parsing blocks all other tasks."""
 
     host: AppState
     settings: LmtpSettings
@@ -52,7 +52,7 @@ class ServerContext:
 @dataclass(eq=False, repr=False)
 class Streams:
     """Executes a session's actions on streams and buffers. `send` sends an answer to the client. The event `room` is
-    set unless the client reads too slowly. `trace` has the headers that name the distributed trace of the client's
+    set while the client reads fast enough. `trace` has the headers that name the distributed trace of the client's
     requests."""
 
     _home: ServerContext
@@ -68,20 +68,20 @@ class Streams:
         self._buffers = Buffers(self._home.settings.max_buffers, self._home.settings.max_buffer_tokens)
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None:
-        """Send an answer, unless its stream has ended."""
+        """Send an answer to the client, unless the answer's stream has ended."""
         if self._session.put(stream, answer):
             self._send(answer)
         if not stream.is_open:
             self._relays.pop(stream, None)
 
     def release(self, stream: Stream) -> None:
-        """Free a stream without informing the client, because another connection gets its further answers."""
+        """Forget a stream without informing the client, because another connection gets its further answers."""
         self._session.release(stream)
         self._relays.pop(stream, None)
 
     def start(self, action: Start) -> None:
-        """Begin a stream, or continue the stream that the same request began before. If the server is full, the stream
-        is refused before any work."""
+        """Begin a stream, or continue the stream that an equal request with the same key began. If the server is full,
+        the stream is refused before any work."""
         asked, stream = action.request, action.stream
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)
@@ -146,7 +146,7 @@ class Streams:
         self._home.spawn(self._fill(asked, parent, buffer))
 
     def answer_call(self, asked: ToolResult) -> None:
-        """Answer a tool call of this user, and confirm that to the client."""
+        """Pass a client's answer on to a tool call of this user, and confirm that to the client."""
         try:
             answer_call(self._home.host.registry, self._identity.user, asked.id, asked.result, asked.error)
         except BridleError as error:

@@ -1,8 +1,8 @@
 """LMTP over WebSockets, as an ASGI application next to the HTTP routes on the same port.
 
 Text frames are messages; binary frames are ignored, as in the original server. The ASGI scope has the client's
-identity, which was checked before. Pages of other origins are refused, because a browser would connect them with its
-user's rights.
+identity, which was checked before. Pages of other origins are refused, because their connections would have the rights
+of the browser's user.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class LmtpEndpoint:
 def websocket_front(
     settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
 ) -> Callable[[AppState], LmtpEndpoint]:
-    """Return a function by which an HTTP application creates its LMTP endpoint."""
+    """Return a function with which an HTTP application creates its LMTP endpoint."""
     return lambda host: LmtpEndpoint(LmtpServer(host, settings, echo))
 
 
 class WebSocketLink:
-    """An accepted WebSocket as a channel."""
+    """A `ServerChannel` over an accepted WebSocket."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
