@@ -1,12 +1,12 @@
-"""A second sandbox around untrusted work: restrictions of the operating system that hold even if the first sandbox
-(Wasm, a template sandbox, a grammar compiler) is broken.
+"""A second sandbox around untrusted work. The operating system enforces it, even if the first sandbox (such as Wasm or
+the template sandbox) is broken.
 
-A process calls `enter` before it works for a client. After that it cannot write, create or open files, except to read
-permitted ones. A restricted process cannot reach the network, start programs, or signal and inspect other processes.
-The restrictions cannot be undone. Importing this package loads only the standard library.
+A process calls `enter` before it works for a client. After that, it can only read permitted files; it cannot write or
+create files. It cannot use the network, start programs, or signal and inspect other processes. The restrictions cannot
+be undone. Importing this package loads only the standard library.
 
-`BRIDLE_SANDBOX` sets the strictness: `strict` (all mechanisms, or the process does not start), `best` (the mechanisms
-that the kernel has) or `off`.
+The environment variable `BRIDLE_SANDBOX` sets the mode: `strict` (all mechanisms, or the process does not start),
+`best` (the mechanisms that the kernel has) or `off`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ _NEW_USER, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """The mechanisms that this machine supports. `landlock` is the version of its interface; 0 if it is missing."""
+    """The sandbox mechanisms that this machine supports. `landlock` is the version of Landlock's interface; 0 if the
+    kernel lacks Landlock."""
 
     landlock: int
     has_seccomp: bool
 
     @property
     def missing(self) -> dict[str, str]:
-        """Return the names of missing mechanisms, with the requirements of each."""
+        """Return the missing mechanisms by name, each with its requirements."""
         present = {"Landlock": self.landlock > 0, "seccomp": self.has_seccomp}
         return {name: _NEEDS[name] for name, is_there in present.items() if not is_there}
 
 
 @cache
 def available_walls() -> Walls:
-    """Return the mechanisms that this machine supports."""
+    """Return the sandbox mechanisms that this machine supports."""
     if sys.platform != "linux":
         return Walls(0, has_seccomp=False)
     from bridle.os_sandbox import landlock
@@ -56,14 +57,15 @@ def available_walls() -> Walls:
 
 
 def mode(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the requested mode. An unknown word counts as `strict`, because a typo must not turn the sandbox off."""
+    """Return the sandbox mode from the environment. An unknown value counts as `strict`, because a typo must not turn
+    the sandbox off."""
     word = environment.get(VARIABLE, "best")
     return word if word in MODES else "strict"
 
 
 def choose(wanted: str) -> None:
-    """Set the mode of this process and of all processes that it starts. Raises `InvalidRequest` for `strict` if a
-    mechanism is missing."""
+    """Set the sandbox mode of this process and of all processes that it starts. Raises `InvalidRequest` for `strict` if
+    a mechanism is missing."""
     from bridle.errors import InvalidRequest
 
     problem = _obstacle(wanted)
@@ -78,11 +80,12 @@ def _obstacle(wanted: str) -> str | None:
 
 
 def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
-    """Restrict this process for the rest of its life, as `mode()` says. The process must not have started threads yet.
+    """Restrict this process for the rest of its life, according to `mode()`. The process must not have started threads
+    yet.
 
-    `readable` are files and folders that the process may still read, in addition to Python's own. `may_fork` allows
-    further processes, which inherit the restrictions. Raises `OSError` if a mechanism that the kernel has cannot be
-    activated.
+    `readable` are files and folders that the process may still read, in addition to those of Python. `may_fork` allows
+    further processes, which inherit the restrictions. Raises `OSError` if the kernel has a mechanism, but activating it
+    fails.
     """
     wanted = mode()
     if wanted == "off":
@@ -103,7 +106,7 @@ def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
 
 
 def preload() -> None:
-    """Do in advance the work that `enter` would otherwise do in each process that is forked later."""
+    """Do the preparations of `enter` in advance, so that they are not repeated in each forked process."""
     if mode() != "off" and available_walls().has_seccomp:
         from bridle.os_sandbox import kernel, landlock, seccomp  # noqa: F401
 
@@ -128,9 +131,9 @@ def leave_namespaces() -> bool:
 
 @cache
 def python_folders() -> tuple[Path, ...]:
-    """Return the folders from which modules are imported: those of this interpreter, of installed packages, and of
-    bridle. Packages of the user, or of another environment below this one, are found only on the path. Other folders of
-    the path, such as the current one, are left out, because they may contain any file."""
+    """Return the folders from which Python modules are imported: those of this interpreter, of installed packages, and
+    of bridle. Folders with packages of the user, or of a parent environment, are taken from `sys.path`. Other folders
+    in `sys.path`, such as the current folder, are left out, because they may contain any file."""
     found = [Path(os.__file__).parent, *map(Path, site.getsitepackages()), Path(__file__).resolve().parent.parent]
     found += [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer, through the C library."""
+"""Makes system calls that Python does not offer, through the C library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Landlock: the kernel refuses access to files, TCP ports and signals that was not granted before.
+"""Landlock, a mechanism of the kernel: it refuses all access to files, TCP ports and signals that was not granted.
 
-Files that are already open stay usable.
+Files that the process has already opened stay usable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the version of the kernel's interface; 0 if it is missing or switched off."""
+    """Return the version of the kernel's Landlock interface; 0 if Landlock is missing or switched off."""
     try:
         return kernel.call(kernel.LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
     except OSError:
@@ -39,9 +39,9 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[Path]) -> None:
-    """Permit this process to read files at or below `readable`, and no other access to file systems. TCP, and signals
-    to processes outside, are also forbidden if the kernel supports this. Paths that do not exist are left out. Raises
-    `OSError`."""
+    """Permit this process to read files at or below `readable`, and no other access to file systems. If the kernel
+    supports it, TCP and signals to other processes are forbidden too. Paths in `readable` that do not exist are
+    ignored. Raises `OSError`."""
     known = version()
     rights = (1 << _NUM_RIGHTS.get(known, _NUM_RIGHTS[5])) - 1
     ruleset = _Ruleset(rights, _TCP if known >= 4 else 0, _SCOPES if known >= 6 else 0)

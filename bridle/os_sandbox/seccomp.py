@@ -1,6 +1,6 @@
 """A filter of system calls: a small program that the kernel runs before each system call of a process.
 
-Calls in the list are permitted, some of them only with certain arguments. Calls that only an attacker makes end the
+Listed calls are permitted, some of them only with certain arguments. Calls that only an attacker would make end the
 process with SIGSYS. Every other call fails as if the kernel did not have it, so that libraries use older calls instead.
 """
 
@@ -62,14 +62,15 @@ class _RawProgram(ctypes.Structure):
 
 @cache
 def filter_of_machine(*, may_fork: bool) -> tuple[Instruction, ...]:
-    """Return the program for this machine's architecture, which must have a table."""
+    """Return the filter program for this machine's architecture. `system_calls` must have a table for the
+    architecture."""
     calls = system_calls()
     assert calls is not None
     return tuple(make_filter(calls, may_fork=may_fork))
 
 
 def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
-    """Return the filter of a process that may fork, or that may only start threads."""
+    """Return the filter program. If `may_fork` is false, the process may only start threads."""
     program = [
         Instruction(_LOAD, _ARCHITECTURE),
         Instruction(IF_EQUAL, calls.audit, if_true=1),
@@ -88,7 +89,7 @@ def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
 
 
 def install(program: Sequence[Instruction]) -> None:
-    """Filter the calls of this thread, and of all threads and processes that it starts. Raises `OSError`."""
+    """Filter the system calls of this thread, and of all threads and processes that it starts. Raises `OSError`."""
     raw = (_RawInstruction * len(program))()
     for place, each in zip(raw, program, strict=True):
         place.code, place.if_true, place.if_false, place.value = each.code, each.if_true, each.if_false, each.value
@@ -103,7 +104,7 @@ def _each(numbers: Mapping[str, int], verdict: int) -> Iterator[Instruction]:
 
 
 def _check(name: str, *, may_fork: bool) -> Iterator[Instruction]:
-    """Return the instructions that decide about a call by its arguments."""
+    """Return the instructions that check the arguments of a system call."""
     if name == "open":
         return _without(1, _CHANGES, errno.EACCES)
     if name == "openat":
@@ -139,5 +140,6 @@ def _one_of(argument: int, values: Iterable[int]) -> Iterator[Instruction]:
 
 
 def _argument(index: int) -> Instruction:
-    """Load an argument's lower half; the kernel reads only this half of the checked arguments."""
+    """Return the instruction that loads the lower half of an argument. The kernel uses only this half of the checked
+    arguments."""
     return Instruction(_LOAD, _ARGUMENTS + 8 * index)

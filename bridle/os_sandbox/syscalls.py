@@ -1,8 +1,8 @@
-"""Numbers of system calls on x86-64 and ARM64, by their permission in a sandboxed process.
+"""Numbers of system calls on x86-64 and ARM64, grouped by permission in a sandboxed process.
 
-Each entry is a name, its number on x86-64 and its number on ARM64; `-` if the architecture has no such call. The
-numbers come from Linux's own headers. The lists come from a trace of the sandboxed processes in the test suite, with
-calls added that only other versions of the C library make.
+Each entry is a name, its number on x86-64 and its number on ARM64; `-` means that the architecture has no such call.
+The numbers come from Linux's headers. The lists come from a trace of the sandboxed processes in the test suite. Calls
+that only other versions of the C library make were added.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FATAL = """
 
 
 class SystemCalls(NamedTuple):
-    """Numbers of system calls by name on one architecture. `audit` is the kernel's number of the architecture."""
+    """Numbers of system calls by name on one architecture. `audit` is the kernel's number for the architecture."""
 
     audit: int
     permitted: Mapping[str, int]
