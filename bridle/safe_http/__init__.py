@@ -1,5 +1,5 @@
-"""Safe requests to untrusted servers: to checked addresses only, with limits of size and time. The caller decides which
-addresses are allowed. The package knows neither tools nor images."""
+"""A safe HTTP client for untrusted servers: it connects only to checked addresses, with limits on size and time. The
+caller decides which addresses are allowed."""
 
 from bridle.safe_http.addresses import Networks as Networks
 from bridle.safe_http.addresses import OutboundFailed as OutboundFailed

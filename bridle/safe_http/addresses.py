@@ -1,4 +1,5 @@
-"""Checks addresses before connecting: public addresses are allowed, and private addresses that the operator has listed.
+"""Checks addresses before a connection: public addresses are allowed, and private addresses only if the operator has
+listed them.
 
 A host name is resolved once. Each of its addresses must be allowed, and the connection goes to one of the checked
 addresses. So a host name that resolves differently after the check cannot redirect the connection.
@@ -14,8 +15,8 @@ from bridle.errors import InvalidRequest
 
 
 class OutboundFailed(Exception):
-    """A request to another server failed. The message is one sentence that a client may read; the caller converts the
-    error."""
+    """Raised if a request to another server failed. The message is one sentence that a client may read. The caller
+    converts the error."""
 
 
 Address = IPv4Address | IPv6Address
@@ -27,7 +28,7 @@ _TEREDO = IPv6Network("2001::/32")
 
 
 def networks_of(texts: Iterable[str]) -> Networks:
-    """Return the addresses and networks in an operator's list. Raises `InvalidRequest`."""
+    """Parse an operator's list of addresses and networks. Raises `InvalidRequest`."""
     try:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:
@@ -35,7 +36,7 @@ def networks_of(texts: Iterable[str]) -> Networks:
 
 
 def is_allowed(address: Address, private: Networks) -> bool:
-    """Return whether connections to an address are allowed."""
+    """Return whether connections to an address are allowed: it is public, or in one of the networks `private`."""
     if any(address.version == network.version and address in network for network in private):
         return True
     inner = _embedded(address)
@@ -45,7 +46,7 @@ def is_allowed(address: Address, private: Networks) -> bool:
 
 
 def _embedded(address: Address) -> IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address contains; None without one."""
+    """Return the IPv4 address that an IPv6 address contains; None if it contains no IPv4 address."""
     if isinstance(address, IPv4Address):
         return None
     if address.ipv4_mapped is not None:
@@ -59,8 +60,8 @@ def _embedded(address: Address) -> IPv4Address | None:
 
 
 def checked_address(host: str, port: int, private: Networks) -> str:
-    """Return an address of a host to connect to. Raises `OutboundFailed` if the host has no address, or an address that
-    is not allowed. Blocks."""
+    """Resolve a host name and return the address to connect to. Raises `OutboundFailed` if the host has no address, or
+    any address that is not allowed. Blocks."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

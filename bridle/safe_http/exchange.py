@@ -1,4 +1,4 @@
-"""One request and its response, over a connection to a checked address, with limits of size and time.
+"""One HTTP request and its response, over a connection to a checked address, with limits on size and time.
 
 Redirects are returned, not followed. A connection serves one request.
 """
@@ -24,9 +24,9 @@ _MAX_SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of requests. `max_bytes` is the maximum size of a response, `timeout` the seconds for the whole exchange.
-    `private` lists addresses that may be connected to although they are not public. `headers` are sent with every
-    request."""
+    """Limits of requests. `max_bytes` is the maximum size of a response. `timeout` limits a request and its response
+    together, in seconds. `private` lists networks with private addresses to which connections are allowed. `headers`
+    are sent with every request."""
 
     max_bytes: int = 256 << 10
     timeout: float = 10.0
@@ -36,7 +36,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """The response of a server. Names in `headers` are in lower case."""
+    """The response of a server. The names in `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -44,7 +44,8 @@ class HttpResponse:
 
 
 class HttpExchange:
-    """A request, which the thread that calls `run` sends. `abort` ends the request from another thread."""
+    """A request and its response. `run` sends the request in the calling thread; `abort` ends the request from another
+    thread."""
 
     def __init__(
         self, bounds: HttpLimits, target: HttpTarget, method: str = "GET", body: bytes | None = None, kind: str = ""

@@ -1,4 +1,4 @@
-"""The validated URL of a request to another server."""
+"""Parses and validates the URL of a request to another server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _query(text: str) -> str:
 
 
 def is_winding(path: str) -> bool:
-    """Return whether a server might read another path than the one that is written."""
+    """Return whether a server might interpret a path as another path, for example because of `..`."""
     plain = unquote(path)
     is_hidden = plain.count("/") != path.count("/") or "\\" in plain or "%" in plain or not plain.isprintable()
     return is_hidden or any(part.partition(";")[0] in (".", "..") for part in plain.split("/"))
