@@ -1,6 +1,6 @@
 """AICI: the protocol between an engine and a control runtime, with both of its sides.
 
-`protocol` (messages), `channels` (shared memory) and `masks` (bias rows) are common to both sides. `runtime` is the
+Both sides use `protocol` (messages), `shm_channel` (shared memory) and `masks`. `runtime` is the
 process that hosts controllers. `client` connects it to bridle's engine, and `Runner` connects it to any other engine.
 Modules are imported on first use, because the runtime's processes need few of them.
 """

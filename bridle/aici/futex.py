@@ -1,8 +1,9 @@
-"""One direction of a message channel: half of a shared region, with a futex as its state word.
+"""One direction of a message channel in shared memory: half of a shared region, which begins with a state word (a
+futex).
 
-The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. The writer gets no signal
-when the word is 0 again, so it polls with growing intervals; the reader sleeps in the kernel. There is one writer and
-one reader per word, so aligned stores are enough, without compare-and-swap.
+The state word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. The writer gets no
+signal when the word is 0 again, so the writer polls with growing intervals. The reader sleeps in the kernel. Each word
+has one writer and one reader, so aligned stores are enough, without compare-and-swap.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Timespec(ctypes.Structure):
 
 
 class FutexChannel:
-    """One half of a shared region. `to_runtime` selects the half: commands are at offset 0, replies at half the
-    size."""
+    """One half of a shared region. `to_runtime` selects the half: commands are in the first half, replies in the second
+    half."""
 
     def __init__(self, name: str, size: int, *, to_runtime: bool, create: bool) -> None:
         if size <= _MIN_SIZE:
@@ -46,8 +47,8 @@ class FutexChannel:
         self.max_message = size // 2 - 16
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """Send a message as `SemaphoreChannel.send` does. An empty message cannot be represented and raises
-        `ProtocolError`."""
+        """Send a message as `SemaphoreChannel.send` does. An empty message raises `ProtocolError`, because length 0
+        means an empty channel."""
         if not 0 < len(message) <= self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes; 1 to {self.max_message} fit the channel")
         self._wait_until_empty(timeout, alive)
@@ -59,8 +60,8 @@ class FutexChannel:
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
-        """Receive a message as `SemaphoreChannel.receive` does. After a wake-up without a message, the wait
-        continues."""
+        """Receive a message as `SemaphoreChannel.receive` does. If the thread wakes up without a message, it continues
+        to wait."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             length = self._word.value
@@ -134,8 +135,8 @@ def _syscall_number() -> int:
 
 
 def _make_fence() -> Callable[[], object]:
-    """Return a function that orders plain stores. x86 orders them by itself; other machines need the fence of
-    libatomic."""
+    """Return a function that orders plain stores to memory. On x86 it does nothing, because x86 orders stores; on other
+    machines it calls libatomic's fence."""
     if platform.machine() == "x86_64":
         return lambda: None
     try:

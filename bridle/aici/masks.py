@@ -1,8 +1,8 @@
-"""Rows of the bias matrix in shared memory: layout, writing and reading.
+"""Writes and reads masks in shared memory, as rows of the bias matrix.
 
-D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots. Inside
-bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows). This module converts bit
-rows to the agreed type with table look-ups, eight tokens at a time.
+In dialect 1, the region has dense f32 rows from offset 0. In dialect 2, it has a header, a table of row owners, then
+the rows. Inside bridle a mask is a row of bits, and 1 allows a token. Token i is bit `i % 32` of little-endian word `i
+// 32`. This module converts bits to the type of the region with table look-ups, eight tokens at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class MaskLayout:
-    """Geometry of a D2 mask region. `row_bytes` is the stride, `row_elements` the row length in tokens."""
+    """The layout of a mask region in dialect 2. `row_bytes` is the distance between rows in bytes; `row_elements` is
+    the row length in tokens."""
 
     dtype: str
     vocab_size: int
@@ -44,7 +45,8 @@ class MaskLayout:
 
     @classmethod
     def of(cls, dtype: str, vocab_size: int, region_size: int) -> MaskLayout:
-        """Return the layout for these values. Raises `ProtocolError` if not even one row fits."""
+        """Return the layout of a region of `region_size` bytes. Raises `ProtocolError` if the region is too small for
+        one row."""
         if dtype not in DTYPES:
             raise ProtocolError(f"bias type {dtype!r} is none of {', '.join(DTYPES)}")
         elements = (vocab_size + 1000) // 64 * 64
@@ -56,8 +58,8 @@ class MaskLayout:
 
 
 class MaskWriter:
-    """The runtime's view of a mask region. Rows are allocated in order, and all are released when the next step
-    begins."""
+    """Writes masks to the region, for the runtime. Rows are allocated in order, and all rows are released when the next
+    step begins."""
 
     def __init__(self, region: Any, layout: MaskLayout) -> None:
         self.layout = layout
@@ -80,7 +82,8 @@ class MaskWriter:
         return self.layout.num_rows - self.num_used
 
     def write(self, bits: bytes | memoryview, owner: int) -> int:
-        """Store a bit row of the vocabulary. Returns its row number. The caller must have checked `num_free`."""
+        """Store a mask, given as bits, in a free row. Returns the number of the row. The caller must have checked
+        `num_free`."""
         row = self.num_used
         self.num_used = row + 1
         layout = self.layout
@@ -96,8 +99,8 @@ class MaskWriter:
 
 
 def fill_row(target: memoryview, packed: Array, vocab_size: int, table: Array | None) -> None:
-    """Write one row. `packed` holds bits `[ceil(V/8)]` u8. If `table` is None the row stays bits; else `table` is
-    `[256, 8]` values."""
+    """Write one row. `packed` has the mask's bits: `[ceil(V/8)]` u8. If `table` is None, the row consists of bits; else
+    `table` has the values for each byte: `[256, 8]`."""
     if table is None:
         whole, rest = divmod(vocab_size, 8)
         target[:whole] = packed[:whole].data
@@ -115,12 +118,12 @@ def fill_row(target: memoryview, packed: Array, vocab_size: int, table: Array | 
 
 
 def dense_table() -> Array:
-    """Return D1's values: 0 allows, -100 forbids. `[256, 8]` f32."""
+    """Return the values of dialect 1 for each byte of bits: 0 allows a token, -100 forbids it. `[256, 8]` f32."""
     return _expand(np.float32(0.0), np.float32(-100.0), np.dtype(np.float32))
 
 
 def _table(dtype: str) -> Array | None:
-    """Return the eight elements for each byte of a bit row, or None if the type is bits."""
+    """Return the values of type `dtype` for each byte of bits, or None if the type is bits."""
     if dtype == "f32":
         return _expand(0.0, -np.inf, np.dtype(np.float32))
     if dtype == "f16":
@@ -136,22 +139,22 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """The engine's view of a D2 region. The reader uses the description in the reply, and never reads the region's
-    header."""
+    """Reads masks from a dialect-2 region, for the engine. It uses the layout in the runtime's reply, and never reads
+    the region's header."""
 
     def __init__(self, region: Any) -> None:
         self._region = region
 
     def row(self, first: int, stride: int, index: int) -> memoryview:
-        """Return the raw bytes of a row. Raises `ProtocolError` if the row is outside the region."""
+        """Return the bytes of a row, of any type. Raises `ProtocolError` if the row is outside the region."""
         start = first + stride * index
         if min(first, stride, index) < 0 or start + stride > len(self._region):
             raise ProtocolError(f"mask row {index} of {stride} bytes at {start} is outside the region")
         return memoryview(self._region)[start : start + stride]  # no view stays, so that the region can be closed
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
-        """Return a row of any known type as a bit row of `ceil(V/32)` words for the engine's sampler. Raises
-        `ProtocolError` for a row of another type."""
+        """Convert a row to bits for the engine's sampler: `ceil(V/32)` words. Raises `ProtocolError` if the type of the
+        row is unknown."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)
         if dtype == "bool":

@@ -2,7 +2,7 @@
 
 Dialect 1 (`post_pre_process` and `mid_process`) and dialect 2 (`mid_process` with branches) share the envelope, the
 side channel and most fields. Both sides ignore unknown keys, so bridle's extra fields (marked "addition") do not
-disturb an older peer. This module knows neither channels nor controllers.
+disturb an older peer. This module does not depend on channels or controllers.
 """
 
 from __future__ import annotations

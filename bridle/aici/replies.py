@@ -128,7 +128,8 @@ class BranchReply(Struct):
     * `waits_for`, with `wait`: the variables that can end the wait, each with the version to exceed. If the list is
       empty, the guest itself decides when it is asked again.
     * `turns`, in a branch that does nothing: how often in a row the guest did nothing.
-    * `draft`: tokens that are likely to be sampled next. They are computed ahead, which changes only the time.
+    * `draft`: tokens that are likely to be sampled next. The engine computes these tokens ahead, which saves time and
+      does not change the output.
     * `options`: token sequences, one of which must come next. An engine may score them as a whole instead of sampling
       under the mask.
     * `control_vectors`: new scales of the request's control vectors, from the branch's first token on.
@@ -150,7 +151,8 @@ class BranchReply(Struct):
 
 class LookaheadReply(Struct):
     """Addition: a clone's answer to the draft token `token`, provided that the earlier draft tokens precede it. The
-    message has the clone's logs and writes. They take effect once the token is sampled, and are not sent again."""
+    message has the clone's logs and writes. Logs and writes take effect once the token is sampled, and are not sent
+    again."""
 
     token: TokenId
     branches: list[BranchReply]
@@ -198,7 +200,7 @@ class PromptResult(Struct):
 
 
 def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | ErrorReply | JsonFailure:
-    """Decode a reply. Its `data`, if present, has the type `data_type`. Raises `ProtocolError`."""
+    """Decode a reply. The reply's `data`, if present, has the type `data_type`. Raises `ProtocolError`."""
     try:
         reply: Ok[Any] | ErrorReply | JsonFailure = _reply_decoder(data_type).decode(data)
         return reply

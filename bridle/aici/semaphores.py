@@ -23,7 +23,7 @@ _LOOK = 0.25
 
 class SemaphoreChannel:
     """A channel in one direction: one side sends messages, the other receives them. Only one thread of a side may use
-    it at a time."""
+    the channel at a time."""
 
     def __init__(self, name: str, size: int, *, create: bool) -> None:
         self.name = name

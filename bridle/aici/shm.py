@@ -1,4 +1,4 @@
-"""POSIX shared memory regions: create, open, remove. This module does not know the stored data.
+"""POSIX shared memory regions: create, open, remove. This module does not interpret the stored data.
 
 The standard library's shared memory class is not used, because its resource tracker removes segments that belong
 to other processes.

@@ -1,13 +1,14 @@
 """Exchanges the messages of one step with a runtime that speaks dialect 1: the phases post, pre, then mid.
 
 The pre phase comes before scheduling (suspend, forced tokens, number of forks). The mid phase runs during the forward
-pass (bias rows, splices). The post phase comes after sampling (stop). All three phases run when the engine asks. If the
-pre phase decides without logits, its answer is final. Otherwise the mid phase gives the answer. The messages have their
-own sequence numbers, because dialect 1 numbers forks before the engine has made them.
+pass (bias rows, splices). The post phase comes after sampling (stop). All three phases run when the engine asks the
+controllers about a step. If the pre phase decides without logits, its answer is final. Otherwise the mid phase gives
+the answer. The messages have their own sequence numbers, because dialect 1 numbers forks before the engine has made
+them.
 
 The runtime runs the pre phase for every live sequence, also if the engine did not ask about it. The answer for such a
-sequence is kept until the engine asks. The answer is dropped if the token of the last mid phase is not sampled yet:
-then the controller has no new decision.
+sequence is kept until the engine asks about it. The answer is dropped if the token of the last mid phase is not sampled
+yet: then the controller has no new decision.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bridle.errors import ControllerError, ProtocolError
 
 @dataclass(slots=True)
 class _Told:
-    """State of a live sequence in the exchange. `wire` is the sequence's number in the messages."""
+    """State of a live sequence in dialect 1. `wire` is the sequence's number in the messages."""
 
     wire: int
     children: list[int] = field(default_factory=list)  # wire numbers of forks that the engine will make
@@ -42,7 +43,7 @@ class _Told:
 
 
 class Dialect1:
-    """`post_pre_process` followed by `mid_process`, as one exchange."""
+    """Exchange in dialect 1: `post_pre_process` followed by `mid_process`."""
 
     def __init__(self, process: RuntimeProcess, vocab_size: int) -> None:
         self._process = process
@@ -59,7 +60,7 @@ class Dialect1:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send `post_pre_process` for these asks."""
+        """Send `post_pre_process` with the changes that the asks report."""
         pre_ops = []
         for ask in asks:
             if ask.request is not None:
@@ -80,8 +81,8 @@ class Dialect1:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """Return the changes of the sequence since its last ask. None if there are no changes, or if the runtime
-        already knows the changes."""
+        """Return the changes of the sequence since its last ask. Returns None if there are no changes, or if the
+        runtime already knows the changes."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None
@@ -184,7 +185,7 @@ class Dialect1:
         return None
 
     def _keep(self, seq_id: int, data: replies.PostPreData) -> None:
-        """Keep the answer for a sequence that the engine did not ask about, until its next ask."""
+        """Keep the answer for a sequence that the engine did not ask about, until the engine asks about it."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
         if pre is None:

@@ -1,7 +1,7 @@
 """Exchanges the messages of one step with a runtime in dialect 2: converts asks to operations and replies to answers.
 
-An exchange is open from `begin` until `receive` has returned its answers. Masks are copied out of shared memory at
-once, because the next request frees their rows.
+An exchange of messages is open from `begin` until `receive` has returned its answers. Masks are copied out of shared
+memory at once, because the next request frees their rows.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Opened:
 class Instances:
     """Creates instances in the runtime of `keeper`. `wake` is called, from any thread, when an instance is ready.
 
-    `strays` are ended requests whose instances must still be dropped. They exist only if the runtime lacks the command
+    `strays` are ended requests whose instances must still be dropped. `strays` is empty if the runtime has the command
     `Discard`.
     """
 

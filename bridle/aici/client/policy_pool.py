@@ -1,8 +1,8 @@
 """The control runtime of an operator's policies: a separate pool for the modules that policies name.
 
 The policies' processes, workers and limits are separate from those of users' controllers, so users cannot use up the
-resources of policies. Most servers have no such policy, so the runtime starts when the first request needs it. This
-module does not know where the runtime's files are: the pool's creator passes a function that makes the runtime.
+resources of policies. Most servers have no such policy, so the runtime starts when the first request needs it. The
+creator of the pool passes a function that creates the runtime.
 """
 
 from __future__ import annotations

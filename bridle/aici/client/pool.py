@@ -1,9 +1,9 @@
 """The engine's `ControllerPool` for controllers in a control runtime. Masks are bits in shared memory.
 
-The main channel carries one exchange at a time. `ask` sends an exchange, callbacks run during the forward pass, and
-`collect` takes the reply, which a listener thread has decoded. Asks that arrive during an exchange are sent with the
-next one. When the runtime dies, its sequences fail with an error, and a new runtime is started in the background.
-Requests that open meanwhile wait for the new runtime.
+The main channel carries one exchange, a request and its reply, at a time. `ask` sends the request, callbacks run during
+the forward pass, and `collect` takes the reply, which a listener thread has decoded. Asks that arrive during an
+exchange are sent in the next exchange. When the runtime dies, its sequences fail with an error, and a new runtime is
+started in the background. Requests that open meanwhile wait for the new runtime.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class RuntimePool(ControllerPool):
         self.instances.abandon(request)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Send the asks, or queue them during an exchange."""
+        """Send the asks to the runtime, or queue them while an exchange is open."""
         life = self._sync()
         for ask in asks:
             self._foreseen.pop(ask.seq_id, None)
@@ -345,8 +345,8 @@ class RuntimePool(ControllerPool):
         self._sync()
 
     def _learn_patience(self) -> None:
-        """Update the average time between exchanges, which is about one forward pass. Controllers may take that
-        long."""
+        """Update the average time between a request to the runtime and the engine's need for the reply: about one
+        forward pass. Controllers may take that long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy

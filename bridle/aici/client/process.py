@@ -142,7 +142,7 @@ class RuntimeProcess:
         return tokens.vocab_size, frozenset(extensions if isinstance(extensions, list) else ())
 
     def _call(self, request: protocol.Message, data_type: type[T]) -> T:
-        """Make one exchange on the main channel, before the engine uses it."""
+        """Send a request on the main channel and return its reply, before the engine uses the channel."""
         timeout = self.config.start_timeout
         try:
             self.send(protocol.encode(request), timeout=timeout)
@@ -178,7 +178,8 @@ class RuntimeProcess:
 
     @property
     def pid(self) -> int:
-        """The runtime's process id. It is also the id of the group of all processes that the runtime started."""
+        """The runtime's process id. This number is also the id of the process group of all processes that the runtime
+        started."""
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """Appends exchanges to a file. Safe from any thread. `max_bytes` limits the file's size; exchanges beyond it are
-    only counted."""
+    """Appends exchanges to a file. Safe from any thread. `max_bytes` limits the file's size; exchanges beyond this size
+    are only counted."""
 
     def __init__(self, path: Path, header: traces.TraceHeader, max_bytes: int = traces.MAX_EXCHANGES_BYTES) -> None:
         self._path = path

@@ -2,8 +2,8 @@
 
 The answers of each sequence are compared in order. Times and step numbers are not compared, because a controller that
 was late in the trace may answer in time now, or the reverse. An answer that comes earlier than in the trace is kept
-until its turn; meanwhile the sequence is not asked. A late answer is requested again. The input is a trace that
-`recording` wrote, with one `bridle.traces.ExchangeRecord` for each exchange.
+until its turn; meanwhile the engine does not ask about the sequence. A late answer is requested again. The input is a
+trace that `recording` wrote, with one `bridle.traces.ExchangeRecord` for each exchange.
 """
 
 from __future__ import annotations

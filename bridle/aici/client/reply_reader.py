@@ -20,8 +20,8 @@ _LOOK = 0.25
 
 
 class ReplyReader:
-    """Receives the replies of one exchange. `is_open` is true from `expect` until `receive` has returned the
-    answers."""
+    """Thread that receives the replies of one exchange at a time. `is_open` is true from `expect` until `receive` has
+    returned the answers."""
 
     def __init__(self, exchange: StepExchange) -> None:
         self._exchange = exchange

@@ -24,8 +24,8 @@ _LOOK = 0.25
 
 
 class SideChannel:
-    """Makes concurrent calls over the side channel of one runtime process. It begins with `start`, and ends with the
-    process or an invalid reply. At its end it calls `on_end` with the reason, from its own thread."""
+    """Makes concurrent calls over the side channel of one runtime process. The channel begins with `start`, and ends
+    with the process or an invalid reply. Then `on_end` is called with the reason, from the channel's thread."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process

@@ -2,7 +2,7 @@
 
 A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed. So the
 thread that uses the main channel takes an instance and closes it. The supervisor closes an instance that ends before it
-is taken. All other methods may be called from any thread. This module does not know sequences.
+is taken. All other methods may be called from any thread. This module does not depend on sequences.
 """
 
 from __future__ import annotations

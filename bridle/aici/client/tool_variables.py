@@ -53,7 +53,8 @@ class ToolVariables:
         self._awaited: dict[int, tuple[Call, ...]] = {}
 
     def inform(self, ask: Ask) -> Values:
-        """Record the output that an ask introduces. Returns the variables to set before the controller is asked."""
+        """Record the new output that an ask reports, if any. Returns the variables to set before the controller is
+        asked."""
         if ask.request is not None:
             asked = ask.request
             behalf = ToolCallContext(asked.tenant, asked.client_tools, asked.id)

@@ -90,8 +90,8 @@ class BuiltinControllers:
         )
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Store and compile controllers, one after the other. This takes long for an interpreter, but little time if it
-        was done before. Raises the error of the first controller that fails."""
+        """Store and compile controllers, one after the other. Compiling takes long for an interpreter, but only the
+        first time. Raises the error of the first controller that fails."""
         for name in names:
             if self._compilers.cached(self.install(name)) is None:
                 self._prepare(name).future.result()

@@ -76,7 +76,7 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> CompiledCode:
-        """Compile a controller that comes with bridle. Its compilation does not count towards the users' limit."""
+        """Compile a controller that comes with bridle. Such a compilation does not count towards the users' limit."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: CompiledCode) -> Compiled:
@@ -92,8 +92,8 @@ class Compilers:
         self._store.forget_compiled(module, self._settings)
 
     def shipped(self, module: str, name: str) -> CompiledCode | None:
-        """Return the package's machine code of bridle's own controller `name`. None if the package has no code for this
-        machine, or if loading it failed before. Raises `ControllerUnavailable`."""
+        """Return the package's machine code of bridle's own controller `name`. Returns None if the package has no code
+        for this machine, or if loading the code failed before. Raises `ControllerUnavailable`."""
         if module in self._unreadable:
             return None
         found = standard.load_code(name, self._settings)
@@ -179,8 +179,8 @@ class Compilers:
 def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the compiler reports or ends. The time limit is `limit` milliseconds. It is extended if a busy machine
-    gave the compiler less processor time. Raises `InvalidRequest`."""
+    """Wait until the compiler reports or ends. The time limit is `limit` milliseconds. This limit is extended if a busy
+    machine gave the compiler less processor time. Raises `InvalidRequest`."""
     begin = clock()
     poll = select.poll()
     poll.register(report, select.POLLIN)

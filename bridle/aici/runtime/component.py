@@ -1,5 +1,5 @@
-"""Runs controllers that are WebAssembly components. Their functions have typed arguments instead of pointers. The rest
-of the runtime uses the same `Instance` interface for them.
+"""Runs controllers that are WebAssembly components. The functions of components have typed arguments instead of
+pointers. The rest of the runtime uses components and modules through the same interface, `Instance`.
 
 The interface is in `wit/controller.wit`. A component always has its own process, and is forked with it. So the
 weaknesses of wasmtime's Python API affect no other guest: slow conversion of long lists, and one global variable for
@@ -63,7 +63,7 @@ class LinkedComponent:
 
 
 class ComponentInstance(Instance):
-    """An `Instance` of a component. It can be copied only by forking its process."""
+    """An `Instance` of a component. A component can be copied only by forking its process."""
 
     world: World
 
@@ -93,7 +93,7 @@ class ComponentInstance(Instance):
         self.world.diverge(branch)
 
     def _check_created(self, result: Any) -> None:
-        """Check a `result<_, string>` of the component. Raises `ControllerError` if it has an error text."""
+        """Check a `result<_, string>` of the component. Raises `ControllerError` if the result is an error."""
         problem = getattr(result, "payload", result)
         if getattr(result, "tag", "err" if isinstance(result, str) else "ok") == "err":
             raise ControllerTrap(f"create: {problem}")

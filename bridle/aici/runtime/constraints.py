@@ -161,8 +161,8 @@ class _Refused:
 
 
 def _tokenizer(vocabulary: RuntimeVocabulary) -> Any:
-    """Return the vocabulary as an llguidance tokenizer. It is created once per vocabulary, because that takes a
-    moment."""
+    """Return the vocabulary as an llguidance tokenizer. The tokenizer is created once per vocabulary, because creating
+    it takes a moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)
         vocabulary.llguidance = tokens.backend

@@ -1,7 +1,7 @@
 """Handles `post_pre_process` and `mid_process` of dialect 1 in the supervisor, from the engine's message to the reply.
 
-A late controller loses only one step, as in dialect 2. If it is late in the pre phase, its sequence is suspended for
-the step. In the mid phase, the sequence gets a splice that removes the sampled token and appends nothing.
+A late controller loses only one step, as in dialect 2. In the pre phase, the sequence of a late controller is suspended
+for the step. In the mid phase, such a sequence gets a splice that removes the sampled token and appends nothing.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Dialect1Handler:
         return r.MidData1(results, len(request.ops))
 
     def _step_limit(self) -> float:
-        """Return the time limit for all callbacks of a step, in seconds. It includes the pre phase, in which guests of
-        dialect 2 decide."""
+        """Return the time limit for all callbacks of a step, in seconds. The limit includes the pre phase, in which
+        guests of dialect 2 decide."""
         return max(self._limits.max_step_time, self._limits.max_pre_step_time) / 1000
 
     def _patience(self) -> float:

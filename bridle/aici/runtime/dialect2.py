@@ -177,7 +177,8 @@ class Dialect2Handler:
         return None
 
     def _add_ahead(self, job: Job, result: SeqResult[Branches]) -> None:
-        """Add clones' answers to a guest's answer, as far as the engine supports them and there are mask rows left."""
+        """Add the clones' answers to a guest's answer. Stops at an answer that the engine does not support, or when all
+        mask rows are used."""
         if job.answer is None or result.result is None or not job.answer.ahead:
             return
         result.ahead = []

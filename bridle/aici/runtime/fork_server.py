@@ -3,8 +3,8 @@
 The fork server is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in
 memory. So a new worker starts in a few milliseconds and shares this memory. The fork server never compiles, because a
 process that has compiled must not be forked. The children of the fork server die with it, and it dies with the
-supervisor. If the fork server dies, the supervisor, which then has threads, starts another one as a new process with
-the same options.
+supervisor. If the fork server dies, the supervisor has threads and cannot fork safely. So it starts a new fork server
+as a new program with the same options.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ class Process:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds for the end of the process. Returns whether it has ended."""
+        """Wait up to `timeout` seconds for the end of the process. Returns whether the process has ended."""
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of all threads of the process so far; 0 if it has ended."""
+        """Return the processor time in seconds that all threads of the process have used; 0 if the process has
+        ended."""
         try:
             return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
         except OSError:

@@ -1,9 +1,9 @@
 """A sequence in a worker: a controller's instance and its tokens, for an engine of either dialect.
 
 Engine and guest may speak different dialects; this module handles all four combinations. For an engine of dialect 2, a
-dialect-1 guest's suspension becomes a branch that does nothing, and its forced tokens become a splice. If that guest
-forks, each fork starts with such a branch and then gets its mid callback. For an engine of dialect 1, a dialect-2 guest
-is asked in the pre phase, and the mid phase returns its answer.
+dialect-1 guest's suspension becomes a branch that does nothing, and its forced tokens become a splice. If a dialect-1
+guest forks, each fork starts with a branch that does nothing, and then gets its mid callback. For an engine of dialect
+1, a dialect-2 guest is asked in the pre phase, and the mid phase returns its answer.
 """
 
 from __future__ import annotations

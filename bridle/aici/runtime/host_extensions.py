@@ -1,5 +1,5 @@
-"""Host functions of module `bridle`, except those for constraints. They let guests look up tokens without a copy of the
-token trie, fail with a message, and ask whether they will soon be ended."""
+"""Host functions of module `bridle`, except those for constraints. These functions let guests look up tokens without a
+copy of the token trie, fail with a message, and ask whether their time is up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def fail(guest: Instance, source: int, length: int) -> None:
 
 
 def is_time_up(guest: Instance) -> int:
-    """Return whether the guest is about to be interrupted. A guest that asks gets a moment to report its position."""
+    """Return whether the guest is about to be interrupted. A guest that calls this function gets some extra time to
+    report its position."""
     return int(guest.is_time_up())
 
 

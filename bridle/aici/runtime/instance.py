@@ -45,8 +45,8 @@ class NoMemory(GuestMemory):
 
 
 class Instance:
-    """A running controller. Host functions read and write its plain attributes. Only one thread at a time uses it,
-    except for `cancel`."""
+    """A running controller. Host functions read and write its plain attributes. Only one thread at a time may use an
+    instance, except for `cancel`."""
 
     def __init__(
         self, program: LoadedModule, surroundings: GuestEnvironment, argument: bytes, variables: Variables
@@ -129,7 +129,7 @@ class Instance:
         return reason
 
     def is_time_up(self) -> bool:
-        """Return whether the guest will soon be ended. Called when the guest asks."""
+        """Return whether the guest will soon be ended. Called when the guest asks whether its time is up."""
         self._listens = True
         return self._overdue() is not None
 

@@ -1,7 +1,7 @@
 """Messages between the supervisor and its workers: msgpack arrays, over rings (steps) and sockets (all other messages).
 
 `key` identifies an instance for its whole life, independently of the engine's sequence numbers. The messages are
-internal, because both processes always have the same version.
+internal: both processes always run the same version of bridle.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class WorkerBatch(WorkerMessage, tag="Batch"):
 
 
 class ChosenBranches(WorkerMessage, tag="Chosen"):
-    """Dialect 2: the guest's branches. Their `sample_mask` is an index into the answer's `masks`. `turns` is how often
-    in a row the guest was asked while it did nothing."""
+    """Dialect 2: the guest's branches. A branch's `sample_mask` is an index into the answer's `masks`. `turns` is how
+    often in a row the guest was asked while it did nothing."""
 
     branches: list[BranchReply]
     turns: int = 1

@@ -1,6 +1,6 @@
 """Loads guests: a Wasm engine with all permitted imports is linked to compiled code from the module store.
 
-This module knows the host functions; an `Instance`, which runs the guest, does not.
+Only this module uses the host functions; the class `Instance`, which runs a guest, is independent of them.
 """
 
 from __future__ import annotations

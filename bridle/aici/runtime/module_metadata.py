@@ -1,4 +1,4 @@
-"""Metadata that the compiler finds out about a module. It is stored with the compiled code."""
+"""Metadata that the compiler finds out about a module. The metadata is stored with the compiled code."""
 
 from __future__ import annotations
 

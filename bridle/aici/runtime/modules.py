@@ -2,7 +2,7 @@
 
 Bytes are in files, everything else is in SQLite. A file is written under a temporary name, flushed, and renamed inside
 the transaction that records it. So a crash leaves a complete module or no module. Incomplete files are removed at the
-next start. Several runtimes may share a folder. This module does not compile.
+next start. Several runtimes may share a folder. This Python module does not compile Wasm modules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_USER = 200
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Compiled code on disk. `facts` has the compiler's findings about the module, as JSON."""
+    """Compiled code on disk. `facts` has the metadata that the compiler found about the module, as JSON."""
 
     path: Path
     size: int
@@ -103,7 +103,7 @@ class ModuleStore:
 
     @staticmethod
     def identify(wasm: bytes) -> str:
-        """Return the module id of these bytes. They need not be stored."""
+        """Return the module id of these bytes. The module need not be stored."""
         return hashlib.sha256(wasm).hexdigest()
 
     def has(self, module: str) -> bool:

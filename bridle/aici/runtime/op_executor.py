@@ -43,7 +43,7 @@ class SequenceSlot:
 
 
 class OperationBatch:
-    """A batch in progress: the answers so far, and whether they were already sent."""
+    """A batch in progress: the answers that are ready, and whether they were already sent."""
 
     def __init__(self, batch: m.WorkerBatch) -> None:
         self.number = batch.number

@@ -57,8 +57,8 @@ def fork_watched() -> tuple[int, int]:
 
 
 def _handle_of_an_end() -> int:
-    """Return the handle of a child process that ends at once. It represents a process that was killed before it had a
-    handle."""
+    """Return the handle of a child process that ends at once. This handle represents a process that was killed before
+    it had a handle."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

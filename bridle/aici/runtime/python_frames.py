@@ -1,7 +1,8 @@
 """Finds the line that a CPython guest was running when it was ended, by reading the guest's memory.
 
-This costs the interpreter no time. For debuggers, CPython has a table of its memory layout, which begins with known
-bytes. Only 32-bit CPython 3.14 is supported, which components use; other versions have no such lines.
+Reading the memory costs the interpreter no time. For debuggers, CPython has a table of its memory layout, which begins
+with known bytes. This module supports only 32-bit CPython 3.14, which components use. It finds nothing in other
+versions.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def line_at(table: bytes, first: int, offset: int) -> int:
 
 
 def _signed(numbers: list[int]) -> int:
-    """Decode the first number of an entry: six bits in each byte, lowest bits first. Its lowest bit is the sign."""
+    """Decode the first number of an entry: six bits in each byte, lowest bits first. The lowest bit of the number is
+    the sign."""
     value = 0
     for place, number in enumerate(numbers):
         value |= (number & 63) << 6 * place

@@ -1,7 +1,7 @@
 """Runs one step of many sequences: sends ops to workers, and collects answers until a deadline. Sequences without an
 answer by then are late.
 
-A late sequence loses only its own step; its answer is used in a later step. The deadline only
+A late sequence loses only its own step. The sequence's answer is used in a later step. The deadline only
 limits the wait for each sequence. A guest that uses too much processor time is ended by its worker. Only the main
 thread runs this code.
 """
@@ -54,8 +54,8 @@ class Steps:
         """Collect the answers of the jobs that arrive before `deadline` (monotonic seconds).
 
         `reply_by` ends the wait at that time, and the step then does not wait for earlier late sequences if it has
-        others. In this case a job counts as late once for each `limit` seconds since it was asked. A job ends with an
-        error when its guest has used `limit` seconds of processor time for each permitted late step.
+        others. With `reply_by`, a job counts as late once for each `limit` seconds since it was asked. A job ends with
+        an error when its guest has used `limit` seconds of processor time for each permitted late step.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit
@@ -187,8 +187,8 @@ class Steps:
             self.end_stuck(set(late))
 
     def end_stuck(self, workers: set[WorkerHandle] | None = None) -> None:
-        """Kill stuck workers: those that do not end a guest after its time limit, or make no progress. None checks all
-        workers."""
+        """Kill stuck workers: those that do not end a guest after its time limit, or make no progress. If `workers` is
+        None, all workers are checked."""
         allowances: dict[WorkerHandle, float] = {}
         for sequence in list(self._table.by_key.values()):
             worker = sequence.worker

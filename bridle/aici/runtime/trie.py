@@ -153,7 +153,7 @@ def _encode(shape: _Shape) -> Array:
 
 
 def _ends(depth: Array) -> Array:
-    """Return the index after each node's subtree. It is the index of the next node that is not deeper."""
+    """Return the index after each node's subtree. At that index is the next node that is not deeper."""
     ends = np.empty(len(depth), np.int64)
     for level in range(int(depth.max()) + 1):
         nodes = np.flatnonzero(depth == level)

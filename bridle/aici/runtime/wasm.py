@@ -1,6 +1,6 @@
 """A thin layer over wasmtime: engine settings, host functions, calls into guests, and their interruption.
 
-`wasm_calls` makes the calls between host and guest. This module does not know controllers.
+`wasm_calls` makes the calls between host and guest. This module does not depend on controllers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class GuestStopped(ControllerError):
 
 
 class _Running(threading.local):
-    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because exceptions cannot
-    pass through Wasm frames. Its `stop_reason()` is called every few milliseconds."""
+    """The guest that this thread runs. The guest's `failure` keeps the exception of a host function, because exceptions
+    cannot pass through Wasm frames. The guest's `stop_reason()` is called every few milliseconds."""
 
     guest: Any = None
 
@@ -101,8 +101,8 @@ def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool)
 
 
 class Ticker:
-    """The thread that advances the epoch clock of a Wasm engine. It runs only while guests run, and is stopped before a
-    fork of the process."""
+    """The thread that advances the epoch clock of a Wasm engine. The thread runs only while guests run, and is stopped
+    before a fork of the process."""
 
     def __init__(self, engine: wasmtime.Engine, on_tick: Callable[[], None]) -> None:
         self._engine = engine

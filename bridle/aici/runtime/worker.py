@@ -132,7 +132,7 @@ class Worker:
         return tasks
 
     def _flush(self, step: OperationBatch) -> None:
-        """Send the answers so far. Later answers of this step are sent one by one."""
+        """Send the answers that are ready. Later answers of this step are sent one by one."""
         with self._mutex:
             answers, step.answers = step.answers, []
             step.is_flushed, step.num_bytes = True, 0
