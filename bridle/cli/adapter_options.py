@@ -1,4 +1,4 @@
-"""Flags about LoRA adapters, for the commands that serve models."""
+"""Flags for LoRA adapters, for commands that serve models."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def list_entries(
 
 @app.command
 def clear(*names: str, kv_store: Store = "auto") -> int:
-    """Remove cached files. Running processes continue; models are then loaded, and prompts computed, as for the first
-    time.
+    """Remove cached files. Running processes continue. Afterwards, models are loaded and prompts are computed as for
+    the first time.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def clear(*names: str, kv_store: Store = "auto") -> int:
 
 @app.command
 def forget(user: str, /, *, kv_store: Store = "auto") -> int:
-    """Erase the KV blocks of a user. A running server finds none of them any more. The server may store blocks of this
+    """Erase the KV blocks of a user. A running server no longer finds these blocks. The server may store blocks of this
     user again that are still in memory, so restart it first.
 
     Parameters

@@ -111,8 +111,8 @@ def chat(
 
 @dataclass(slots=True)
 class TerminalChat:
-    """The conversation so far, and the loop that reads the user's lines. A reply that fails leaves the conversation
-    unchanged."""
+    """The turns of the conversation, and the loop that reads the user's lines. A reply that fails leaves the
+    conversation unchanged."""
 
     loaded: LoadedModel
     params: SamplingParams

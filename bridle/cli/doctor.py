@@ -64,8 +64,8 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
 
 
 def _guarded(probe: Probe) -> Iterator[Finding]:
-    """Yield the findings of a check. An exception of the check becomes a finding, so that the other checks still
-    run."""
+    """Yield the findings of a check. An exception in the check is also reported as a finding, so that the other checks
+    still run."""
     try:
         yield from probe()
     except Exception as error:

@@ -34,8 +34,8 @@ def in_our_words(words: Sequence[str]) -> list[str]:
 
 
 def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
-    """Yield bridle's flags for another server's flag. The flag's values are removed from `rest`, the following
-    words."""
+    """Yield bridle's flags for another server's flag. The flag's values are removed from `rest`, which has the words
+    after the flag."""
     _, has_value, value = word.partition("=")
     if row.here == MODEL:
         yield from [value] if has_value else _values(rest, 1)

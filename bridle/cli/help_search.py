@@ -39,8 +39,8 @@ class HelpEntry:
         return self.names[0].startswith("-")
 
     def rank(self, words: list[str]) -> int | None:
-        """Return the rank of a match of all `words`: 0 for a whole name, 1 for parts of names, 2 for the text. None if
-        a word does not match."""
+        """Return the rank of a match of all `words`: 0 for a whole name, 1 for parts of names, 2 for the text. Returns
+        None if a word does not match."""
         names = " ".join(self.names).lower()
         known = f"{names} {names.replace('-', ' ')} {self.variable.lower()} {self.text.lower()} {self.heading.lower()}"
         if not all(word in known for word in words):

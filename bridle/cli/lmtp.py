@@ -110,7 +110,8 @@ def _interrupts(session: Interactive, main: asyncio.Task[Any] | None) -> Any:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Yield the lines of standard input. A daemon thread reads them, so that it never delays the end of the program."""
+    """Yield the lines of standard input. A daemon thread reads the lines, so that waiting for input never delays the
+    end of the program."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
     taken = threading.Semaphore(16)

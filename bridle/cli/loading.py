@@ -1,4 +1,4 @@
-"""Loads a model with a progress bar. The bar goes to stderr, so that stdout has only results."""
+"""Loads a model with a progress bar. The progress bar is printed on stderr, so that stdout has only results."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class TerminalTextStream:
 
     @property
     def summary(self) -> str:
-        """Return a line with token counts, time to the first token, speed and accepted draft tokens, and the limit that
+        """Return a line with token counts, time to the first token, speed, accepted draft tokens, and the limit that
         ended the output, if any."""
         story, usage = self.story, self.output.usage
         parts = [f"{usage.prompt_tokens} tokens in"]

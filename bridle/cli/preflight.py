@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
-    """Check that models are on this machine or on the hub; None instead of a name is skipped. `revision` belongs to the
-    first model. Raises `InvalidRequest` and `UnsupportedModel`."""
+    """Check that models are on this machine or on the hub. Entries that have no name (None) are skipped. `revision`
+    belongs to the first model. Raises `InvalidRequest` and `UnsupportedModel`."""
     from bridle.model.hub_lookup import check_available
 
     for number, name in enumerate(names):

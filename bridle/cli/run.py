@@ -158,8 +158,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Return whether flags or the environment set the JSON log format. The words are only searched for the flag,
-    because the error to report may be a parsing error."""
+    """Return whether flags or the environment set the JSON log format. The words are searched for the flag instead of
+    parsed, because the error to report may be a parsing error."""
     given = os.environ.get("BRIDLE_LOG_FORMAT")
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word.partition("=")[0] in ("--log-format", "--log_format"):

@@ -132,7 +132,7 @@ def _served(
     settings: HttpSettings,
     tools: ToolExecutor | None,
 ) -> Iterator[FastAPI]:
-    """Yield the server's ASGI application with a loaded model. It is called without a socket."""
+    """Yield the server's ASGI application with a loaded model. The application is called without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
     from bridle.serving import ModelRegistry

@@ -40,7 +40,8 @@ class RunReport:
         self._began = self.clock()
 
     def note(self, moment: str) -> None:
-        """Record the current time under the name `moment`. Only the first call for each name counts."""
+        """Record the current time under the name `moment`, such as `first_token`. Only the first call for each name
+        counts."""
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:

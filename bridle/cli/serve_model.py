@@ -1,4 +1,5 @@
-"""`bridle serve-model`: serves a model over LMTP. It has the options of LMQL's `serve-model` that bridle can support.
+"""`bridle serve-model`: serves a model over LMTP. This command has the options of LMQL's `serve-model` that bridle can
+support.
 
 The command is `bridle serve` with other options, so the server also has the HTTP routes. With `--transport stdio`,
 it serves a parent process over standard input and output instead.

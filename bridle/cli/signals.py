@@ -1,4 +1,4 @@
-"""Handles Ctrl-C in a bridle process: at any moment, it prints one line and ends with exit code 130.
+"""Handles Ctrl-C in a bridle process: at any time, Ctrl-C prints one line and ends the process with exit code 130.
 
 While modules are imported and models are loaded, Ctrl-C ends the process at once. A Python exception would not be safe
 then: C++ code may mistake it for another error, and loading threads cannot be stopped. No cleanup is needed, because

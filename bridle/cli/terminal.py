@@ -1,4 +1,4 @@
-"""Prints messages of the command line. It removes control characters from the text of servers and models, so that the
+"""Prints messages of the command line. Control characters are removed from the text of servers and models, so that the
 text cannot control the terminal."""
 
 from __future__ import annotations
