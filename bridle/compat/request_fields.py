@@ -1,6 +1,6 @@
 """Fields of requests in other systems, and their equivalents in bridle.
 
-If a route has its own field of the same name, that field has precedence over these rows.
+If a route has its own field of the same name, that field has precedence over this table.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ _FIELDS: tuple[CompatField, ...] = (
 
 
 def _shared() -> list[CompatField]:
-    """Return rows for fields that a system shares, in name and meaning, with another system that has a row."""
+    """Return table rows for fields that a system shares, in name and meaning, with another system that has a row."""
     first = {row.name: row for row in (*VENDORS[::-1], *NEWER[::-1], *_FIELDS[::-1])}
     return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
 
@@ -249,8 +249,8 @@ FIELDS: tuple[CompatField, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
 
 
 def _by_name() -> dict[str, CompatField]:
-    """Return the row for each field name. If systems have different rows for a name, a row with an equivalent in bridle
-    has precedence."""
+    """Return a table row for each field name. If systems have different rows for a name, a row with an equivalent in
+    bridle has precedence."""
     found: dict[str, CompatField] = {}
     for row in FIELDS:
         known = found.get(row.name)

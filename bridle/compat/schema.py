@@ -88,14 +88,14 @@ class LibrarySymbol:
 
 
 def same(systems: str, names: str, **examples: Any) -> list[CompatField]:
-    """Return rows of fields that have the same name in bridle. `names` is a text with all names, separated by
+    """Return table rows of fields that have the same name in bridle. `names` is a text with all names, separated by
     spaces."""
     return [CompatField(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
 def optional(systems: str, name: str, example: Any, off: tuple[Any, ...], where: str = "") -> CompatField:
-    """Return the row of a field that only some of bridle's routes have, under the same name. Other routes accept only
-    values without effect. `where` names the routes that have the field."""
+    """Return the table row of a field that only some of bridle's routes have, under the same name. Other routes accept
+    only values without effect. `where` names the routes that have the field."""
     return CompatField(systems_of(systems), name, name, where, example=example, off=off)
 
 
@@ -107,18 +107,18 @@ def named(
     convert: Callable[[Any], Any] | None = None,
     off: tuple[Any, ...] = (),
 ) -> CompatField:
-    """Return the row of a field that has another name in bridle. Routes without the field accept only values without
-    effect."""
+    """Return the table row of a field that has another name in bridle. Routes without the field accept only values
+    without effect."""
     return CompatField(systems_of(systems), name, here, example=example, off=off, convert=convert)
 
 
 def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> CompatField:
-    """Return the row of a field that bridle refuses, because it would change the output."""
+    """Return the table row of a field that bridle refuses, because it would change the output."""
     return CompatField(systems_of(systems), name, why=why, example=example, off=off)
 
 
 def neutral(systems: str, name: str, why: str, example: Any = True) -> CompatField:
-    """Return the row of a field that bridle ignores, because it cannot change the output."""
+    """Return the table row of a field that bridle ignores, because it cannot change the output."""
     return CompatField(systems_of(systems), name, why=why, example=example, is_neutral=True)
 
 

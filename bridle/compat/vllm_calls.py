@@ -1,6 +1,6 @@
 """Names of vLLM's Python API other than request fields, with their equivalents in bridle. The names are methods of
 vLLM's `LLM`, keywords of these methods, and settings that vLLM's server does not have as flags. The class `bridle.LLM`
-uses these rows in errors about unknown names."""
+uses this table in errors about unknown names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables of other servers' flags, each with the corresponding flag of `bridle serve`.
 
-Three names give access to the rows. `spellings` returns a flag's alternative names. `TAKEN` has the flags that bridle
-replaces by its own flags. `rows_of` returns the rows of a flag name. The page docs/coming-from.md shows the rows as
+Three names give access to the rows of the tables. `spellings` returns a flag's alternative names. `TAKEN` has the flags
+that bridle replaces by its own flags. `rows_of` returns the rows of a flag name. The page docs/coming-from.md shows the
 tables.
 """
 
@@ -26,14 +26,14 @@ def spellings(flag: str) -> list[str]:
 
 
 def row_of(system: System, name: str) -> Flag | None:
-    """Return the row of a system's flag: the flag's own row, else the row with the longest matching prefix, else
+    """Return the table row of a system's flag: the flag's own row, else the row with the longest matching prefix, else
     None."""
     found = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems and row.covers(name)]
     return max(found, key=lambda row: (not row.is_family, len(row.name)), default=None)
 
 
 def rows_of(name: str) -> list[Flag]:
-    """Return the rows of a flag name, one for each meaning in other systems."""
+    """Return the table rows of a flag name, one for each meaning in other systems."""
     rows = (*FLAGS, *(row for row in SERVE_MODEL if not row.here))
     exact = [row for row in rows if row.name == name]
     return exact or [row for row in rows if row.is_family and row.covers(name)]

@@ -39,30 +39,30 @@ class Flag:
         return self.name.endswith(FAMILY)
 
     def covers(self, name: str) -> bool:
-        """Return whether the row applies to the flag `name`."""
+        """Return whether this table row applies to the flag `name`."""
         return name == self.name or (self.is_family and name.startswith(self.name.removesuffix(FAMILY)))
 
 
 def same(systems: str, names: str, but: str = "") -> list[Flag]:
-    """Return rows of flags that have the same name and meaning in bridle. `but` says how their values differ."""
+    """Return table rows of flags that have the same name and meaning in bridle. `but` says how their values differ."""
     return [Flag(systems_of(systems), name, name, but) for name in names.split()]
 
 
 def taken(systems: str, names: str, here: str, but: str = "", *, further: str = "") -> list[Flag]:
-    """Return rows of flags that `bridle serve` replaces by its own flag `here`."""
+    """Return table rows of flags that `bridle serve` replaces by its own flag `here`."""
     return [Flag(systems_of(systems), name, here, but, further) for name in names.split()]
 
 
 def spelt(systems: str, names: str, here: str) -> list[Flag]:
-    """Return rows of names that every command accepts in place of its flag `here`."""
+    """Return table rows of names that every command accepts in place of its flag `here`."""
     return [Flag(systems_of(systems), name, here, is_shown=True) for name in names.split()]
 
 
 def refused(systems: str, names: str, why: str) -> list[Flag]:
-    """Return rows of refused flags. `why` names the alternative, or says why no flag is needed."""
+    """Return table rows of refused flags. `why` names the alternative, or says why no flag is needed."""
     return [Flag(systems_of(systems), name, why=why) for name in names.split()]
 
 
 def refusals(systems: str, reasons: Mapping[str, str]) -> list[Flag]:
-    """Return rows of refused flags. `reasons` maps a text with several names to the reason for these flags."""
+    """Return table rows of refused flags. `reasons` maps a text with several names to the reason for these flags."""
     return [flag for names, why in reasons.items() for flag in refused(systems, names, why)]
