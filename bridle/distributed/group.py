@@ -1,10 +1,10 @@
 """Several processes, the ranks, that compute one model together. Rank 0 gets step plans from the router and passes them
 on to the other ranks.
 
-The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
-may be idle. Within a forward pass the ranks use collective operations, which have a time limit. Each rank sends
-heartbeats from its own thread. If one rank ends or sends no heartbeats, all ranks end, and the parent of rank 0
-restarts the group.
+All other ranks are child processes of rank 0. Plans are sent to these ranks through pipes, which have no time limit,
+because a group may be idle. Within a forward pass the ranks use collective operations, which have a time limit. Each
+rank sends heartbeats from its own thread. If one rank ends or sends no heartbeats, all ranks end, and the parent of
+rank 0 restarts the group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Members:
     """The child processes of rank 0: ranks 1 and up.
 
     `on_loss(reason)` is called when a rank has ended or hangs, from the thread that watches this rank. Several threads
-    may call it at the same time.
+    may call `on_loss` at the same time.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], on_loss: Callable[[str], None] = end_group) -> None:

@@ -1,8 +1,8 @@
 """Encodes images in a group of ranks. Each rank has the whole vision encoder, and encodes the images that rank 0 passes
 on.
 
-Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0's plans name only images that rank
-0 has encoded. So an error in another rank means that the ranks differ.
+All ranks except rank 0 encode in parallel to steps, in the order of rank 0's requests. Rank 0's plans name only images
+that rank 0 has encoded. So an error in another rank means that the ranks differ.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Handle the request if it is about images. Returns whether it is. Raises an error if this rank cannot encode
-        an image that rank 0 could encode."""
+        """Handle the request if it is about images. Returns whether the request is about images. Raises an error if
+        this rank cannot encode an image that rank 0 could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":
                 self._take(request.medium_part)

@@ -25,7 +25,8 @@ class RankAdapterLoader:
         self._last: dict[str, Future[None]] = {}  # the last request for each adapter
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Begin to load or unload an adapter if the request is about adapters. Returns whether it is."""
+        """Begin to load or unload an adapter if the request is about adapters. Returns whether the request is about
+        adapters."""
         match request.WhichOneof("kind"):
             case "load_adapter":
                 name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)

@@ -35,8 +35,8 @@ def run_shard(
     """Serve `executor` until SIGTERM or SIGINT. Returns the exit status.
 
     A second signal ends the process at once, because a step may hang. This function must be called from the main
-    thread. `on_listening` is called with the address once routers can connect. Before that, the largest possible step
-    is run, unless `warm` is False.
+    thread. `on_listening` is called with the address once routers can connect. If `warm` is true, the largest possible
+    step is run before.
     """
     ended = threading.Event()
     losses: list[ShardUnavailable] = []

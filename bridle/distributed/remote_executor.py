@@ -43,8 +43,8 @@ class ShardExecutor:
     """Implements `Executor`, `SupportsReconnect` and `Embedder` over a shard at `address`.
 
     The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` returns True.
-    `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end its process. It is
-    called again, with None as the pid, whenever no shard was found for another `start_timeout` seconds.
+    `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end its process. `on_loss`
+    is called again, with None as the pid, whenever no shard was found for another `start_timeout` seconds.
     `on_proven(pid)` is called when a shard has computed its first step.
     """
 
@@ -103,7 +103,7 @@ class ShardExecutor:
 
     @property
     def is_up(self) -> bool:
-        """Return whether a shard is connected, as far as known. Safe from any thread."""
+        """Return whether a shard seems to be connected. Safe from any thread."""
         link = self.link
         return link is not None and not link.is_lost
 
@@ -150,7 +150,7 @@ class ShardExecutor:
 
     def _ask(self, link: ShardLink, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
         """Send a request and wait for its reply, which must be of this `kind`. Replies to earlier steps are dropped,
-        because nothing waits for them any more."""
+        because the engine no longer waits for such replies."""
         link.expect(step, self._pace.limit(self._plan[1]))
         link.send(request)
         while True:

@@ -125,8 +125,8 @@ class Form:
 
 
 def _kinds() -> list[type[Event]]:
-    """Return the kinds of events. (A dataclass with slots creates a second class of the same name. The first class
-    remains among the subclasses until it is garbage-collected.)"""
+    """Return the classes of events. A dataclass with slots creates a second class of the same name. The first class
+    remains among the subclasses until it is garbage-collected, and is left out."""
     return [kind for kind in Event.__subclasses__() if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
 
 

@@ -105,7 +105,8 @@ class ReplicaCalls(Generic[Replica]):
         made.call.when_done(tell)
 
     def _keep(self, request_id: str, made: _Made, size: int) -> None:
-        """Count the stored answers of a request. If they exceed the limit, the request's answers are dropped."""
+        """Count the stored answers of a request. If the answers exceed the limit, all answers of the request are
+        dropped."""
         book = self.books.get(request_id)
         if book is None or made.size is not None:
             return

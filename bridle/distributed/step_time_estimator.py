@@ -1,7 +1,7 @@
 """Estimates how long steps take, and gives each step a time limit.
 
-A shard that sends heartbeats can still be stuck in a step. The time limit of a step is estimated from earlier steps. It
-has a wide margin, because too tight a limit would kill a healthy shard.
+A shard that sends heartbeats can still be stuck in a step. The time limit of a step is estimated from earlier steps.
+The limit has a wide margin, because too tight a limit would kill a healthy shard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Passes W3C trace context between processes, in the metadata of a call.
 
 OpenTelemetry's API fills in the metadata if the application has configured tracing; otherwise nothing is sent. A stream
-between a router and a shard has a span at both ends. The shard's span is a child of the router's span. Both last as
-long as the connection, which carries the steps of all requests.
+between a router and a shard has a span at both ends. The shard's span is a child of the router's span. Both spans last
+as long as the connection, which carries the steps of all requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_CHARS = 512
 
 
 class StreamSpan:
-    """The span of one end of a stream. It begins when this object is created. Without tracing, this class does
+    """The span of one end of a stream. The span begins when this object is created. Without tracing, this class does
     nothing."""
 
     def __init__(
@@ -40,7 +40,8 @@ class StreamSpan:
         return outgoing_context(trace.set_span_in_context(self._span))
 
     def end(self, failure: str = "", **attributes: str | int) -> None:
-        """End the span; `failure` is the reason if the stream failed. Only the first call has an effect."""
+        """End the span; `failure` is the reason if the stream failed. Only the first call of this method has an
+        effect."""
         if not self._is_open:
             return
         self._is_open = False

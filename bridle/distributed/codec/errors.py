@@ -1,6 +1,6 @@
 """Encodes errors for other processes as kind, message and field. The engine gets the same error that the shard raised.
 
-The kind tells two cases apart that the engine treats differently: a request made a step fail, or a device is lost.
+The kind distinguishes two cases that the engine treats differently: a request made a step fail, or a device is lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encodes sampling parameters for shards: each object is sent once, and then referenced by the number of a slot.
 
 The sender assigns the slots. A new object takes the least recently used slot, and replaces the receiver's object there.
-Only fields that choose a token are sent; a shard does not decide when an output is complete. Each field of
-`SamplingParams` says whether it is sent; a test sends each of them.
+Only fields that choose a token are sent; a shard does not decide when an output is complete. The metadata of each field
+of `SamplingParams` says whether the field is sent; a test sends all of these fields.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_SLOTS = 1 << 16
 class SamplingNames:
     """The sender's slots: gives each `SamplingParams` object a slot, and collects objects that the receiver lacks.
 
-    Objects are compared by identity. This is fast, and correct because the objects are immutable and this class keeps
-    them alive.
+    Objects are compared by identity. Comparing identities is fast. It is also correct, because the objects are
+    immutable and this class keeps them alive.
     """
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:

@@ -1,5 +1,5 @@
-"""Encodes and decodes step results. Log-probabilities are sent only for batch rows that requested them, without
-loss."""
+"""Encodes and decodes step results. Log-probabilities are sent only for batch rows that requested them, with full
+precision."""
 
 from __future__ import annotations
 
