@@ -1,4 +1,4 @@
-"""The HTTP server: the APIs, health checks, metrics and a page for browsers. It uses `bridle.serving`.
+"""The HTTP server: the APIs, health checks, metrics and a page for browsers. The server uses `bridle.serving`.
 
 Public names are imported on first use. So a shard, which needs only the logging part, starts faster.
 """

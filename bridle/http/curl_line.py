@@ -11,7 +11,8 @@ from bridle.serving import ModelRegistry
 
 
 def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
-    """Return a curl command. If `needs_key`, it has a placeholder for a key, and does not name the default model."""
+    """Return a curl command. If `needs_key`, the command has a placeholder for a key, and does not name the default
+    model."""
     names = registry.names or registry.loadable_names
     name = names[0] if names else "demo"
     body: dict[str, Any] = {} if needs_key else {"model": name}

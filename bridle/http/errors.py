@@ -116,8 +116,8 @@ def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> 
 
 
 def internal_error(request_id: str) -> InternalError:
-    """Return the error that a client gets if the server has a bug. It hides the cause, and names the request id in the
-    log."""
+    """Return the error that a client gets if the server has a bug. The error hides the cause, and names the request id
+    in the log."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 

@@ -1,10 +1,10 @@
 """Reads the fields of a request body: the route's own fields, and fields of other systems that have an equivalent in
 bridle.
 
-A field of another system is converted to bridle's field. It is refused if bridle has no equivalent and the field would
-change the output; `bridle.compat` has the table. A misspelled field is refused. Other unknown fields are ignored,
-because clients send fields that only some servers know. If the server or the request is strict, unknown fields are
-refused.
+A field of another system is converted to bridle's field. A field is refused if bridle has no equivalent and the field
+would change the output; `bridle.compat` has the tables. A misspelled field is refused. Other unknown fields are
+ignored, because clients send fields that only some servers know. If the server or the request is strict, unknown fields
+are refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ControllerFields(Fields):
 
 
 class InnerFields(Fields):
-    """Base class of objects inside request bodies. Fields of other systems are not converted there."""
+    """Base class of objects inside request bodies. In such objects, fields of other systems are not converted."""
 
     has_text: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Settings of the HTTP server, as plain validated values. The command line and tests set them."""
+"""Settings of the HTTP server, as plain validated values. The command line and tests create these values."""
 
 from __future__ import annotations
 

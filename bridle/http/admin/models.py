@@ -92,7 +92,7 @@ async def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 async def _chat_format(model: LoadedModel | None) -> dict[str, Any] | None:
-    """Return a model's formats of tool calls and reasoning. None if the model has no chat template, or if the
+    """Return a model's formats of tool calls and reasoning. Returns None if the model has no chat template, or if the
     configured format does not fit the template."""
     if model is None or model.pooling is not None:
         return None

@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, Any]:
-    """Return the JSON body of an error. Its fields `param` and `code` follow the message."""
+    """Return the JSON body of an error. The error's fields `param` and `code` follow the message."""
     status = status or status_of(error)[0]
     inner = error_body(error)["error"]
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -81,7 +81,7 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
 
 
 def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle) -> None:
-    """Remove the blocks of `system` that the operator excludes from prompts. Their number is logged."""
+    """Remove the blocks of `system` that the operator excludes from prompts. The number of removed blocks is logged."""
     body.system, num_dropped = kept_blocks(body.system, http_state(request).settings.drop_system_blocks)
     serving.story.dropped_blocks = num_dropped
 

@@ -139,7 +139,7 @@ class BlockWriter:
 
 
 def _text(text: str) -> dict[str, Any]:
-    """Return a text block. It has no field `citations`, because the AI SDK does not accept null there."""
+    """Return a text block. The block has no field `citations`, because the AI SDK does not accept null there."""
     return {"type": "text", "text": text}
 
 

@@ -160,7 +160,7 @@ class CallCollector:
 
 
 def _call(number: int, call_id: str, name: str, arguments: str) -> Row:
-    """Return a tool call in Ollama's format. Its arguments are empty if the output ended inside them."""
+    """Return a tool call in Ollama's format. The arguments are empty if the output ended inside them."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

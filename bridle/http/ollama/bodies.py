@@ -43,7 +43,7 @@ class OllamaRoute(ApiRoute):
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
-    """Read and validate the body of a request. Its `options` are merged into the fields."""
+    """Read and validate the body of a request. The body's `options` are merged into the fields."""
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if not is_json and not may_connect(request.headers.raw, http_state(request).settings.cors_origins):
         raise RefusedBody(403, Unauthorized("a page of another origin must send its body as application/json"))

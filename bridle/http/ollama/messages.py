@@ -22,7 +22,8 @@ def to_messages(messages: Iterable[Mapping[str, Any]]) -> list[Row]:
     message.
 
     Ollama's tool calls have no ids, or ids that clients do not send back. So a result belongs to the first call of its
-    `tool_name` without a result. If there is none, it belongs to the first call of any tool without a result.
+    `tool_name` without a result. If there is no such call, the result belongs to the first call of any tool without a
+    result.
     """
     found: list[Row] = []
     open_calls: list[tuple[str, str]] = []

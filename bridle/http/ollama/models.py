@@ -130,7 +130,7 @@ def _shown(http: HttpState, slot: Slot, name: str) -> Row:
 
 
 def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> Row:
-    """Return the licence and the hub id of a model, if known. They are looked up in bridle's list of models, in the
+    """Return the licence and the hub id of a model, if known. Both are looked up in bridle's list of models, in the
     file's metadata and in the model's name."""
     told = {} if found is None else found.metadata
     licence = licence or next((str(told[key]) for key in _LICENCES if told.get(key)), None)

@@ -149,8 +149,8 @@ class _Answer:
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _live(self, part: SubRequest, writer: SseWriter) -> LiveText | None:
-        """Return an encoder for the tokens of a sub-request with one choice; None if each chunk needs further
-        fields."""
+        """Return an encoder for the tokens of a sub-request with one choice. Returns None if chunks need more fields
+        than the text."""
         index = self._numbers.of(part, 0)
         reader = self._readers.get(index)
         if reader is None or not part.is_plain:
@@ -164,7 +164,7 @@ class _Answer:
         return sse_event(self._chunk(index, {"content": text}))
 
     def _events(self, part: SubRequest, tokens: list[TokenEvent]) -> bytes:
-        """Encode tokens as events. Their text may contain reasoning and tool calls."""
+        """Encode tokens as events. The text of the tokens may contain reasoning and tool calls."""
         return b"".join(map(sse_event, self._chunks(part, Delta(0, text_of(tokens)), None)))
 
     def _choice(
@@ -251,8 +251,8 @@ class _Answer:
     def _logprobs(
         self, tokens: Sequence[int], entries: list[Any] | None, part: SubRequest | None = None
     ) -> dict[str, Any] | None:
-        """Return the log-probabilities of tokens. If `part` is given, include those of the options of a `choice`
-        constraint."""
+        """Return the log-probabilities of tokens. If `part` is given, the log-probabilities of a `choice` constraint's
+        options are included."""
         if entries is None or not self.body.logprobs:
             return None
         shape = chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continues a text. With `echo` and `logprobs`, it also returns log-probabilities of the
+"""`POST /v1/completions`: continues a text. With `echo` and `logprobs`, the response also has log-probabilities of the
 prompt's tokens."""
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Return the log-probabilities of a prompt in vLLM's format: an object for each token. Its keys are the token's id
-    and the ids of the `num_top` most probable tokens. The first entry is null, because no token precedes the first
-    token."""
+    """Return the log-probabilities of a prompt in vLLM's format: an object for each token. The keys of the object are
+    the token's id and the ids of the `num_top` most probable tokens. The first entry is null, because no token precedes
+    the first token."""
     return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
 
 

@@ -1,8 +1,8 @@
 """Derives fields of request bodies from `SamplingParams`, so that all routes get every new sampling parameter.
 
-A body may declare a field itself, which replaces the derived field. `logit_bias` is an object from token ids
-(as digits) to numbers, with up to `MAX_LOGIT_BIAS` entries. It may also be llama.cpp's list of pairs: a token id or a
-text, and a number, or false to ban the token.
+A body may declare a field itself, which replaces the derived field. `logit_bias` is an object from token ids (as
+digits) to numbers, with up to `MAX_LOGIT_BIAS` entries. `logit_bias` may also be llama.cpp's list of pairs: a token id
+or a text, and a number, or false to ban the token.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 `/rerank` with `texts` (the format of text-embeddings-inference).
 
 A cross-encoder, which is a classifier with one label, reads both texts together and scores the pair. With other models,
-a score is the cosine of the two texts' embeddings, as `/v1/embeddings` returns them. This is also vLLM's rule for
+a score is the cosine of the two texts' embeddings, as `/v1/embeddings` returns them. vLLM has the same rule for
 embedding models. A text that occurs several times in a request is computed once.
 """
 

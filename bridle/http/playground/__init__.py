@@ -1,8 +1,8 @@
 """The playground: the page at `/` and its files. `make web` builds the files from `web/`. The package contains the
 built files, so that the server needs neither Node nor network.
 
-The page is the same for every user and does not name models. It requests the list of models, with an API key if the
-server needs one.
+The page is the same for every user and does not name models. The page requests the list of models, with an API key if
+the server needs one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class File:
 
 @cache
 def file(name: str) -> File:
-    """Return a file of the page. It is read and compressed only once."""
+    """Return a file of the page. Each file is read and compressed only once."""
     plain = files("bridle.http.playground").joinpath("files", name).read_bytes()
     return File(plain, gzip.compress(plain, mtime=0), f'"{hashlib.sha256(plain).hexdigest()[:32]}"')
 

@@ -30,7 +30,8 @@ def tune_process(max_connections: int) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files. On most systems it is 1,024, and the hard limit is far higher."""
+    """Raise the soft limit of open files. On most systems the soft limit is 1,024, and the hard limit is much
+    higher."""
     try:
         import resource
     except ImportError:  # the system is not a Unix

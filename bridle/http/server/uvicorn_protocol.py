@@ -7,8 +7,8 @@ maximum number, all requests except health checks are refused as on an overloade
 affected.
 
 A request that is refused early never becomes a task of the application. If its body is small, the body is read and
-dropped, so that the connection can be used again. Otherwise the connection is closed. Before that, the bytes in transit
-are read, because closing with unread bytes would drop the response. After a refusal, the connection is not read until
+dropped, so that the connection can be used again. Otherwise the connection is closed. The server first reads the bytes
+in transit, because closing with unread bytes would drop the response. After a refusal, the connection is not read until
 the scheduler gives its user the next turn.
 """
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class WebSocketFrontend(Protocol):
-    """An ASGI application for the WebSockets at `paths`. It gets every WebSocket at these paths; the HTTP routes handle
-    all other requests."""
+    """An ASGI application for the WebSockets at `paths`. This application gets every WebSocket at these paths; the HTTP
+    routes handle all other requests."""
 
     @property
     def paths(self) -> Sequence[str]:

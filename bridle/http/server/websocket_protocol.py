@@ -4,7 +4,7 @@ connection.
 A frame can be six bytes long, so one read can return tens of thousands of frames. Without a limit, all of these frames
 would be handled before another connection is handled. Here a few frames are handled at a time. Further frames wait as
 bytes until the application has processed the earlier frames, and until the scheduler gives the user a turn. Meanwhile
-the connection is not read, so that its memory is bounded. This applies from the first byte on, before the user is
+the connection is not read, so that its memory is bounded. This rule applies from the first byte on, before the user is
 known.
 
 Pings, unsolicited pongs and empty parts of messages count as useless frames. If a client sends too many of them, the

@@ -25,8 +25,8 @@ class Orders(msgspec.Struct, array_like=True):
 
     The file descriptors of the `opened` connections come with the frame. Each part of `parts` is written to the
     connection at the same index of `targets`. The writer sends the queued data of `ended` connections and then shuts
-    down their sending side. It closes `closed` connections after their queued data, and `dropped` connections at once.
-    `ping` requests a report.
+    down their sending side. The writer closes `closed` connections after their queued data, and `dropped` connections
+    at once. `ping` requests a report.
     """
 
     opened: list[int] = []

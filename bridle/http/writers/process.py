@@ -1,7 +1,7 @@
 """A writer process, which writes streams to clients: `python -m bridle.http.writers.process PARENT`.
 
-Its standard input is a socket, over which the server sends connections and data for the clients. The server reads from
-clients and handles requests; this process only writes. The process ends when the server ends.
+The standard input of the process is a socket, over which the server sends connections and data for the clients. The
+server reads from clients and handles requests; this process only writes. The process ends when the server ends.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Writer:
                 client.sock.shutdown(socket.SHUT_WR)
 
     def _forget(self, client: _Client, told: list[int] | None = None) -> None:
-        """Close this process's descriptor of the connection, and add the connection to the list `told`. The server has
-        another descriptor."""
+        """Close this process's descriptor of the connection, and add the connection to `told`, a list for the next
+        report. The server has another descriptor."""
         if told is not None:
             told.append(client.number)
             self._has_news = True

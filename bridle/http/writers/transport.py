@@ -42,7 +42,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         return 0
 
     def close(self) -> None:
-        """Close the connection once all data is written. Meanwhile, nothing is read."""
+        """Close the connection once all data is written. The transport reads nothing more."""
         if not self.is_closing():
             with contextlib.suppress(RuntimeError):  # the connection is already being closed
                 self._plain.pause_reading()
