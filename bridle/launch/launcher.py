@@ -2,7 +2,7 @@
 
     executor = launch_shard(ModelConfig("demo"))
 
-The returned executor manages the process. Its user need not know about the process.
+The returned executor manages the process. The user of the executor need not know about the process.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def load_replicated(
     control: ControlSettings | None = None,
     tools: ToolExecutor | None = None,
 ) -> LoadedModel:
-    """Load a model with `count` engines. Each engine has its own `shards` processes, if any. If `control` asks for it,
-    each engine has its own runtime for Wasm controllers. All engines share a store of controllers and the `tools` of
+    """Load a model with `count` engines. Each engine has its own `shards` processes, if any. If `control` turns on Wasm
+    controllers, each engine has its own control runtime. All engines share a store of controllers and the `tools` of
     this process, which the caller must close. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.backends import check_backend
     from bridle.model import resolve_model
@@ -179,7 +179,7 @@ def _start(
     config: ReplicaConfig, count: int, path: Path, report: Report, tools: ToolExecutor
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
     """Start the replicas, and the store of their controllers. If a replica does not start, or if the start is
-    cancelled, all of them are closed again."""
+    cancelled, all replicas are closed again."""
     control = config.control
     with ExitStack() as undo:
         report(f"starting {count} replicas", 0.0)

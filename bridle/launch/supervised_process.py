@@ -1,7 +1,7 @@
 """A child process that is restarted when it ends: at once, then after longer pauses if it ends again and again.
 
 A thread starts the process and waits for its end, until the child is closed. If there is a standby process, it replaces
-the ended process. This module does not know the task of the process. The caller calls `prove` when the process has
+the ended process. This module works for processes with any task. The caller calls `prove` when the process has
 completed some work.
 """
 
@@ -27,8 +27,8 @@ _TERM_SECONDS = 5.0
 
 
 class SupervisedProcess:
-    """A child process that is started with a command line. If it ends before `keep` is called, it is not restarted, and
-    `has_failed` is true. After `keep`, the process is restarted whenever it ends, until `close`.
+    """A child process that is started with a command line. If the process ends before `keep` is called, it is not
+    restarted, and `has_failed` is true. After `keep`, the process is restarted whenever it ends, until `close`.
 
     If `stands_by`, the program must begin with `wait_for_activation`; after `prove`, a standby process is kept ready.
     """
@@ -81,8 +81,8 @@ class SupervisedProcess:
             self.spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
-        """Kill the process, even if it is stopped. It is then restarted. If `pid` is given, kill the process only if it
-        has this id."""
+        """Kill the process, even if it is stopped. The process is then restarted. If `pid` is given, kill the process
+        only if it has this id."""
         with self.changed:
             process = self._process
             if process is not None and pid in (None, process.pid):
@@ -130,8 +130,8 @@ class SupervisedProcess:
         return process
 
     def _launch(self) -> Process:
-        """Start a process. It gets its own session, so that Ctrl-C in a terminal reaches only the parent, which then
-        ends its children."""
+        """Start a process. The process gets its own session, so that Ctrl-C in a terminal reaches only the parent,
+        which then ends its children."""
         stdin = subprocess.DEVNULL if self.spare is None else subprocess.PIPE
         environment = child_environment() | self.environment
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603

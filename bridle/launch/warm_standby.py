@@ -2,7 +2,7 @@
 
 A standby process replaces a process that was lost, so that the replacement only has to load its model. While it waits,
 it needs only the memory of its imports. After a loss, waiting requests need the processor, so the next standby process
-starts later. This module does not know the task of the process.
+starts later. This module works for processes with any task.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""LoRA adapters on a Ray cluster. They are set when the application is deployed. Every front knows all adapters;
-engines load them on demand.
+"""LoRA adapters on a Ray cluster. The adapters are set when the application is deployed. Every front knows all
+adapters; engines load them on demand.
 
 An engine loads an adapter for the first request that names it. The router prefers engines that have the adapter, so few
 engines load it. Adapters cannot be added later, because engines that start later would not know them.

@@ -13,7 +13,7 @@ BUSY_SHARE = "busy_share"
 
 
 class QueuedTokens:
-    """An autoscaling policy of Ray Serve. Its targets per engine are `target_tokens` queued tokens, and the share
+    """An autoscaling policy of Ray Serve. The targets per engine are `target_tokens` queued tokens, and the share
     `target_busy` of the maximum number of running requests."""
 
     def __init__(self, target_tokens: float, target_busy: float) -> None:

@@ -1,5 +1,5 @@
-"""The operator's files of tools and policies on a Ray cluster. They are checked when the application is deployed, and
-read by each front.
+"""The operator's files of tools and policies on a Ray cluster. These files are checked when the application is
+deployed, and read by each front.
 
 Engines get only the list of tools from these files.
 """

@@ -1,4 +1,4 @@
-"""The fields of a Ray Serve configuration file for a model. They are validated before any process is started."""
+"""The fields of a Ray Serve configuration file for a model. The fields are validated before any process is started."""
 
 from __future__ import annotations
 
