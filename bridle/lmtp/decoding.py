@@ -20,8 +20,8 @@ _MAX_KIND_CHARS = 80
 
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
-    """Decode one message. `loads` is the JSON parser. It may raise `ValueError`, or `InvalidRequest` for JSON that is
-    too large."""
+    """Decode one message. `loads` is the JSON parser. The parser may raise `ValueError`, or `InvalidRequest` for JSON
+    that is too large."""
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
     if kind not in _KINDS and (not text or not kind.isidentifier()):

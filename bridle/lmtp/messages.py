@@ -108,8 +108,8 @@ class Score:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """Request for the description of a model. `{"lmtp": {"version": 1}}` in `data` says that the client knows the
-    extensions. From then on, the connection gets `EVENT` messages. It also gets errors at once, which would otherwise
-    be delayed for LMQL."""
+    extensions. From then on, the connection gets `EVENT` messages. Errors are also sent at once; for other clients some
+    errors are delayed because of LMQL."""
 
     stream_id: StreamId
     model: str

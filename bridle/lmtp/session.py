@@ -3,7 +3,7 @@ no I/O.
 
 A session knows which streams are open, and which answers each stream may still get. The caller passes every message to
 `receive`, which returns the actions to execute. The caller passes every answer to `put`, which rejects answers of ended
-streams. So each stream ends exactly once, even if its work is cancelled, fails or is late.
+streams. So each stream ends exactly once, even if the stream's task is cancelled, fails or is late.
 """
 
 from __future__ import annotations

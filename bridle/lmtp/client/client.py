@@ -34,8 +34,8 @@ _DEFAULT_PATIENCE = RetryPolicy()
 
 
 class Client:
-    """An LMTP client for the tasks of one event loop. It connects on first use, and reconnects after the connection is
-    lost.
+    """An LMTP client for the tasks of one event loop. The client connects on first use, and reconnects after the
+    connection is lost.
 
     `server` is an address or a transport, and `model` the default model of requests. At most `max_streams` streams are
     open at once, and further streams wait. When `max_unread` tokens wait for readers and no reader waits for a token,
@@ -153,7 +153,7 @@ class Client:
 
     async def model_info(self, model: str | None = None) -> Any:
         """Return the server's description of a model. While the model is loading, ask again for up to
-        `patience.first_token` seconds. Then return the server's answer "<unavailable>"."""
+        `patience.first_token` seconds. If the model is still not loaded, return the server's answer "<unavailable>"."""
         request = m.ModelInfo(stream_id=0, model=model or self.model)
         info: Any = m.UNAVAILABLE
         num_asked = 0

@@ -1,5 +1,5 @@
-"""A connection that reconnects by itself. It is opened on first use, and opened again if it is lost while streams are
-open.
+"""A connection that reconnects by itself. The connection is opened on first use, and opened again if it is lost while
+streams are open.
 
 `ClientProtocol` chooses the messages to send and interprets received messages. This module has the asyncio tasks, time
 limits and backpressure.

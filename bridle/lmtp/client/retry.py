@@ -33,6 +33,6 @@ class RetryPolicy:
             )
 
     def pause(self, num_failures: int) -> float:
-        """Return the seconds to wait after this many failures in a row."""
+        """Return the seconds to wait after `num_failures` failures in a row."""
         longest = min(self.max_backoff, self.backoff * 2.0 ** min(num_failures - 1, 30))
         return longest * random.uniform(0.5, 1.0)

@@ -104,8 +104,8 @@ class StreamProgress:
         return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
 
     def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """Return the messages that continue the stream on another connection. If that is impossible, fail the stream
-        and return no messages."""
+        """Return the messages that continue the stream on another connection. If the stream cannot be continued, fail
+        it and return no messages."""
         if self._key is not None and can_resume and not self.has_failed:
             self._is_resuming = True
             return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
@@ -199,7 +199,7 @@ class StreamProgress:
                 self.finish_reason = answer.finish_reason
 
     def _add_only(self, answer: Token) -> None:
-        """Add a token of a stream without branches. Its `position` becomes its index among the tokens."""
+        """Add a token of a stream without branches. The token's `position` becomes its index among the tokens."""
         if answer.token is not None:
             self.tokens.append(answer.token)
         if len(self.tokens) >= self.limit and answer.finish_reason is None:

@@ -1,7 +1,7 @@
 """Transports of a client. A transport carries whole messages, in order, in both directions.
 
 A `Transport` can connect more than once, because a client reconnects. A `ClientChannel` is one connection; it raises
-`ConnectionLost` when the connection is lost for any reason. This module does not know the meaning of messages.
+`ConnectionLost` when the connection is lost for any reason. This module does not interpret messages.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _REFUSED = (401, 403)
 
 
 def endpoint_url(endpoint: str) -> str:
-    """Convert an endpoint to a WebSocket URL. It may be `HOST:PORT`, or a ws, wss, http or https URL with path, query
-    and `user:secret@`.
+    """Convert an endpoint to a WebSocket URL. An endpoint is `HOST:PORT`, or a ws, wss, http or https URL with path,
+    query and `user:secret@`.
 
     Raises `InvalidRequest` for any other text.
     """

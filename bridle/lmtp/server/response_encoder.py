@@ -5,7 +5,7 @@ of an output usually arrives together with the finish reason. So a token is usua
 of events. In two cases it is held until the next token. First, a controller can stop without a token. Second, LMQL
 ignores an error after the fourth token, unless the error is the first answer.
 
-This module knows only engine events; it does not know connections.
+This module depends only on engine events, not on connections.
 """
 
 from __future__ import annotations

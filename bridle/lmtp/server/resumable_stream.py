@@ -81,7 +81,7 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the stream has ended or has no connection. Then only a returning client needs it."""
+        """Return whether the stream has ended or has no connection. Only a returning client needs such a stream."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
@@ -173,7 +173,8 @@ class ReplayBuffer:
             self._size -= relay.forget()
 
     def note_idle(self, relay: ResumableStream) -> None:
-        """Record that the stream has no connection. It is kept for a limited time, so that its client can return."""
+        """Record that the stream has no connection. The stream is kept for a limited time, so that its client can
+        return."""
         if self._relays.get(relay.key) is not relay:
             return
         self.note_busy(relay)
@@ -189,7 +190,7 @@ class ReplayBuffer:
             relay.timer = None
 
     def drop(self, relay: ResumableStream) -> None:
-        """Remove a stream. If it still runs and has no connection, its task is stopped."""
+        """Remove a stream. The task of a stream that still runs without a connection is stopped."""
         if self._relays.get(relay.key) is relay:
             del self._relays[relay.key]
         self.note_busy(relay)

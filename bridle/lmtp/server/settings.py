@@ -15,8 +15,8 @@ class LmtpSettings:
     open streams. It has at most `max_buffers` buffers, with at most `max_buffer_tokens` tokens in total. `load_timeout`
     limits how long a request waits for its model. A stream with a key continues for `resume_time` after its connection
     is lost, and can be resumed for the same time after its end. At most `max_detached` such streams may be without a
-    connection. Together they store at most `max_replay_size` tokens and alternatives. `allowed_origins` are web origins
-    whose pages may connect; `*` allows any.
+    connection. Together these streams store at most `max_replay_size` tokens and alternatives. `allowed_origins` are
+    web origins whose pages may connect; `*` allows any.
     """
 
     path: str = "/lmtp"
