@@ -1,9 +1,9 @@
-"""A second sandbox around untrusted work. The operating system enforces it, even if the first sandbox (such as Wasm or
-the template sandbox) is broken.
+"""A second sandbox around untrusted work. The operating system enforces this sandbox, even if the first sandbox (such
+as Wasm) is broken.
 
-A process calls `enter` before it works for a client. After that, it can only read permitted files; it cannot write or
-create files. It cannot use the network, start programs, or signal and inspect other processes. The restrictions cannot
-be undone. Importing this package loads only the standard library.
+A process calls `enter` before it works for a client. After that, the process can only read permitted files; it cannot
+write or create files. A restricted process cannot use the network, start programs, or signal and inspect other
+processes. The restrictions cannot be undone. Importing this package loads only the standard library.
 
 The environment variable `BRIDLE_SANDBOX` sets the mode: `strict` (all mechanisms, or the process does not start),
 `best` (the mechanisms that the kernel has) or `off`.
@@ -117,7 +117,7 @@ def preload() -> None:
 
 def leave_namespaces() -> bool:
     """Move this process, and all that it starts, to a network without interfaces. Returns whether the kernel permits
-    that; in many containers it does not. The process must not have threads."""
+    this; in many containers the kernel forbids it. The process must not have threads."""
     if mode() == "off" or sys.platform != "linux":
         return False
     from bridle.os_sandbox import kernel
