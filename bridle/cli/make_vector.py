@@ -34,7 +34,8 @@ def make_vector(
         File of pairs in JSON lines, each an object with `positive` and `negative`: a text, or a list of messages.
     out
         GGUF file to write.
-    method Direction of a layer, from the hidden states of the prompts' last tokens: `mean` difference of the pairs, or
+    method
+        Direction of a layer, from the hidden states of the prompts' last tokens: `mean` difference of the pairs, or
         `pca`, the first principal component of the differences.
     """
     check_models(name, revision=model.revision)
