@@ -33,8 +33,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class MaskLayout:
-    """The layout of a mask region in dialect 2. `row_bytes` is the distance between rows in bytes; `row_elements` is
-    the row length in tokens."""
+    """The layout of a mask region in dialect 2. `row_bytes` is the number of bytes from one row to the next;
+    `row_elements` is the row length in tokens."""
 
     dtype: str
     vocab_size: int

@@ -346,7 +346,7 @@ class RuntimePool(ControllerPool):
 
     def _learn_patience(self) -> None:
         """Update the average time between a request to the runtime and the engine's need for the reply: about one
-        forward pass. Controllers may take that long."""
+        forward pass. Controllers may use this time."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy

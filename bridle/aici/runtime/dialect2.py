@@ -159,8 +159,8 @@ class Dialect2Handler:
         return SeqResult(result=Branches([BranchReply(splices=[SpliceReply()], wait=True)]), logs=text)
 
     def _check(self, sequence: RuntimeSequence, branches: list[BranchReply]) -> str | None:
-        """Check branches against the engine's capabilities and the request's limits. Returns why they are not allowed,
-        or None."""
+        """Check branches against the engine's capabilities and the request's limits. Returns why the branches are not
+        allowed, or None."""
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"

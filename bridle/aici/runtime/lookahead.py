@@ -55,7 +55,8 @@ class Refusing:
 
 
 class Lookahead:
-    """The clones of one sequence. The thread that runs the sequence's callbacks uses it between two callbacks."""
+    """The clones of one sequence. The thread that runs the sequence's callbacks uses the clones between two
+    callbacks."""
 
     def __init__(self) -> None:
         self.told: list[_Told] = []

@@ -229,7 +229,8 @@ class Worker:
             raise
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
-        """Run the first callbacks of an instance. As in any callback, the sequence can be dropped while they run."""
+        """Run the first callbacks of an instance. As in any callback, the sequence can be dropped while the first
+        callbacks run."""
         seat = SequenceSlot(GuestSequence(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
