@@ -125,7 +125,7 @@ class ReplicaCalls(Generic[Replica]):
             made.call.cancel()
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """Prepare a request to begin again on another replica. Returns an error if that would repeat calls whose
+        """Prepare a request to begin again on another replica. Returns an error if the request would repeat calls whose
         answers were dropped."""
         book = self.books.get(request_id)
         if book is None:

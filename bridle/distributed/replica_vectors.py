@@ -91,7 +91,7 @@ class RouterVectors:
         self._names: set[str] = set()
 
     def handle(self, message: VectorMessage) -> None:
-        """Handle the router's message. May load torch, which takes seconds."""
+        """Handle the router's message. This call may load torch, which takes seconds."""
         if self._store is None:
             return
         try:

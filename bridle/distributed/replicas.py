@@ -84,7 +84,7 @@ class ReplicaSet:
     # -- for clients, any thread -----------------------------------------------------------------------------
 
     def start(self, num_needed: int, timeout: float, is_starting: Callable[[], bool] = lambda: True) -> ReplicaSet:
-        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if they do not connect in time."""
+        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if the replicas do not connect in time."""
         for link in self._links:
             link.start()
         remaining = timeout

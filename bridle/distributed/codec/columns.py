@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[T, ...]]:
-    """Split `values` into one part per batch row; `counts` are the parts' lengths. Raises `ProtocolError` if their sum
-    is not the number of values."""
+    """Split `values` into one part per batch row; `counts` are the parts' lengths. Raises `ProtocolError` if the sum of
+    `counts` is not the number of values."""
     flat = tuple(values)
     if sum(counts) != len(flat):
         raise ProtocolError(f"{what}: the rows have {sum(counts)} entries in all, but {len(flat)} came")
