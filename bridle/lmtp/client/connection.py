@@ -108,8 +108,8 @@ class ClientConnection:
         return self._runner
 
     async def post(self, item: StreamProgress | PendingCall) -> None:
-        """Send the messages that begin a stream or call. Without a connection, they are sent when the client has
-        connected."""
+        """Send the messages that begin a stream or call. Without a connection, these messages are sent when the client
+        has connected."""
         self._start()
         await self._send(self._link, self._exchange.add(item))
 

@@ -80,11 +80,11 @@ class TokenStream:
         return taken
 
     async def read(self) -> list[Token]:
-        """Wait for the end. Returns all tokens that were not read before."""
+        """Wait for the end of the stream. Returns all tokens that were not read before."""
         return [token async for token in self]
 
     async def text(self) -> str:
-        """Wait for the end. Returns the text of all tokens that were not read before."""
+        """Wait for the end of the stream. Returns the text of all tokens that were not read before."""
         return "".join([token.text or "" async for token in self])
 
     async def cancel(self) -> None:

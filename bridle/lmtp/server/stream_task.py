@@ -161,7 +161,7 @@ class StreamTask:
         self._say(what, **({"model": self.request.model} if adapter is None else {"adapter": adapter}))
 
     def _say(self, event: str, **data: Any) -> None:
-        """Send a notice to the client, if it knows the extensions."""
+        """Send a notice to the client, if the client knows the extensions."""
         if self.is_extended:
             self._tell_event(event, **data)
 
