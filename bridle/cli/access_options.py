@@ -20,7 +20,7 @@ _ACCESS = Group("Access", sort_key=6)
 @Parameter(name="*", group=_ACCESS)
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """Access to the server."""
+    """Flags for access to the server."""
 
     keys: Path | None = None
     "File of API keys, as `bridle keys` writes it. Every route except health checks then needs a key."

@@ -81,11 +81,11 @@ def bench(
 ) -> int:
     """Measure a part of bridle on this machine.
 
-    Without a NAME, the benchmarks are listed. `engine`: generated tokens per second next to transformers'
-    `generate` and its continuous batching, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts,
-    control and adapters on a GPU. `control`: the cost of steering. `load`: the time that a server takes to
-    start. `real`: real models next to llama.cpp's programs. `serve`: the HTTP server under load, next to the
-    offline engine. `overhead`: Python time of a step outside the model. A checkout of bridle has more.
+    Without a NAME, the benchmarks are listed. `engine`: generated tokens per second next to transformers' `generate`
+    and its continuous batching, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts, control and
+    adapters on a GPU. `control`: the cost of steering. `load`: the time that a server takes to start. `real`: real
+    models next to llama.cpp's programs. `serve`: the HTTP server under load, next to the offline engine. `overhead`:
+    Python time of a step outside the model. A source checkout of bridle has more benchmarks.
 
     Parameters
     ----------

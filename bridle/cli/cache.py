@@ -23,7 +23,7 @@ app = App(name="cache", help="List and clear the cached files of models and prom
 def list_entries(
     *, kv_store: Store = "auto", as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> int:
-    """List the cached files: kind, size, last use, file. KV blocks are one line for each model. The last line has the
+    """List the cached files: kind, size, last use, file. All KV blocks of a model are one line. The last line has the
     total, and the limit.
 
     Parameters
