@@ -35,8 +35,8 @@ def make_vector(
     out
         GGUF file to write.
     method
-        Direction of a layer, from the hidden states of the last tokens: `mean` difference of the pairs, or `pca`, the
-        first principal component of the differences.
+        Direction of a layer, from the hidden states of the last tokens: `mean` difference of the pairs, or `pca`, first
+        principal component of the differences.
     """
     check_models(name, revision=model.revision)
     rows = _read_lines(pairs)
