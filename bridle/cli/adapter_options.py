@@ -37,10 +37,10 @@ class AdapterOptions:
     allow_adapter: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id of an adapter (ID or ID@REVISION) that clients may load by name. Repeatable."
     max_step_adapters: Count = None
-    "Maximum number of different adapters in one step; others wait. Default: 64."
+    "Maximum number of different adapters in one step. Requests for further adapters wait. Default: 64."
     adapter_memory: Bytes = None
-    """Memory for adapters in use, such as `2GiB`. The KV cache leaves it free, and `--max-model-memory` includes it.
-    Default: 1GiB, or an eighth of the free memory if that is less."""
+    """Memory for adapters in use, such as `2GiB`. The KV cache leaves this memory free, and `--max-model-memory`
+    includes it. Default: 1GiB, or an eighth of the free memory if that is less."""
     adapter_host_memory: Bytes = None
     """Host memory for loaded adapters. On a CPU it also reduces the KV cache. Default: 4GiB, or an eighth of the free
     memory if that is less."""

@@ -42,11 +42,13 @@ class Command(NamedTuple):
     group: Group
     name: str
     place: str
-    "The function or group of commands, as `module:name` below `bridle.cli`. Default of the name: the command's."
+    """The function or group of commands, as `module:name` below `bridle.cli`. Without `:name`, the function has the
+    command's name."""
     rest: str | None
     "Arguments in the usage line. None for a group, whose own help lists its commands."
     summary: str
-    "The first line of the function's docstring. It is repeated here so that the overview needs no other module."
+    """The first line of the function's docstring. It is repeated here so that the overview imports no module of a
+    command."""
 
     @property
     def target(self) -> str:

@@ -20,15 +20,15 @@ class BenchOptions:
     quick: Annotated[bool, Parameter(negative="")] = False
     "Measure for seconds instead of minutes, with fewer tokens and rounds. Ratios are then rough."
     model_size: Annotated[tuple[Literal["20m", "0.5b", "1.5b"], ...], Parameter(negative="")] = ()
-    """Model size for `engine`, `cpu`, `lmtp` and `steps`. Repeatable. Default: 20m and 0.5b; 0.5b for `lmtp`; 0.5b and
-    1.5b for `cpu`; 20m for `steps` and with --quick."""
+    """Model size for `engine`, `cpu`, `lmtp` and `steps`. Repeatable. Default: 20m for `steps` and with --quick, 0.5b
+    for `lmtp`, 0.5b and 1.5b for `cpu`, 20m and 0.5b for `engine`."""
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = ()
     "Number of concurrent sequences or streams. Repeatable. Default: depends on the benchmark."
     threads: int | None = None
     "Number of CPU threads. Default: the number of physical cores."
     lmql: Path | None = None
-    """Folder of a virtual environment with LMQL, for `lmtp`. If it is missing, it is created (minutes, 1 GB). Default:
-    in the user's cache folder."""
+    """For `lmtp`: folder of a virtual environment with LMQL. A missing one is created, which takes minutes and 1 GB.
+    Default: in the user's cache folder."""
     report: Path | None = None
     """File to write: for `simulation` a Markdown page to update, with plots next to it; for `cpu` an SVG or PNG plot.
     Needs `pip install 'bridle-llm[bench]'`."""
@@ -37,10 +37,11 @@ class BenchOptions:
     `control`, `lora`. Parts of `cpu`: such as `0.5b decode 8-bit 16x128` (sequences x context),
     `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`. Repeatable."""
     folder: Path | None = None
-    """Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so
-    that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."""
+    """Folder to keep results in. For `cpu`, it also keeps models, and the next run skips parts with results in it. For
+    `gpu`, results are appended to a file. Default: keep nothing."""
     load_model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "For `load` and `real`: GGUF file or folder to start a server with. For `hybrid`: folder or shape. Repeatable."
+    """For `load` and `real`: GGUF file or folder to start a server with. For `hybrid`: folder, or name of a model
+    shape. Repeatable."""
     llama_server: Path | None = None
     "For `load` and `real`: path of llama.cpp's `llama-server`, to measure it too."
     llama_bench: Path | None = None
@@ -50,7 +51,7 @@ class BenchOptions:
     minutes: float | None = None
     "For `soak`: minutes of traffic. Default: 10; half a minute with --quick."
     front_ends: int = 1
-    "For `frontend`: number of processes that write streams, like `--front-ends` of `bridle serve`."
+    "For `frontend`: number of processes that write streams to clients, like `--front-ends` of `bridle serve`."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 

@@ -39,7 +39,7 @@ class SamplingFlagGroup:
     """Flags for sampling parameters. These parameters apply to tokens that the controller does not choose."""
 
     max_tokens: MaxTokens = None
-    "Maximum number of tokens of each output. Default: what the context holds."
+    "Maximum number of tokens of each output. Default: as many as fit into the context."
     temperature: float | None = None
     "Sampling temperature; 0 always takes the most likely token. Default: 0."
     adapter: str | None = None
@@ -54,11 +54,11 @@ class ReportOptions:
     """Flags for the output of a run: log level, printed lines and saved files."""
 
     save: Annotated[Path | None, Parameter(name="--save")] = None
-    "File to write everything about the run to, as with `--json`."
+    "File to write the JSON of `--json` to."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print request, answer, texts, logs, variables, counts and times as JSON, instead of the text."
     log_level: Annotated[str, Parameter(name=["--log-level", "-l"])] = "1"
-    "Amount of output: 1 for the text, 3 also for logs, counts and times, 5 also for all that the server sends."
+    "Amount of output: 1 prints the text, 3 adds logs, counts and times, 5 adds each message of the server."
 
     @property
     def level(self) -> int:

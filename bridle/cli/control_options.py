@@ -48,8 +48,8 @@ class ControlOptions:
     grows to at most 1 GiB."""
 
     sandbox: Literal["strict", "best", "off"] | None = None
-    """Walls of the operating system around controllers, and around grammars and chat templates of clients: `strict`
-    refuses to start where one is missing, `best` uses what the kernel has. Default: best."""
+    """Operating-system sandbox for controllers, and for grammars and chat templates of clients. `strict` refuses to
+    start if Landlock or seccomp is missing; `best` uses what the kernel has. Default: best."""
 
     def to_settings(self) -> ControlSettings:
         """Return the control settings. The sandbox that these flags choose applies to the whole process."""

@@ -34,7 +34,7 @@ class AskOptions:
     chat: Annotated[bool, Parameter(negative="")] = False
     "Send the prompt as a user message, in the model's chat template."
     image: Files = ()
-    """Image for the prompt. With --chat it comes before the text; otherwise the prompt must contain the model's
+    """Image for the prompt. With --chat it comes before the text; otherwise the prompt must contain the model's image
     placeholder. Repeatable."""
     audio: Files = ()
     "Sound file for the prompt, placed like an image. Repeatable."

@@ -35,26 +35,28 @@ class LimitOptions:
     max_choices: Annotated[int, Parameter(converter=count)] = 256
     "Maximum number of choices in one request, over all its prompts."
     default_max_tokens: Count = None
-    """Maximum number of output tokens of requests that set no limit. Default: the API's, the checkpoint's, or what the
-    context holds."""
+    """Maximum number of output tokens of requests that set no limit. Default: the limit of the API or the checkpoint,
+    else as many as fit into the context."""
     max_connections: Annotated[int, Parameter(converter=count)] = 4096
-    "Maximum number of open connections, including WebSockets. Further ones get status 429."
+    "Maximum number of open connections, including WebSockets. Further connections get status 429."
     receive_timeout: float = 30.0
-    "Seconds in which a request's headers, and then its body, must arrive."
+    "Seconds in which a request's headers must arrive. Its body has the same time after them."
     send_timeout: float = 30.0
-    "Seconds after which a client that does not read is disconnected."
+    "Seconds after which the server disconnects a client that does not read its answer."
     ping_interval: Annotated[float, Parameter(name=spellings("--ping-interval"))] = 15.0
     "Seconds between keep-alive events of a stream that has nothing to send."
     watchdog_timeout: float = 300.0
-    "Seconds that a step of an engine may take. Then its requests fail, and the engine is restarted. 0: no limit."
+    """Maximum seconds of one step of an engine. A longer step ends the engine's requests and restarts the engine. 0: no
+    limit."""
     max_engine_restarts: int = 5
-    "Number of restarts in a row of an engine that fails or hangs. Then a server without another model ends."
+    """Maximum number of restarts in a row of an engine that fails or hangs. After them, a server with no other model
+    stops."""
     strict_fields: Annotated[bool, Parameter(negative="")] = False
     "Reject requests with unknown fields, even harmless ones."
 
     drop_system_block: Annotated[tuple[str, ...], Parameter(negative="")] = DROPPED
-    """Remove `system` blocks of /v1/messages that start with this text. They differ per session and would prevent
-    prefix caching. `none` keeps all. Repeatable."""
+    """Remove `system` blocks of /v1/messages that start with this text. Such blocks differ per session and prevent
+    prefix caching. `none` keeps all blocks. Repeatable."""
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """Return the settings of a server with these limits."""

@@ -56,19 +56,19 @@ class ModelOptions:
     device: str = "auto"
     "Device to use: `cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
     quantization: Quantization = "none"
-    """Compress weights while loading, on a CPU: `int8`, or GGUF's `q8_0` and `q4_0`. `auto` takes the fastest one that
-    keeps 95 % of the most likely tokens of a sample text."""
+    """Type to which a CPU compresses weights while loading: `int8`, or GGUF's `q8_0` or `q4_0`. `auto` takes the
+    fastest type that keeps the most likely token at 95 % of the positions of a sample text."""
     kv_cache_dtype: KVCacheDType = "auto"
     """Type of the KV cache on a CPU: `bfloat16` needs half as much memory as float32, `int8` about a quarter. `auto` is
-    `--dtype`."""
+    the type of `--dtype`."""
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
     "Implementation of LoRA: `fused` kernels on a GPU, or `torch`."
     enforce_eager: bool = False
     "Disable CUDA graphs, which take some seconds and memory to capture."
     max_model_len: Count = None
-    "Maximum length of a sequence, prompt and output together, such as `32k`. Default: the checkpoint's."
+    "Maximum length of a sequence, prompt and output together, such as `32k`. Default: the checkpoint's limit."
     kv_memory: Bytes = None
-    "Memory for the KV cache, such as `2GiB`. Default: what the model can use, if the machine has it."
+    "Memory for the KV cache, such as `2GiB`. Default: as much as the model can use and the machine has."
     block_size: Count = None
     "Number of tokens in one block of the KV cache."
     num_threads: Count = None
@@ -76,27 +76,27 @@ class ModelOptions:
     generation_config: Literal["auto", "none"] = "auto"
     "Sampling defaults for requests: `auto` reads the checkpoint's generation_config.json, `none` ignores it."
     image_hosts: Annotated[tuple[str, ...], Parameter(name=spellings("--allow-image-host"), negative="")] = ()
-    """Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are not
-    public. Repeatable. Default: none."""
+    """Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if the host's addresses
+    are not public. Repeatable. Default: none."""
     control_vectors: Annotated[tuple[str, ...], Parameter(name="--load-control-vector", negative="")] = ()
-    "Control vector that requests may scale, as [MODEL:]NAME=FILE: a GGUF or safetensors file. Repeatable."
+    "Control vector that requests may scale: [MODEL:]NAME=FILE with a GGUF or safetensors file. Repeatable."
     tool_format: str = "auto"
     "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
     reasoning_format: str = "auto"
     "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
     tool_prompt: Literal["describe", "refuse"] = "describe"
-    """Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request.
-    Requests may set the field `tool_prompt`."""
+    """Handling of tools that the chat template leaves out: `describe` them in the system message, or `refuse` the
+    request. The request field `tool_prompt` overrides it."""
     thinking_budget_message: str = ""
-    """Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set the
-    field of that name. Default: none."""
+    """Last sentence of the reasoning if a request's `thinking_budget` runs out. The request field
+    `thinking_budget_message` overrides it. Default: none."""
     max_repeated_calls: int = 0
-    """Number of equal tool calls in a row, with equal results, after which the model must answer without tools: a small
-    model may repeat one for ever. Default: 0, which is no limit."""
+    """Number of equal tool calls in a row, with equal results, after which the model must answer without tools. It ends
+    the endless loops of small models. Default: 0, no limit."""
     bare_calls: bool = True
-    "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
+    "If an answer begins with the JSON of a tool call, treat it as a call even without the format's markup."
     parse_special_text: Annotated[bool, Parameter(negative="")] = False
-    "Turn special tokens that are spelled in messages into these tokens. By default they stay text."
+    "Tokenize the text of a special token in a message, such as `<eos>`, as that token. By default it stays plain text."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         from bridle.chat.tool_parsers.presets import check_names
@@ -117,7 +117,7 @@ class TraceModelOptions(ModelOptions):
     """Options for the model, or only its vocabulary, on which traces are replayed."""
 
     tokenizer: str | None = None
-    """Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's
+    """Model whose tokenizer made the traces: folder, hub id or `demo`. With --model, it replaces that model's
     tokenizer. Default: demo."""
 
 
@@ -133,51 +133,53 @@ class EngineOptions:
     max_batch_total_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."
     max_num_batched_tokens: Count = None
-    "Maximum number of tokens in one step. Default: `--max-batch-prefill-tokens` and one for each sequence."
+    "Maximum number of tokens in one step. Default: `--max-batch-prefill-tokens` plus one for each sequence."
     waiting_served_ratio: float | None = None
-    """Hold queued prompts back until there are this many for each running sequence. Default: 0; 0.3 without chunked
+    """Hold queued prompts back until this many are queued for each running sequence. Default: 0; 0.3 without chunked
     prefill; 1.2 if only `--max-waiting-tokens` is set."""
     max_waiting_tokens: Count = None
     "Maximum number of steps for which queued prompts are held back. Default: 20."
     chunked_prefill: bool = True
-    """Compute long prompts in chunks together with the tokens of other requests. Without it, other requests pause
-    during a prompt."""
+    """Compute long prompts in chunks, in the same steps as the tokens of other requests. Otherwise, other requests
+    pause while a prompt is computed."""
     max_input_tokens: Count = None
-    "Maximum length of a prompt. Default: the context length."
+    "Maximum length of a prompt in tokens. Default: the context length."
     max_total_tokens: Count = None
-    "Maximum length of prompt and output. Unlike `--max-model-len`, startup fails if the KV cache cannot hold it."
+    """Maximum length of prompt and output together, in tokens. Unlike with `--max-model-len`, startup fails if the KV
+    cache cannot hold this length."""
     max_waiting: Annotated[int, Parameter(converter=count)] = 4096
-    "Maximum number of waiting requests. Further ones are rejected."
+    "Maximum number of waiting requests. Further requests are rejected."
     priority_seconds: float = 10.0
-    "Seconds of waiting that equal one step of priority."
+    "Seconds of waiting that improve a request's priority by one step."
     speculate: Drafts = None
     """Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft model,
     else `off`."""
     allow_probes: bool = False
-    "Let controllers read hidden states along control vectors (the field `probes`)."
+    "Let controllers read how far hidden states point along control vectors (the request field `probes`)."
     prefix_caching: bool = True
-    "Reuse the KV of finished prompts for requests with the same beginning."
+    "Reuse the KV cache of finished prompts for prompts with the same beginning."
     park_memory: Bytes = None
     "Maximum KV memory that conversations keep during tool calls; `0` for none. Default: a quarter of the KV cache."
     park_seconds: float = PARK_SECONDS
     "Seconds for which a conversation's KV is kept during a tool call."
     max_retained: Annotated[int, Parameter(converter=count)] = 64
-    "Maximum number of prompts that a user retains: caches, and breakpoints of `cache_control`."
+    """Maximum number of prompts that a user keeps in the KV cache, with prompt caches and breakpoints of
+    `cache_control`."""
     max_retained_tokens: Count = None
-    "Maximum number of tokens in them. Default: half of `--park-memory`."
+    "Maximum number of tokens in a user's kept prompts (`--max-retained`). Default: half of `--park-memory`."
     kv_store: str | None = None
-    """Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` for
-    one in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."""
+    """Folder for KV blocks that leave memory, so that prompts are not computed again, even after a restart. DIR, `auto`
+    for a folder in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."""
     kv_store_bytes: Bytes = None
     "Maximum size of the folder of `--kv-store`. Default: 8 GiB, or a tenth of the free disk if that is less."
     kv_store_key: str | None = None
     "File with a key of 64 hexadecimal digits that encrypts the folder of `--kv-store`."
     kv_store_format: Literal["exact", "int8"] = "exact"
-    "Format of stored KV: `exact`, or `int8` for less room and approximate KV."
+    "Format of stored KV blocks: `exact`, or `int8`, which is approximate and smaller."
     kv_host_bytes: Annotated[int, Parameter(converter=byte_size)] = 0
-    "Host memory for KV that leaves a GPU, such as `32GiB`; `0` for none."
+    "Host memory for KV blocks that leave the GPU's memory, such as `32GiB`; `0` for none."
     unnamed_ids: bool = False
-    "Allow token ids that the tokenizer does not have. They produce no text."
+    "Let the model sample token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True
     """Run the largest step while loading, and size the KV cache by the memory that is left. Otherwise, the size is
     estimated."""
@@ -196,9 +198,9 @@ class CapacityOptions:
     kv_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."
     step_tokens: Count = None
-    "Maximum number of prompt tokens in one step: the server's `--max-batch-prefill-tokens`."
+    "Maximum number of prompt tokens in one step: the value of the server's `--max-batch-prefill-tokens`."
     step_seqs: Count = None
-    "Maximum number of sequences in one step: the server's `--max-num-seqs`."
+    "Maximum number of sequences in one step: the value of the server's `--max-num-seqs`."
     warm_up: bool = True
     "Run the largest step while loading, so that missing memory is noticed at once. Otherwise, memory is estimated."
     reserved_memory: Bytes = None
@@ -227,15 +229,15 @@ class SamplingOptions(_Derived):
     max_tokens: Count = 256
     "Maximum number of output tokens."
     temperature: float | None = None
-    "Sampling temperature; 0 always takes the most likely token. Default: the checkpoint's, or 0.7."
+    "Sampling temperature; 0 always takes the most likely token. Default: the checkpoint's value, or 0.7."
     top_p: float | None = None
-    "Sample from the most likely tokens whose probabilities add up to this. Default: the checkpoint's, or 1."
+    "Sample from the most likely tokens whose probabilities add up to this. Default: the checkpoint's value, or 1."
     top_k: int | None = None
-    "Sample from this many most likely tokens; 0 for all. Default: the checkpoint's, or 0."
+    "Sample from this number of most likely tokens; 0 for all. Default: the checkpoint's value, or 0."
     min_p: float | None = None
-    "Exclude tokens less likely than this fraction of the most likely one. Default: the checkpoint's, or 0."
+    "Exclude tokens whose probability is below this fraction of the highest one. Default: the checkpoint's value, or 0."
     repetition_penalty: float | None = None
-    "Penalty for repeated tokens; values above 1 discourage them. Default: the checkpoint's, or 1."
+    "Penalty for repeated tokens; values above 1 discourage them. Default: the checkpoint's value, or 1."
     seed: int | None = None
     "Random seed; the same seed gives the same output."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()

@@ -41,7 +41,7 @@ class ShardOptions:
     """Options for running the model in processes other than the server."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
-    "Run each model in its own process. If it ends, it is restarted and its requests continue."
+    "Run each model in its own process. If the process ends, it is restarted and its requests continue."
     shards: int = 0
     "Number of processes that compute a model together (tensor parallelism). 1 is the same as `--isolate-model`."
     spare: bool = True
@@ -49,7 +49,7 @@ class ShardOptions:
     replicas: int = 1
     "Number of engines for each model, each in its own process with its own weights."
     front_ends: int = 1
-    "Number of processes that write streams to clients, the server included. Not with TLS."
+    "Number of processes that write streams to clients, including the server's own process. Not supported with TLS."
     shard: str | None = None
     "Address of a running `bridle shard` that computes the model: `host:port` or `unix:/path`."
     shard_ca: Path | None = None
@@ -153,17 +153,17 @@ class ServerOptions:
     max_requests: Annotated[int, Parameter(name=spellings("--max-requests"), converter=count)] = 512
     "Maximum number of requests in flight, queued or running. Further requests get status 429."
     request_timeout: float | None = None
-    "Maximum number of seconds for one generation. Default: no limit."
+    "Maximum seconds that one generation may take. Default: no limit."
     grace_period: float = 30.0
-    "Seconds that running requests have to finish after Ctrl-C or SIGTERM."
+    "Maximum seconds for running requests to finish after Ctrl-C or SIGTERM."
     drain_parked: Literal["end", "wait"] = "end"
     """Conversations that wait for a tool's result at shutdown: `end` drops them; `wait` answers their next request
     within the grace period."""
     lmtp_path: str = "/lmtp"
-    "Additional path of the LMTP WebSocket, next to `/`."
+    "Path of the LMTP WebSocket, in addition to `/`."
     log_format: LogFormat = "auto"
-    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
-    `json`. `auto` is `console` on a terminal, else `json`."""
+    """Form of log lines: `console` has five fields per request, `full` has all fields, `json` is for programs. `auto`
+    is `console` on a terminal, else `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "Lowest level to log."
     otlp_endpoint: str | None = None
@@ -171,12 +171,13 @@ class ServerOptions:
     trace_folder: Path | None = None
     "Folder for traces of outputs, up to 1 GiB. They contain prompts and outputs."
     trace_share: float = 0.0
-    "Fraction of requests to trace in `--trace-folder`, from 0 to 1."
+    "Fraction of requests whose traces `--trace-folder` gets, from 0 to 1."
     state_db: Path | None = None
-    """File in which stored responses, conversations, batches, traces for clients and prompt caches outlive the server.
-    They contain prompts and outputs. Default: they are kept in memory."""
+    """File that keeps stored responses, conversations, batches, traces for clients and prompt caches across restarts.
+    It contains prompts and outputs. Default: they are kept in memory."""
     policies: Path | None = None
-    "TOML file of policies that every output must follow. Read again on SIGHUP and on `POST /v1/policies/reload`."
+    """TOML file of policies that every output must follow. The server reads it again on SIGHUP and on `POST
+    /v1/policies/reload`."""
 
     def to_settings(
         self,

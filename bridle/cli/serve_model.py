@@ -46,17 +46,17 @@ class LmtpOptions:
     port: int = 8080
     "Port to listen on; LMQL uses 8080. 0 takes a free one."
     path: str = "/lmtp"
-    "Additional path of the LMTP WebSocket, next to `/`."
+    "Path of the LMTP WebSocket, in addition to `/`."
     transport: Literal["websocket", "stdio"] = "websocket"
-    "Transport: `websocket`, or `stdio` for lines on standard input and output of the parent process."
+    "Transport: `websocket`, or `stdio` to exchange lines with the parent process over standard input and output."
     cuda: Annotated[bool, _FLAG] = False
-    "Use a GPU. Without a GPU, a warning is printed and the CPU is used."
+    "Use a GPU. If there is none, a warning is printed and the CPU is used."
     dtype: str = "auto"
     "Type of the weights: `float32`, `bfloat16`, `float16`, or `8bit` for compressed weights."
     bits: Literal[8, 16, 32] | None = None
-    "Number of bits of the weights, instead of `--dtype`."
+    "Number of bits of each weight. Use it instead of `--dtype`."
     batch_size: Annotated[int | None, Parameter(name=["--batch-size", "--batch_size"], converter=count)] = None
-    "Maximum number of streams that run at once. Default: the backend's."
+    "Maximum number of streams that run at once. Default: the backend's limit."
     single_thread: Annotated[bool, Parameter(name=["--single-thread", "--single_thread"], negative="")] = False
     "Same as `--static`."
     tool_format: str = "auto"
@@ -64,19 +64,20 @@ class LmtpOptions:
     reasoning_format: str = "auto"
     "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
     tool_prompt: Literal["describe", "refuse"] = "describe"
-    "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
+    """Handling of tools that the chat template leaves out: `describe` them in the system message, or `refuse` the
+    request."""
     thinking_budget_message: str = ""
-    """Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set the
-    field of that name. Default: none."""
+    """Last sentence of the reasoning if a request's `thinking_budget` runs out. The request field
+    `thinking_budget_message` overrides it. Default: none."""
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
-    "Omit the port from the first lines of output."
+    "Omit the port from the address that is printed at the start."
     silent: Annotated[bool, _FLAG] = False
     "Print nothing while loading."
     verbose: Annotated[bool, _FLAG] = False
     "Print each message from clients."
     log_format: LogFormat = "auto"
-    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
-    `json`. `auto` is `console` on a terminal, else `json`."""
+    """Form of log lines: `console` has five fields per request, `full` has all fields, `json` is for programs. `auto`
+    is `console` on a terminal, else `json`."""
 
     def to_config(self, model: str) -> ModelConfig:
         from bridle.chat.tool_parsers.presets import check_names

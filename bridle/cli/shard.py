@@ -35,8 +35,8 @@ class ListenOptions:
     tls_ca: Path | None = None
     "PEM file with the CA that must have signed the server's certificate. Default: accept any server."
     log_format: LogFormat = "auto"
-    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
-    `json`. `auto` is `console` on a terminal, else `json`."""
+    """Form of log lines: `console` has five fields per request, `full` has all fields, `json` is for programs. `auto`
+    is `console` on a terminal, else `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "Lowest level to log."
 

@@ -25,7 +25,8 @@ class SpeculationOptions:
     """Options for draft tokens, in vLLM's format."""
 
     speculative_config: str | None = None
-    "Draft settings as vLLM's JSON: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
+    """Settings of speculative decoding as JSON, like vLLM's: `method` (ngram or draft_model), `num_speculative_tokens`,
+    `model`."""
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """Return the settings of a server with the draft settings from the flag's JSON."""

@@ -35,7 +35,7 @@ class ConstraintOptions:
     schema: Annotated[Path | None, Parameter(name=["--schema", "--json-schema"])] = None
     "File with a JSON schema that the output matches."
     choice: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Text that the output may be. Repeatable: the output is one of them."
+    "Text that the output may be. If repeated, the output is one of the texts."
     grammar: Path | None = None
     "File with a Lark or GBNF grammar that the output matches."
 
@@ -87,9 +87,10 @@ class SteeringOptions(ConstraintOptions):
     """Options for a constraint on the output and for controllers."""
 
     ctrl: Ctrl = ()
-    "Controller that steers the output: standard name, module id, tag or `gh:` name. Repeatable."
+    "Controller that steers the output: name of a standard controller, module id, tag or `gh:` reference. Repeatable."
     ctrl_arg: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Argument of a controller, in the order of `--ctrl`; `@FILE` reads a file. Repeatable."
+    """Argument of a controller: the first is for the first `--ctrl`, and so on. `@FILE` reads it from a file.
+    Repeatable."""
 
     def named(self) -> dict[str, Any]:
         """Return the constraint as a request's field. Raises `InvalidRequest` if there are more arguments than

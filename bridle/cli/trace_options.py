@@ -25,8 +25,8 @@ class TraceOptions:
     trace: Path | None = None
     "File to write a trace to, as JSON lines. `bridle explain FILE` explains it."
     show: Literal["text", "tokens"] = "text"
-    """Output form: `text`, or `tokens` in colours that show where each came from: sampled, drafted, forced, masked
-    against the model, or rolled back."""
+    """Output form: `text`, or `tokens` in colours that show the origin of each token: sampled, draft, forced, changed
+    by a mask, or rolled back."""
 
     @property
     def is_wanted(self) -> bool:

@@ -34,9 +34,10 @@ class TestOptions:
     """Options for the model that runs the traces, and for the format of the results."""
 
     controller: Path | None = None
-    "Controller for all traces: a script (.js, .py, .json) or a module (.wasm). Default: by the trace's name."
+    """Controller for all traces: a script (.js, .py, .json) or a module (.wasm). Default: the file with the trace's
+    name, in its folder or the folder above."""
     model: Annotated[str | None, Parameter(name="--model")] = None
-    "Model to run the traces on. Default: none; recorded samples are used."
+    "Model to run the traces on. Default: no model; the samples recorded in the traces are used."
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print the results as JSON."
     junit: Path | None = None
