@@ -37,7 +37,7 @@ class FutexChannel:
 
     def __init__(self, name: str, size: int, *, to_runtime: bool, create: bool) -> None:
         if size <= _MIN_SIZE:
-            raise ProtocolError(f"futex channel of {size} bytes; more than {_MIN_SIZE} are needed")
+            raise ProtocolError(f"the futex channel has {size} bytes; it must have more than {_MIN_SIZE}")
         self.name = name
         self._number = _syscall_number()
         self.region = shm.create_region(name, size) if create else shm.open_region(name, size)
@@ -50,7 +50,9 @@ class FutexChannel:
         """Send a message as `SemaphoreChannel.send` does. An empty message raises `ProtocolError`, because length 0
         means an empty channel."""
         if not 0 < len(message) <= self.max_message:
-            raise ProtocolError(f"message of {len(message)} bytes; 1 to {self.max_message} fit the channel")
+            raise ProtocolError(
+                f"the message has {len(message)} bytes; a message on this channel has 1 to {self.max_message}"
+            )
         self._wait_until_empty(timeout, alive)
         self._word.value = _FILLING
         start = self._offset + 4
@@ -71,7 +73,7 @@ class FutexChannel:
             self._futex(_FUTEX_WAIT, length, left)
             if self._word.value in (0, _FILLING):
                 if alive is not None and not alive():
-                    raise ProtocolError("the peer is gone")
+                    raise ProtocolError("the process at the other end of the channel has ended")
                 if end is not None and time.monotonic() >= end:
                     return None
 
@@ -86,7 +88,9 @@ class FutexChannel:
 
     def _take(self, length: int) -> bytes:
         if length > self.max_message:
-            raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
+            raise ProtocolError(
+                f"{self.name}: the message length {length} exceeds the limit of {self.max_message} bytes"
+            )
         _fence()
         start = self._offset + 4
         message = self.region[start : start + length]
@@ -101,9 +105,9 @@ class FutexChannel:
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
             if alive is not None and not alive():
-                raise ProtocolError("the peer is gone")
+                raise ProtocolError("the process at the other end of the channel has ended")
             if timeout is not None and time.monotonic() - begin >= timeout:
-                raise ProtocolError(f"{self.name}: the peer did not take the previous message within {timeout} s")
+                raise ProtocolError(f"{self.name}: the receiver did not read the previous message within {timeout} s")
 
     def _futex(self, operation: int, value: int, timeout: float | None) -> None:
         spec = None
@@ -130,7 +134,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def _syscall_number() -> int:
     number = _SYSCALL.get(platform.machine())
     if sys.platform != "linux" or number is None:
-        raise UnsupportedFeature(f"futex channels need Linux on {' or '.join(_SYSCALL)}; use semaphores")
+        raise UnsupportedFeature(
+            f"futex channels need Linux on {' or '.join(_SYSCALL)}; use semaphore channels instead"
+        )
     return number
 
 
@@ -142,7 +148,9 @@ def _make_fence() -> Callable[[], object]:
     try:
         library = ctypes.CDLL("libatomic.so.1")
     except OSError:
-        raise UnsupportedFeature("futex channels need libatomic on this machine; use semaphores") from None
+        raise UnsupportedFeature(
+            "futex channels need libatomic on this machine; use semaphore channels instead"
+        ) from None
     return lambda: library.atomic_thread_fence(5)
 
 

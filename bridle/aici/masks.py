@@ -48,12 +48,14 @@ class MaskLayout:
         """Return the layout of a region of `region_size` bytes. Raises `ProtocolError` if the region is too small for
         one row."""
         if dtype not in DTYPES:
-            raise ProtocolError(f"bias type {dtype!r} is none of {', '.join(DTYPES)}")
+            raise ProtocolError(f"the mask type is {dtype!r}; must be one of {', '.join(DTYPES)}")
         elements = (vocab_size + 1000) // 64 * 64
         size = 4 * (elements + 31) // 32 if dtype == "bool" else elements * _ELEMENT_BYTES[dtype]
         rows = (region_size - 128) // (size + 8)
         if rows < 1:
-            raise ProtocolError(f"mask region of {region_size} bytes has no room for one row of {size}")
+            raise ProtocolError(
+                f"the shared memory of masks has {region_size} bytes; it has no room for one row of {size} bytes"
+            )
         return cls(dtype, vocab_size, elements, size, rows, HEADER_SIZE + 4 * ((rows + 3) // 4 * 4))
 
 
@@ -149,7 +151,9 @@ class MaskReader:
         """Return the bytes of a row, of any type. Raises `ProtocolError` if the row is outside the region."""
         start = first + stride * index
         if min(first, stride, index) < 0 or start + stride > len(self._region):
-            raise ProtocolError(f"mask row {index} of {stride} bytes at {start} is outside the region")
+            raise ProtocolError(
+                f"mask row {index} ({stride} bytes from byte {start}) is outside the shared memory of masks"
+            )
         return memoryview(self._region)[start : start + stride]  # no view stays, so that the region can be closed
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
@@ -162,6 +166,9 @@ class MaskReader:
             return packed.ljust(size, b"\0")
         kind = _KINDS.get(dtype)
         if kind is None or len(row) < vocab_size * kind.itemsize:
-            raise ProtocolError(f"mask row of {len(row)} bytes of type {dtype!r} is none of {vocab_size} tokens")
+            raise ProtocolError(
+                f"a mask row has {len(row)} bytes of type {dtype!r}; a vocabulary of {vocab_size} tokens needs "
+                "another size or type"
+            )
         values = np.frombuffer(row, kind, count=vocab_size)
         return np.packbits(values == 0, bitorder="little").tobytes().ljust(size, b"\0")

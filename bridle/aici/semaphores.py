@@ -41,9 +41,11 @@ class SemaphoreChannel:
         """Put a message into the buffer once the buffer is free. Raises `ProtocolError` if the message does not fit, if
         the peer has ended, or if it did not read for `timeout` seconds."""
         if len(message) > self.max_message:
-            raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
+            raise ProtocolError(
+                f"the message has {len(message)} bytes; a message on this channel has at most {self.max_message}"
+            )
         if not _wait(self._writable, timeout, alive):
-            raise ProtocolError(f"{self.name}: the peer did not take the previous message within {timeout} s")
+            raise ProtocolError(f"{self.name}: the receiver did not read the previous message within {timeout} s")
         self.region[_LENGTH.size : _LENGTH.size + len(message)] = message
         _LENGTH.pack_into(self.region, 0, len(message))
         self._readable.release()
@@ -54,7 +56,9 @@ class SemaphoreChannel:
             return None
         (length,) = _LENGTH.unpack_from(self.region, 0)
         if length > self.max_message:
-            raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
+            raise ProtocolError(
+                f"{self.name}: the message length {length} exceeds the limit of {self.max_message} bytes"
+            )
         message = self.region[_LENGTH.size : _LENGTH.size + length]
         _LENGTH.pack_into(self.region, 0, 0)
         self._writable.release()
@@ -88,7 +92,7 @@ def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable
         except posix_ipc.SignalError:
             continue
         if alive is not None and not alive():
-            raise ProtocolError("the peer is gone")
+            raise ProtocolError("the process at the other end of the channel has ended")
         if end is not None and time.monotonic() >= end:
             return False
 

@@ -48,7 +48,9 @@ def open_region(name: str, expected_size: int) -> mmap.mmap:
     try:
         size = os.fstat(memory.fd).st_size
         if size < expected_size:
-            raise ProtocolError(f"shared memory {name!r} has {size} bytes, but {expected_size} were agreed on")
+            raise ProtocolError(
+                f"shared memory {name!r} has {size} bytes; engine and runtime agreed on {expected_size}"
+            )
         return mmap.mmap(memory.fd, expected_size)
     finally:
         memory.close_fd()

@@ -274,7 +274,7 @@ def test_too_many_rows_for_the_region(start: Start) -> None:
     bind(llm, llm.upload(guest1([many], [among(1)], [STAY])), 1)
     ops = [{"id": 1}, *[{"id": 2 + i, "clone_id": 1} for i in range(1050)]]
     reply = llm.main(op="mid_process", ops=ops)
-    assert reply["type"] == "error" and "shm size too small" in reply["error"]
+    assert reply["type"] == "error" and "shared memory of masks is too small" in reply["error"]
 
 
 def test_a_prompt_may_be_a_string(llm1: Llm) -> None:

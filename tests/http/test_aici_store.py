@@ -292,7 +292,7 @@ class Broken:
     def call(self, request: object, data_type: object) -> Any:
         from bridle.errors import ControllerUnavailable
 
-        raise ControllerUnavailable("the control runtime is not up")
+        raise ControllerUnavailable("the control runtime is not running")
 
 
 def test_a_runtime_that_is_down_is_no_fault_of_the_client(model: LoadedModel) -> None:
@@ -303,7 +303,7 @@ def test_a_runtime_that_is_down_is_no_fault_of_the_client(model: LoadedModel) ->
         for method, path, options in CALLS[:3]:
             answer = httpx.request(method, url + path, **options)
             assert answer.status_code == 500
-            assert "not up" in answer.json()["message"]
+            assert "not running" in answer.json()["message"]
 
 
 def test_modules_survive_a_server(model: LoadedModel, tmp_path: Path) -> None:

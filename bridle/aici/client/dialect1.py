@@ -229,7 +229,9 @@ class Dialect1:
         """Return row `row` of the dense f32 matrix as a bit row; None if the row does not prefer any token."""
         width, masks = self._process.vocab_size, self._process.link.masks
         if 4 * width * (row + 1) > len(masks):
-            raise ProtocolError(f"mask row {row} of {width} tokens is outside the region")
+            raise ProtocolError(
+                f"mask row {row} ({width} tokens) is outside the shared memory of masks, {len(masks)} bytes"
+            )
         values = np.frombuffer(masks, np.float32, count=width, offset=4 * width * row)
         if values.min() == values.max():
             return None

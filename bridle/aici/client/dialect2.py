@@ -159,7 +159,9 @@ class Dialect2:
             return None
         unknown = sorted(changes.keys() - OVERRIDABLE)
         if unknown:
-            raise InvalidRequest(f"sampling names {', '.join(unknown)}; a controller may set {sorted(OVERRIDABLE)}")
+            raise InvalidRequest(
+                f"sampling has unknown parameters {', '.join(unknown)}; a controller may set {sorted(OVERRIDABLE)}"
+            )
         return self._sampling_of.get(seq_id, DEFAULT_SAMPLING).with_(**changes)
 
 
@@ -179,11 +181,11 @@ def stored_values(commands: list[replies.StorageCommand]) -> tuple[StoredValue, 
 
 def _stored(write: replies.WriteVar) -> StoredValue:
     if write.op not in ("Set", "Append"):
-        raise ProtocolError(f"malformed reply: op {write.op[:40]!r} of a variable is neither Set nor Append")
+        raise ProtocolError(f"malformed reply: a variable has op {write.op[:40]!r}; must be Set or Append")
     try:
         return StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append")
     except ValueError as error:
-        raise ProtocolError(f"malformed reply: the value of a variable: {error}") from None
+        raise ProtocolError(f"malformed reply: the value of a variable cannot be read: {error}") from None
 
 
 def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:

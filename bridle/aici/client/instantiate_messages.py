@@ -20,7 +20,9 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
     the request."""
     controller = request.controller
     if not isinstance(controller, WasmController):
-        raise ControllerError(f"a {type(controller).__name__} is not a Wasm controller")
+        raise ControllerError(
+            f"controller is a {type(controller).__name__}; the control runtime runs only Wasm controllers"
+        )
     if dialect == 1 and request.sampling.n > 1:
         raise InvalidRequest("n is above 1; a runtime of dialect 1 cannot copy a controller for each output", "n")
     message = protocol.Instantiate(

@@ -341,7 +341,7 @@ class RuntimePool(ControllerPool):
 
     def _lose(self, life: RuntimeInstance, error: str) -> None:
         self.keeper.lose(life, error)
-        _log.error("%d controlled sequences end with the control runtime", len(self._live))
+        _log.error("the control runtime ended; %d sequences with a controller end with an error", len(self._live))
         self._sync()
 
     def _learn_patience(self) -> None:

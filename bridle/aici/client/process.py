@@ -150,7 +150,7 @@ class RuntimeProcess:
         except ProtocolError as error:
             raise ControllerError(f"the control runtime ended while it started ({self._status()}): {error}") from None
         if reply is None:
-            raise ControllerError(f"the control runtime gave no answer within {timeout:g} s of its start")
+            raise ControllerError(f"the control runtime did not answer within {timeout:g} s after its start")
         message = replies.decode_reply(reply, data_type)
         if not isinstance(message, replies.Ok):
             raise ControllerError(f"the control runtime refused to start: {message.error}")

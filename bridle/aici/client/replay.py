@@ -61,16 +61,21 @@ def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[
                 yield player.play(number, value)
             elif isinstance(value, EndRecord) and value.num_cut:
                 raise InvalidRequest(
-                    f"{path}: {value.num_cut} exchanges are missing, because the file was full", "TRACE"
+                    f"{path}: the last {value.num_cut} exchanges are missing, because the file was full", "TRACE"
                 )
 
 
 def _check(header: TraceHeader, config: RuntimeConfig, place: str) -> None:
     if header.runtime is None:
-        raise InvalidRequest(f"{place} is the trace of a text; replay it with a model", "TRACE")
+        raise InvalidRequest(
+            f"{place} is the trace of an output, not of a control runtime; replay it with --model", "TRACE"
+        )
     dialect = header.runtime.get("dialect")
     if dialect != config.dialect:
-        raise InvalidRequest(f"{place}: the exchanges are of dialect {dialect}, not {config.dialect}", "TRACE")
+        raise InvalidRequest(
+            f"{place}: the trace has exchanges of dialect {dialect}; this runtime speaks dialect {config.dialect}",
+            "TRACE",
+        )
 
 
 def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
@@ -119,7 +124,9 @@ class _Player:
         """Replay one exchange. Returns its difference from the record, or None."""
         request, reply = exchange.request, exchange.reply
         if not isinstance(request, dict) or not isinstance(reply, dict):
-            raise InvalidRequest(f"line {number} is not an exchange: request and reply must be objects", "TRACE")
+            raise InvalidRequest(
+                f"line {number} of the trace is not an exchange: request and reply must be objects", "TRACE"
+            )
         if request.get("op") == "mid_process" and "freed" in request and reply.get("type") == "ok":
             expected, got = self._step(number, request, reply)
         else:
@@ -132,7 +139,7 @@ class _Player:
         channel.send(msgspec.json.encode(command), 10.0, self._process.is_alive)
         reply = channel.receive(self._process.config.start_timeout, self._process.is_alive)
         if reply is None:
-            raise ProtocolError(f"the runtime did not answer exchange {number}")
+            raise ProtocolError(f"the control runtime did not answer exchange {number} of the trace")
         data: Json = msgspec.json.decode(reply)
         return data
 

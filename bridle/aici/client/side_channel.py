@@ -52,7 +52,7 @@ class SideChannel:
             return future
         with self._lock:
             if self._closed:
-                future.set_exception(ControllerUnavailable("the control runtime is gone"))
+                future.set_exception(ControllerUnavailable("the control runtime has ended"))
                 return future
             self._pending[request.rid] = _Call(future, data_type, time.monotonic() + self._process.config.call_timeout)
             try:
@@ -102,7 +102,7 @@ class SideChannel:
         try:
             rid = msgspec.json.decode(reply, type=_Rid).rid
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"malformed reply on the side channel: {error}") from None
+            raise ProtocolError(f"malformed reply of the control runtime on the side channel: {error}") from None
         with self._lock:
             call = self._pending.pop(rid, None)
         if call is None or not call.future.set_running_or_notify_cancel():

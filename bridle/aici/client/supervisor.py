@@ -105,7 +105,7 @@ class RuntimeSupervisor:
         with self.changed:
             self.changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
-                raise ControllerUnavailable("the control runtime is not up; it is being restarted")
+                raise ControllerUnavailable("the control runtime is not running; it is being restarted")
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
@@ -122,7 +122,7 @@ class RuntimeSupervisor:
             self._early_deaths = 0 if well else self._early_deaths + 1
             self._starter = threading.Thread(target=self._restart, args=(life,), name="bridle-aici-keeper", daemon=True)
             self._starter.start()
-        _log.error("the control runtime is lost: %s", error)
+        _log.error("the control runtime ended unexpectedly: %s", error)
 
     def _restart(self, lost: RuntimeInstance) -> None:
         lost.process.kill()
