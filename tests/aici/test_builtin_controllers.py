@@ -132,7 +132,7 @@ def test_damaged_code_of_the_package_is_told_and_compiled(
     assert compilers.num_compiled == 1
     (told,) = caplog.records
     assert told.levelname == "WARNING" and told.name.startswith("bridle.")
-    assert "x is damaged; the controller uppercase is compiled instead" in told.getMessage()
+    assert "x is damaged; the controller uppercase is compiled on this machine instead" in told.getMessage()
 
 
 def _code_for_here() -> bool:

@@ -67,7 +67,7 @@ def test_instances_are_counted(start: Start) -> None:
     for user in ("eva", "eva", "adam"):
         assert llm.instantiate(module, user=user)[1]["type"] == "ok"
     _, reply = llm.instantiate(module, user="eva")
-    assert "3 of at most 3 instances are alive, 2 of at most 2 of user 'eva'" in reply["error"]
+    assert "3 of at most 3 instances, 2 of at most 2 of user 'eva'" in reply["error"]
 
 
 def test_instances_that_nobody_claims_expire(start: Start) -> None:

@@ -121,7 +121,7 @@ def test_a_user_at_the_limit_loses_the_oldest_untagged_module(tmp_path: Path) ->
 def test_modules_and_the_store_have_a_size_limit(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, max_module_bytes=10, max_store_bytes=15)
     store = ModuleStore(tmp_path, limits)
-    with pytest.raises(InvalidRequest, match="limit of 10"):
+    with pytest.raises(InvalidRequest, match="at most 10"):
         store.add(bytes(11), EVA)
     store.add(b"0123456789", ADMIN)
     with pytest.raises(Overloaded, match="of 15 bytes"):
@@ -133,7 +133,7 @@ def test_modules_and_the_store_have_a_size_limit(tmp_path: Path) -> None:
 def test_tag_count_is_limited(tmp_path: Path) -> None:
     store = ModuleStore(tmp_path, replace(DEFAULT_LIMITS, max_tags_per_user=2))
     module = store.add(b"1", EVA)
-    with pytest.raises(Overloaded, match="at most 2"):
+    with pytest.raises(Overloaded, match="sets 3 more; at most 2"):
         store.set_tags(module, ["eva.a", "eva.b", "eva.c"], EVA)
     assert store.tags() == []
     store.close()

@@ -138,7 +138,7 @@ def test_installing_from_the_command_line(start: Start, tokenizer: Path, store: 
         (("--server", "--limit", "speed=3"), "NAME=N"),
         (("--module", "nowhere.wasm"), "nowhere.wasm"),
         (("--server", "-t", "klingon"), "gpt2"),
-        (("--server", "--logits-size", "10"), "logits size 10"),
+        (("--server", "--logits-size", "10"), "logits_size is 10"),
     ],
 )
 def test_mistakes_on_the_command_line(tokenizer: Path, store: Path, args: tuple[str, ...], text: str) -> None:

@@ -390,7 +390,7 @@ def test_a_wrong_constraint_reports_its_error_to_the_guest(tmp_path: Path) -> No
     with pytest.raises(GuestFault, match="unknown kind"):
         load(Sandbox(DEFAULT_LIMITS), constrained("yaml", "(", show), tmp_path)
     limits = replace(DEFAULT_LIMITS, max_constraint_spec=3)
-    with pytest.raises(GuestFault, match="limit of 3"):
+    with pytest.raises(GuestFault, match="at most 3"):
         load(Sandbox(limits), constrained("regex", "abcd", show), tmp_path, limits)
 
 

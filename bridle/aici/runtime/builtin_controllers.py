@@ -84,8 +84,8 @@ class BuiltinControllers:
             return preparation.future.result()
         seconds = time.monotonic() - preparation.began
         raise Overloaded(
-            f"the controller {name} is being compiled for this machine, for {seconds:.0f} s so far; that happens once. "
-            "Try again in a few seconds",
+            f"the controller {name} is being compiled for this machine, for {seconds:.0f} s so far. This happens "
+            "only once. Try again in a few seconds",
             _RETRY_AFTER,
         )
 
@@ -145,7 +145,7 @@ class BuiltinControllers:
         try:
             return self._compilers.shipped(module, name)
         except ControllerUnavailable as error:
-            _log.warning("%s; the controller %s is compiled instead", error, name)
+            _log.warning("%s; the controller %s is compiled on this machine instead", error, name)
             return None
 
 

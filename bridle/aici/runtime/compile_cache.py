@@ -69,7 +69,9 @@ class Compilers:
     def compile(self, wasm: bytes) -> CompiledCode:
         """Compile bytes that are not stored yet. Raises `InvalidRequest` with the compiler's message."""
         if not self._slots.acquire(timeout=self._limits.max_compile_time / 1000):
-            raise Overloaded(f"{self._limits.max_compiles} compilations are running, the limit")
+            raise Overloaded(
+                f"{self._limits.max_compiles} modules are being compiled, which is the limit; try again later"
+            )
         try:
             return self._run(wasm)
         finally:
@@ -167,9 +169,11 @@ class Compilers:
             return outcome
         except PeerGone as error:
             if not process.wait(_EXIT_SECONDS):
-                raise ShardUnavailable(f"the compiler closed its connection: {error}") from None
+                raise ShardUnavailable(f"the compiler process closed its connection: {error}") from None
             raise InvalidRequest(
-                f"the compiler died; a module may use {self._limits.max_compile_memory} bytes to compile", "binary"
+                f"the compiler died; compiling one module may take at most {self._limits.max_compile_memory} "
+                "bytes of memory",
+                "binary",
             ) from None
         finally:
             process.kill()
@@ -188,4 +192,4 @@ def await_word(
     while not poll.poll(1000 * max(left, _LEAST_WAIT)):
         left = limit / 1000 - process.cpu_seconds()
         if left <= 0 or clock() - begin > _MAX_STRETCH * limit / 1000:
-            raise InvalidRequest(f"compiling took longer than the limit of {limit} ms", "binary")
+            raise InvalidRequest(f"compiling the module took longer than the limit of {limit} ms", "binary")

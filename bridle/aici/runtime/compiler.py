@@ -32,7 +32,7 @@ def compile_module(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMet
             return compile_component(wasm, make_config(limits, reference_types=True, parallel=True))
         return _compile_core(wasm, limits)
     except (wasmtime.WasmtimeError, IndexError) as error:
-        raise InvalidRequest(f"not a usable WebAssembly module: {str(error)[:2000]}", "binary") from None
+        raise InvalidRequest(f"the file is not a usable WebAssembly module: {str(error)[:2000]}", "binary") from None
 
 
 def cap_resources(limits: RuntimeLimits) -> None:

@@ -182,7 +182,7 @@ def _log(guest: ComponentInstance, text: str) -> None:
 def _token_bytes(guest: ComponentInstance, token: int) -> bytes:
     vocabulary = guest.surroundings.vocabulary
     if token >= vocabulary.size:
-        raise GuestFault(f"token {token} is outside the vocabulary of {vocabulary.size}")
+        raise GuestFault(f"token {token} is outside the vocabulary of {vocabulary.size} tokens")
     return bytes(vocabulary.tokens[token])
 
 
@@ -190,7 +190,7 @@ def _tokenize(guest: ComponentInstance, data: str | bytes) -> list[int]:
     limits = guest.surroundings.limits
     guest.spent_tokenizing += len(data)
     if guest.spent_tokenizing > limits.max_tokenize_total:
-        raise GuestFault(f"tokenizing more than {limits.max_tokenize_total} characters in a callback")
+        raise GuestFault(f"the callback tokenized more than {limits.max_tokenize_total} characters, the limit")
     return guest.surroundings.vocabulary.tokenize(data.encode() if isinstance(data, str) else bytes(data), 2)
 
 
@@ -199,7 +199,7 @@ def _allow(guest: ComponentInstance, tokens: list[int]) -> int:
     row = bytearray(4 * ((size + 31) // 32))
     for token in tokens:
         if token >= size:
-            raise GuestFault(f"token {token} is outside the vocabulary of {size}")
+            raise GuestFault(f"token {token} is outside the vocabulary of {size} tokens")
         row[token >> 3] |= 1 << (token & 7)
     return guest.add_mask(bytes(row))
 
@@ -209,7 +209,7 @@ def _allow_bits(guest: ComponentInstance, bits: str) -> int:
     try:
         row = bytes.fromhex(bits)
     except ValueError:
-        raise GuestFault("allow-bits: not hexadecimal") from None
+        raise GuestFault("allow-bits: the text is not hexadecimal") from None
     return guest.add_mask(row[:size].ljust(size, b"\0"))
 
 
@@ -219,7 +219,7 @@ def _allow_all(guest: ComponentInstance) -> int:
 
 def _mask_bits(guest: ComponentInstance, mask: int) -> str:
     if not 0 < mask <= len(guest.masks):
-        raise GuestFault(f"mask {mask} was not handed out in this call ({len(guest.masks)} masks were)")
+        raise GuestFault(f"mask {mask} was not created in this callback, which created {len(guest.masks)} masks")
     return guest.masks[mask - 1].hex()
 
 
@@ -227,7 +227,7 @@ def _storage(guest: ComponentInstance, command: str) -> str:
     limit = guest.surroundings.limits.max_storage_commands
     guest.num_commands += 1
     if guest.num_commands > limit:
-        raise GuestFault(f"more than {limit} storage commands in a callback")
+        raise GuestFault(f"the callback ran more than {limit} storage commands, the limit")
     parsed = parse_command(command.encode())
     reply = guest.variables.execute(parsed)
     if isinstance(parsed, WriteVar):
@@ -239,7 +239,8 @@ def _constraint_new(guest: ComponentInstance, kind: str, spec: str) -> Any:
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints or len(spec) > limits.max_constraint_spec:
         raise GuestFault(
-            f"at most {limits.max_constraints} constraints of {limits.max_constraint_spec} characters each"
+            f"the controller has too many or too long constraints; at most {limits.max_constraints} of "
+            f"{limits.max_constraint_spec} characters each"
         )
     matcher = make_matcher(guest.surroundings.vocabulary, kind, spec)
     if matcher.is_error():

@@ -32,9 +32,11 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
     failed; `constraint_error` returns the reason. So a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
-        raise GuestFault(f"more than {limits.max_constraints} constraints at the same time")
+        raise GuestFault(
+            f"the controller has more than {limits.max_constraints} constraints at the same time, the limit"
+        )
     if spec_length > limits.max_constraint_spec or kind_length > 64:
-        raise GuestFault(f"constraint of {spec_length} bytes exceeds the limit of {limits.max_constraint_spec}")
+        raise GuestFault(f"the constraint has {spec_length} bytes; at most {limits.max_constraint_spec}")
     name = guest.memory.read(kind, kind_length).decode(errors="replace")
     text = guest.memory.read(spec, spec_length).decode(errors="replace")
     handle = guest.next_constraint = guest.next_constraint + 1
@@ -58,11 +60,13 @@ def constraint_mask(guest: Instance, handle: int) -> int:
 def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> int:
     """Advance the constraint by u32 tokens. Returns the number of accepted tokens."""
     if count > guest.surroundings.limits.max_forced_tokens:
-        raise GuestFault(f"{count} tokens exceed the limit of {guest.surroundings.limits.max_forced_tokens}")
+        raise GuestFault(
+            f"{count} tokens were given to a constraint; at most {guest.surroundings.limits.max_forced_tokens}"
+        )
     tokens = struct.unpack(f"<{count}I", guest.memory.read(source, 4 * count))
     size = guest.surroundings.vocabulary.size
     if any(token >= size for token in tokens):
-        raise GuestFault(f"token {max(tokens)} is outside the vocabulary of {size}")
+        raise GuestFault(f"token {max(tokens)} is outside the vocabulary of {size} tokens")
     accepted = int(_matcher(guest, handle).try_consume_tokens(list(tokens)))
     advance_choice(guest, handle, tokens[:accepted])
     return accepted

@@ -139,7 +139,7 @@ class Dialect1Handler:
         begin = time.monotonic()
         size = len(request.ops) * self._vocab_size * 4
         if size >= len(self._region):
-            raise ProtocolError(f"shm size too small: {len(request.ops)} bias rows need {size} bytes")
+            raise ProtocolError(f"the shared memory of masks is too small: {len(request.ops)} rows need {size} bytes")
         self._region[:size] = bytes(size)
         results: dict[int, r.SeqResult[r.MidResult]] = {}
         jobs: list[tuple[int, Job]] = []
@@ -170,7 +170,10 @@ class Dialect1Handler:
         for op in request.ops:
             parent = op.id if op.clone_id is None else op.clone_id
             if parent not in listed or parent not in self._table.by_id:
-                raise InvalidRequest(f"mid_process: sequence {op.id} needs {parent}, which is unknown or not listed")
+                raise InvalidRequest(
+                    f"mid_process: sequence {op.id} is a clone of sequence {parent}, which is unknown or not in this "
+                    "request"
+                )
             if op.clone_id is not None and op.id in self._table.by_id:
                 raise InvalidRequest(f"mid_process: sequence {op.id} exists already")
             group = groups.setdefault(parent, [parent])

@@ -79,24 +79,28 @@ class Dialect2Handler:
 
     def _job(self, op: MidOp, group: list[int], listed: set[int]) -> Job:
         if op.backtrack is UNSET or op.tokens is UNSET:
-            raise InvalidRequest(f"op of sequence {op.id} lacks backtrack or tokens")
+            raise InvalidRequest(f"the op of sequence {op.id} lacks backtrack or tokens")
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
         step.turns, step.ahead = min(max(op.turns, 1), MAX_TURNS), op.ahead[:MAX_AHEAD]
         step.changes, step.foreseen, step.probes = op.changes, op.foreseen, op.probes
         if step.foreseen > len(op.tokens) or (step.foreseen and op.backtrack):
             raise InvalidRequest(
-                f"op of sequence {op.id}: {step.foreseen} of {len(op.tokens)} tokens cannot be foreseen"
+                f"the op of sequence {op.id} marks {step.foreseen} tokens as foreseen, but has only {len(op.tokens)}"
             )
         if op.req_id is not None:
             if op.clone_id is not None:
-                raise InvalidRequest(f"op of sequence {op.id} has both req_id and clone_id")
+                raise InvalidRequest(
+                    f"the op of sequence {op.id} has both req_id and clone_id; it must have only one of them"
+                )
             sequence = self._table.bind(op.req_id, op.id)
         elif op.clone_id is not None:
             sequence = self._clone(op, listed, step)
         else:
             sequence = self._known(op.id)
         if (sequence.is_outstanding or sequence.ready is not None) and (op.tokens or op.backtrack):
-            raise InvalidRequest(f"sequence {op.id} is late, yet its op reports changes")
+            raise InvalidRequest(
+                f"sequence {op.id} has not answered its last op; its next op must have no tokens and no backtrack"
+            )
         step.key = sequence.key
         sequence.untold += op.variables
         if not (sequence.is_outstanding or sequence.ready is not None):  # otherwise no op is sent
@@ -114,7 +118,7 @@ class Dialect2Handler:
         if op.clone_id not in listed:
             raise InvalidRequest(f"sequence {op.id} is a clone of {op.clone_id}, which has no op in this step")
         if op.clone_idx is None or op.clone_idx < 1:
-            raise InvalidRequest(f"clone {op.id} needs a clone_idx from 1")
+            raise InvalidRequest(f"the op of clone {op.id} has clone_idx {op.clone_idx}; must be at least 1")
         parent = self._known(op.clone_id)
         sequence, parent_key = self._forks.fork(parent, op.id, op.clone_idx)
         step.parent, step.branch = parent_key, op.clone_idx

@@ -21,7 +21,7 @@ class Forks:
         """Fork `parent`. Returns the new sequence. If the worker still has to copy the parent before any callback of
         the step, also returns the parent's key. Raises `BridleError` with the error text for the child's result."""
         if seq_id in self._table.by_id:
-            raise InvalidRequest(f"sequence {seq_id} exists already")
+            raise InvalidRequest(f"cannot fork into sequence {seq_id}: it exists already")
         if parent.error is not None:
             raise InvalidRequest(f"sequence {parent.seq_id} has failed: {parent.error}")
         if parent.is_outstanding:

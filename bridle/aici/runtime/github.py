@@ -42,14 +42,14 @@ class _Release(msgspec.Struct):
 def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
     """Return the body of a URL, which may have at most `limit` bytes. Raises `OSError`."""
     if not url.startswith("https://"):
-        raise OSError(f"refusing to fetch {url!r}: not https")
+        raise OSError(f"{url!r} is not fetched: the URL must begin with https")
     import urllib.request  # most runtimes fetch nothing, and this imports HTTP and TLS
 
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 -- https, checked above
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
         data: bytes = response.read(limit + 1)
     if len(data) > limit:
-        raise OSError(f"{url} is larger than {limit} bytes")
+        raise OSError(f"the file at {url} is larger than {limit} bytes, the limit")
     return data
 
 

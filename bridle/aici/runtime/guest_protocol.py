@@ -110,7 +110,7 @@ class _Guest:
             return list(prompt)
         limit = self.instance.surroundings.limits.max_prompt
         if len(result.prompt) > limit:
-            raise self._broke(f"prompt of {len(result.prompt)} tokens exceeds the limit of {limit}")
+            raise self._broke(f"the prompt has {len(result.prompt)} tokens; at most {limit}")
         self._check_tokens(result.prompt, "the prompt")
         return result.prompt
 
@@ -119,13 +119,13 @@ class _Guest:
             return decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             shown = data[:200].decode(errors="replace")
-            raise self._broke(f"malformed result of {name}: {error}; it was {shown!r}") from None
+            raise self._broke(f"malformed result of {name}: {error}; the result was {shown!r}") from None
 
     def _check_tokens(self, tokens: Iterable[int], where: str) -> None:
         size = self.instance.surroundings.vocabulary.size
         worst = max(tokens, default=0)
         if worst >= size:
-            raise self._broke(f"token {worst} in {where} is outside the vocabulary of {size}")
+            raise self._broke(f"token {worst} in {where} is outside the vocabulary of {size} tokens")
 
     def _check_forced(self, tokens: list[int]) -> None:
         limit = self.instance.surroundings.limits.max_forced_tokens
@@ -184,7 +184,7 @@ class Guest2(_Guest):
         wait = result.wait
         assert wait is not None
         if wait.variable is None and wait.ms is None:
-            raise self._broke("wait names neither a variable nor a time")
+            raise self._broke("the field wait has neither a variable nor a time")
         if wait.ms is not None and not 0 <= wait.ms < math.inf:
             raise self._broke(f"wait of {wait.ms} ms")
         if any(not is_noop(branch) for branch in result.branches) or len(result.branches) > 1:
@@ -198,12 +198,12 @@ class Guest2(_Guest):
         elif len(branch.splices) != 1 or branch.splices[0].when_sampled:
             raise self._broke("a branch without sample_mask needs exactly one splice without when_sampled")
         if len(branch.splices) > limits.max_branch_splices:
-            raise self._broke(f"{len(branch.splices)} splices exceed the limit of {limits.max_branch_splices}")
+            raise self._broke(f"a branch has {len(branch.splices)} splices; at most {limits.max_branch_splices}")
         for splice in branch.splices:
             self._check_forced(splice.ff_tokens)
             self._check_tokens(splice.when_sampled, "when_sampled")
         if branch.temperature is not None and not 0 <= branch.temperature < math.inf:
-            raise self._broke(f"temperature {branch.temperature} must be a number from 0")
+            raise self._broke(f"temperature is {branch.temperature}; must be a number of at least 0")
         self._check_additions(branch)
 
     def _add_options(self, branches: list[BranchReply]) -> None:
@@ -226,7 +226,7 @@ class Guest2(_Guest):
         count = len(self.instance.masks)
         index = count - 1 if self.instance.program.facts.old_bias and name == 0 else name - 1
         if not 0 <= index < count:
-            raise self._broke(f"sample_mask {name} was not handed out in this call ({count} masks were)")
+            raise self._broke(f"sample_mask {name} was not created in this callback, which created {count} masks")
         return index
 
     def _check_additions(self, branch: BranchReply) -> None:
@@ -237,10 +237,10 @@ class Guest2(_Guest):
                     raise self._broke(f"sampling parameter {name[:40]!r} is {value}")
         if branch.bias is not UNSET:
             if len(branch.bias) > limit:
-                raise self._broke(f"{len(branch.bias)} bias entries exceed the limit of {limit}")
+                raise self._broke(f"a branch has {len(branch.bias)} bias entries; at most {limit}")
             self._check_tokens((token for token, _ in branch.bias), "bias")
             if not all(math.isfinite(value) for _, value in branch.bias):
-                raise self._broke("bias must be finite numbers")
+                raise self._broke("bias has a number that is not finite")
         if branch.control_vectors is not UNSET:
             try:
                 check_scales(branch.control_vectors)

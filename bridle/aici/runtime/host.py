@@ -66,8 +66,8 @@ def tokenize(guest: Instance, source: int, length: int) -> int:
     guest.spent_tokenizing += length
     if length > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:
         raise GuestFault(
-            f"tokenizing {length} bytes ({guest.spent_tokenizing} in this callback); at most "
-            f"{limits.max_tokenize} at once and {limits.max_tokenize_total} in a callback"
+            f"the text to tokenize has {length} bytes, this callback {guest.spent_tokenizing}; at most "
+            f"{limits.max_tokenize} in one call and {limits.max_tokenize_total} in one callback"
         )
     data = guest.memory.read(source, length)
     try:
@@ -97,7 +97,7 @@ def return_process_result(guest: Instance, source: int, length: int) -> None:
     """Keep the JSON result of the running callback. If there are several calls, the last one counts."""
     limit = guest.surroundings.limits.max_result
     if length > limit:
-        raise GuestFault(f"result of {length} bytes exceeds the limit of {limit}")
+        raise GuestFault(f"the result has {length} bytes; at most {limit}")
     guest.result = guest.memory.read(source, length)
 
 
@@ -106,9 +106,9 @@ def storage_command(guest: Instance, source: int, length: int) -> int:
     limits = guest.surroundings.limits
     guest.num_commands += 1
     if guest.num_commands > limits.max_storage_commands:
-        raise GuestFault(f"more than {limits.max_storage_commands} storage commands in a callback")
+        raise GuestFault(f"the callback ran more than {limits.max_storage_commands} storage commands, the limit")
     if length > 2 * limits.max_variable_bytes + 4096:
-        raise GuestFault(f"storage command of {length} bytes; at most {2 * limits.max_variable_bytes + 4096}")
+        raise GuestFault(f"a storage command has {length} bytes; at most {2 * limits.max_variable_bytes + 4096}")
     command = parse_command(guest.memory.read(source, length))
     guest.blobs[BLOB_STORAGE] = guest.variables.execute(command)
     if isinstance(command, WriteVar):
@@ -124,7 +124,7 @@ def get_config(guest: Instance, source: int, length: int) -> int:
     """Return whether the engine has a capability: `fork`, `backtrack`, `ff_tokens`, `when_sampled` (splices that
     depend on the sampled token)."""
     if length > 1024:
-        raise GuestFault(f"configuration name of {length} bytes; at most 1024")
+        raise GuestFault(f"the name of a configuration value has {length} bytes; at most 1024")
     name = guest.memory.read(source, length).decode(errors="replace")
     return int(name in guest.surroundings.capabilities)
 

@@ -25,11 +25,11 @@ def detokenize(guest: Instance, source: int, count: int) -> int:
     """Return a blob with the bytes of `count` u32 tokens, concatenated; special tokens have no bytes."""
     limit = guest.surroundings.limits.max_tokenize
     if 4 * count > limit:
-        raise GuestFault(f"detokenizing {count} tokens; at most {limit // 4} at once")
+        raise GuestFault(f"{count} tokens to detokenize; at most {limit // 4} in one call")
     tokens = guest.surroundings.vocabulary.tokens
     ids = struct.unpack(f"<{count}I", guest.memory.read(source, 4 * count))
     if any(token >= len(tokens) for token in ids):
-        raise GuestFault(f"token {max(ids)} is outside the vocabulary of {len(tokens)}")
+        raise GuestFault(f"token {max(ids)} is outside the vocabulary of {len(tokens)} tokens")
     guest.blobs[BLOB_EXTRA] = b"".join(tokens[token] for token in ids)
     return BLOB_EXTRA
 

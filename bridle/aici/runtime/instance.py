@@ -41,7 +41,7 @@ class NoMemory(GuestMemory):
         pass
 
     def view(self) -> memoryview:
-        raise GuestFault("the instance has no memory yet")
+        raise GuestFault("a host function was called before the instance exported its memory")
 
 
 class Instance:
@@ -158,7 +158,7 @@ class Instance:
         """Keep a mask that the running callback made. Returns the mask's name, which is its index plus 1."""
         limit = self.surroundings.limits.max_masks
         if len(self.masks) >= limit:
-            raise GuestFault(f"more than {limit} masks in a callback")
+            raise GuestFault(f"the callback created more than {limit} masks, the limit")
         self.masks.append(bits)
         return len(self.masks)
 

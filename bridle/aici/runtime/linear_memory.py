@@ -36,13 +36,13 @@ class LinearMemory:
     def read(self, start: int, length: int) -> bytes:
         """Read bytes. Raises `Unreadable` outside of the memory."""
         if not 0 <= start <= start + length <= self.size:
-            raise Unreadable(f"{length} bytes at {start:#x} are outside the memory of {self.size} bytes")
+            raise Unreadable(f"{length} bytes at address {start:#x} are outside the memory of {self.size} bytes")
         try:
             data = os.pread(self.descriptor, length, self.base + start)
         except OSError as error:
-            raise Unreadable(f"{length} bytes at {start:#x} cannot be read: {error.strerror}") from None
+            raise Unreadable(f"{length} bytes at address {start:#x} cannot be read: {error.strerror}") from None
         if len(data) < length:
-            raise Unreadable(f"{length} bytes at {start:#x} cannot be read")
+            raise Unreadable(f"{length} bytes at address {start:#x} cannot be read")
         return data
 
     def find(self, what: bytes, chunk: int = 1 << 20) -> int | None:

@@ -46,12 +46,16 @@ class Refusing:
     error."""
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
-        """Raise `GuestFault`."""
-        raise GuestFault("variables that other sequences may change cannot be used in lookahead")
+        """Refuse the command."""
+        raise GuestFault(
+            "a controller that is asked ahead of its step cannot use variables that other sequences may change"
+        )
 
     def version(self, name: str) -> int:
-        """Raise `GuestFault`."""
-        raise GuestFault("variables that other sequences may change cannot be used in lookahead")
+        """Refuse the command."""
+        raise GuestFault(
+            "a controller that is asked ahead of its step cannot use variables that other sequences may change"
+        )
 
 
 class Lookahead:

@@ -38,7 +38,9 @@ class Sandbox:
         try:
             pre = self._linkers[facts.old_bias].instantiate_pre(module)
         except wasmtime.WasmtimeError as error:
-            raise InvalidRequest(f"the module does not link: {error}", "module_id") from None
+            raise InvalidRequest(
+                f"the module imports something that the runtime does not have: {error}", "module_id"
+            ) from None
         return LoadedModule(self.engine, self.crossing, facts, pre)
 
     @cached_property

@@ -85,9 +85,7 @@ class ModuleStore:
         that is not enough."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
-            raise InvalidRequest(
-                f"module of {len(wasm)} bytes exceeds the limit of {self._limits.max_module_bytes}", "binary"
-            )
+            raise InvalidRequest(f"the module has {len(wasm)} bytes; at most {self._limits.max_module_bytes}", "binary")
         module = self.identify(wasm)
         with self._transaction():
             if not self._row("SELECT 1 FROM owners WHERE module = ? AND user = ?", module, auth.user):
@@ -127,7 +125,10 @@ class ModuleStore:
             GhReference.parse(name)
             linked = self.linked(name)
             if linked is None:
-                raise InvalidRequest(f"{name!r} is not installed here, and downloads are not allowed", "module_id")
+                raise InvalidRequest(
+                    f"the controller {name!r} is not installed on this server, and downloads are not allowed",
+                    "module_id",
+                )
             return linked[0]
         if is_tag(name):
             row = self._row("SELECT module FROM tags WHERE tag = ?", name)
@@ -259,7 +260,10 @@ class ModuleStore:
         limit = self._limits.max_tags_per_user
         mine = self._number("SELECT count(*) FROM tags WHERE updated_by = ?", auth.user)
         if mine + len(tags) > limit:
-            raise Overloaded(f"user {auth.user!r} has {mine} of at most {limit} tags", retry_after=0)
+            raise Overloaded(
+                f"user {auth.user!r} has {mine} tags and sets {len(tags)} more; at most {limit}",
+                retry_after=0,
+            )
 
     def _make_room(self, size: int, user: str, module: str) -> None:
         limits = self._limits
@@ -298,7 +302,10 @@ class ModuleStore:
         while self._number("SELECT sum(size) FROM compiled") + size > limit:
             row = self._row("SELECT module, settings FROM compiled ORDER BY used LIMIT 1")
             if row is None:
-                raise Overloaded(f"compiled code of {size} bytes exceeds the cache of {limit}", retry_after=0)
+                raise Overloaded(
+                    f"the compiled module has {size} bytes; the cache of compiled modules holds at most {limit}",
+                    retry_after=0,
+                )
             self.forget_compiled(str(row[0]), str(row[1]))
 
     def _sweep(self) -> None:
@@ -321,4 +328,4 @@ class ModuleStore:
 
 def _check_user(user: str) -> None:
     if len(user) > _MAX_USER:
-        raise InvalidRequest(f"user name of {len(user)} characters; at most {_MAX_USER} are allowed")
+        raise InvalidRequest(f"the user name has {len(user)} characters; at most {_MAX_USER}")

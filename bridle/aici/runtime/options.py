@@ -58,7 +58,10 @@ class _ServiceParser(_Parser):
     log."""
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidRequest(f"the control runtime cannot start: {message}; see --aici-rtarg, `bridle runtime --help`")
+        raise InvalidRequest(
+            f"the control runtime cannot start: {message}; check --aici-rtarg (`bridle runtime --help` lists its "
+            "values)"
+        )
 
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
@@ -230,5 +233,6 @@ def tokenizer_of(options: argparse.Namespace) -> str:
     if "/" in name or name.startswith(".") or Path(name).exists():
         return name
     raise InvalidRequest(
-        f"unknown tokenizer {name!r}: {', '.join(TOKENIZERS)}, a hub id user/model[@revision], or a path", "tokenizer"
+        f"unknown tokenizer {name!r}; must be {', '.join(TOKENIZERS)}, a hub id user/model[@revision], or a path",
+        "tokenizer",
     )

@@ -171,7 +171,7 @@ class WorkerPool:
         try:
             done, handles = future.result(timeout)
         except TimeoutError:
-            raise ShardUnavailable(f"Worker: the process did not fork within {timeout} s") from None
+            raise ShardUnavailable(f"the worker process did not fork within {timeout} s") from None
         finally:
             ends.close_theirs()
         if done.error or not handles:
@@ -198,7 +198,7 @@ class WorkerPool:
                 except PeerGone:
                     self.bury(worker)
                 except Exception as error:  # invalid data of one worker must not stop the others
-                    _log.error("a worker sent invalid data and is ended: %r", error)
+                    _log.error("a worker process sent invalid data and is being ended: %r", error)
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:

@@ -53,7 +53,7 @@ class _Layout:
         numbers = struct.unpack(f"<{_NUM_ENTRIES}Q", table)
         version = numbers[0]
         if version >> 16 != _VERSION:
-            raise Unreadable(f"the layout of Python {version:#x} is not known")
+            raise Unreadable(f"the memory layout of Python version {version:#x} is unknown")
         self.interpreters = numbers[4]
         self.threads = numbers[8]
         self.current_frame = numbers[25]

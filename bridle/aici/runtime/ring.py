@@ -57,7 +57,9 @@ class Ring:
     def write(self, message: bytes | bytearray) -> None:
         """Store a message. Waits while the ring is full."""
         if len(message) > self.max_message:
-            raise ProtocolError(f"message of {len(message)} bytes exceeds the ring's {self.max_message}")
+            raise ProtocolError(
+                f"the message has {len(message)} bytes; a message in this ring buffer has at most {self.max_message}"
+            )
         need = _LENGTH.size + len(message)
         start = self._position % self._capacity
         skip = self._capacity - start if start + need > self._capacity else 0
@@ -79,7 +81,7 @@ class Ring:
             start = 0
         (length,) = _LENGTH.unpack_from(self._view, start)
         if length > self.max_message:
-            raise ProtocolError(f"ring message of {length} bytes exceeds {self.max_message}")
+            raise ProtocolError(f"a message in the ring buffer has {length} bytes; at most {self.max_message}")
         self._pending = _LENGTH.size + length
         return self._view[start + _LENGTH.size : start + _LENGTH.size + length]
 
@@ -93,7 +95,7 @@ class Ring:
         pause = 0.0001
         while self._position + need - self._consumed.value > self._capacity:
             if time.monotonic() > end:
-                raise PeerGone(f"the peer did not read its ring for {_FULL_TIMEOUT} s")
+                raise PeerGone(f"the other process did not read its ring buffer for {_FULL_TIMEOUT} s")
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
 
@@ -163,7 +165,7 @@ def receive_frame(sock: socket.socket, max_descriptors: int = 0) -> tuple[bytear
         header += bytes(_receive(sock, _LENGTH.size - len(header)))
     (length,) = _LENGTH.unpack(header)
     if length > _MAX_FRAME:
-        raise ProtocolError(f"frame of {length} bytes exceeds {_MAX_FRAME}")
+        raise ProtocolError(f"a frame has {length} bytes; at most {_MAX_FRAME}")
     return _receive(sock, length), list(descriptors)
 
 

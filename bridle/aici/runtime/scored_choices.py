@@ -88,8 +88,8 @@ def parse_spec(kind: str, spec: str) -> Constraint:
         return parse({kind: True})
     if kind not in ("choice", "constraint"):
         raise GuestFault(
-            f"unknown kind of constraint {kind!r}: "
-            "regex, json_schema, json_object, lark, yacc, substring, choice or constraint"
+            f"unknown kind of constraint {kind!r}; must be regex, json_schema, json_object, lark, yacc, substring, "
+            "choice or constraint"
         )
     try:
         data = msgspec.json.decode(spec)

@@ -57,7 +57,7 @@ class SequenceTable:
         total = len(self.by_key) + len(in_the_making)
         if total >= limits.max_instances or mine >= limits.max_instances_per_user:
             raise Overloaded(
-                f"{total} of at most {limits.max_instances} instances are alive, {mine} of at most "
+                f"too many controllers run: {total} of at most {limits.max_instances} instances, {mine} of at most "
                 f"{limits.max_instances_per_user} of user {tenant!r}"
             )
 

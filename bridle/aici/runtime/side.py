@@ -68,11 +68,11 @@ class SideOps:
         self._check_unrestricted("uploading")
         limit = self._limits.max_module_bytes
         if len(request.binary) > (limit + 2) // 3 * 4 + 4:
-            raise InvalidRequest(f"module of more than the limit of {limit} bytes", "binary")
+            raise InvalidRequest(f"the module has more than {limit} bytes, the limit", "binary")
         try:
             wasm = base64.b64decode(request.binary, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"binary is not base64: {error}", "binary") from None
+            raise InvalidRequest(f"the field binary is not base64: {error}", "binary") from None
         return self.install(wasm, auth_of(request))
 
     def install(self, wasm: bytes, auth: Auth) -> ModuleData:
@@ -110,9 +110,7 @@ class SideOps:
         auth = auth_of(request)
         argument = request.argument
         if len(argument) > self._limits.max_argument:
-            raise InvalidRequest(
-                f"module_arg of {len(argument)} characters exceeds the limit of {self._limits.max_argument}"
-            )
+            raise InvalidRequest(f"module_arg has {len(argument)} characters; at most {self._limits.max_argument}")
         prompt = self._prompt(request.prompt)
         module = self._resolve(request.module_id)
         variables = SharedVariables(self._limits)
@@ -139,10 +137,10 @@ class SideOps:
         if isinstance(prompt, str):
             prompt = list(self._vocabulary.encode("<s> " + prompt if prompt else "<s>"))
         if len(prompt) > self._limits.max_prompt:
-            raise InvalidRequest(f"prompt of {len(prompt)} tokens exceeds the limit of {self._limits.max_prompt}")
+            raise InvalidRequest(f"the prompt has {len(prompt)} tokens; at most {self._limits.max_prompt}")
         size = self._vocabulary.size
         if prompt and max(prompt) >= size:
-            raise InvalidRequest(f"prompt token {max(prompt)} is outside the vocabulary of {size}", "prompt")
+            raise InvalidRequest(f"prompt token {max(prompt)} is outside the vocabulary of {size} tokens", "prompt")
         return prompt
 
     def _create(self, state: RequestState, argument: str, prompt: list[int], *, dialect: str) -> m.Created:
@@ -159,7 +157,7 @@ class SideOps:
         compiled = self._shipped.compiled(state.module)
         facts = self._registry.facts(compiled.facts)
         if facts.problem:
-            raise InvalidRequest(f"not a controller: {facts.problem}", "module_id")
+            raise InvalidRequest(f"the module is not a controller: {facts.problem}", "module_id")
         splits = self._options.fork == "process" or not facts.is_copyable
         alone = splits or self._options.isolation == "request"
         with self._registry.reserve(state) as key:
@@ -201,7 +199,7 @@ class SideOps:
                 if before < used < patience:  # the worker computes, but the machine is busy
                     continue
                 worker.calls.pop(message.rid, None)
-                raise ControllerTimeout(f"instantiation took longer than {patience:g} s") from None
+                raise ControllerTimeout(f"starting the controller took longer than {patience:g} s") from None
         created: m.Created = reply
         return created
 

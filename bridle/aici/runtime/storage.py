@@ -33,11 +33,11 @@ def parse_command(data: bytes) -> ReadVar | WriteVar:
         raise GuestFault(f"malformed storage command: {error}") from None
     if isinstance(command.write, WriteVar) and command.read is msgspec.UNSET:
         if command.write.op not in ("Set", "Append"):
-            raise GuestFault(f"storage command: op {command.write.op[:40]!r} is neither Set nor Append")
+            raise GuestFault(f"storage command: op is {command.write.op[:40]!r}; must be Set or Append")
         return command.write
     if isinstance(command.read, ReadVar) and command.write is msgspec.UNSET:
         return command.read
-    raise GuestFault("storage command must be exactly one of ReadVar and WriteVar")
+    raise GuestFault("a storage command must have exactly one of ReadVar and WriteVar")
 
 
 class Variables(Protocol):
@@ -118,14 +118,12 @@ class SharedVariables:
     def _check(self, name: str, size: int, old_size: int | None) -> None:
         limits = self.limits
         if len(name) > limits.max_variable_name:
-            raise GuestFault(f"variable name of {len(name)} characters; at most {limits.max_variable_name}")
+            raise GuestFault(f"the name of a variable has {len(name)} characters; at most {limits.max_variable_name}")
         if old_size is None and len(self._values) >= limits.max_variables:
-            raise GuestFault(f"more than the {limits.max_variables} variables that a request may have")
+            raise GuestFault(f"the request has more than {limits.max_variables} variables, the limit")
         total = self._size + size - (old_size or 0)
         if total > limits.max_variable_bytes:
-            raise GuestFault(
-                f"variables of {total} bytes exceed the limit of {limits.max_variable_bytes} for a request"
-            )
+            raise GuestFault(f"the variables of the request have {total} bytes; at most {limits.max_variable_bytes}")
 
 
 @dataclass(slots=True)

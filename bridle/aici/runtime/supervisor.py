@@ -154,7 +154,7 @@ class Supervisor:
             return self._side.instantiate(request, self._dialect)
         if isinstance(request, p.Discard):
             return self._side.discard(request)
-        raise ProtocolError("this operation belongs to the main channel")
+        raise ProtocolError("got an operation on the side channel that belongs on the main channel")
 
     def _spoke(self, dialect: str) -> None:
         """Record the engine's dialect, which the engine's first step shows."""
@@ -227,7 +227,7 @@ class Supervisor:
 
     def _side_any(self, request: p.Request) -> Any:
         if isinstance(request, (p.PostPreProcess, p.MidProcess)):
-            raise ProtocolError("steps belong to the main channel")
+            raise ProtocolError("got a step operation on the side channel; it belongs on the main channel")
         return self._any_op(request)
 
     def _reply_side(self, reply: bytes) -> None:
@@ -268,14 +268,14 @@ class Supervisor:
         """End the runtime after the engine has ended, or after it broke the channel. If the engine has ended, remove
         the shared objects."""
         if self._engine_lives():
-            _log.error("%s; ending", error)
+            _log.error("%s; the control runtime ends", error)
         else:  # no engine is left to be informed
             self._link.unlink()
         self.stop()
 
     def _worker_died(self, worker: WorkerHandle) -> None:
         for name, trace in self._registry.worker_died(worker).items():
-            _log.warning("the worker of request %s died, traceparent %s", name[:80], trace)
+            _log.warning("the worker process of request %s died, traceparent %s", name[:80], trace)
 
     def _orphaned(self, why: str) -> None:
         """End the runtime, because no worker can be started without a fork server. The engine then starts a new

@@ -33,7 +33,7 @@ def check_tag(tag: str, auth: Auth) -> None:
     if not is_tag(tag):
         raise InvalidRequest(
             f"invalid tag {tag[:80]!r}: use at most {MAX_TAG} letters, digits, '_', '-' or '.', with a letter first. "
-            "A tag of hex digits alone has at most 20"
+            "A tag of hexadecimal digits alone has at most 20 digits"
         )
     if not auth.is_admin and not tag.startswith(f"{auth.user}."):
         raise InvalidRequest(f"tag {tag!r}: user {auth.user!r} may only set tags that start with '{auth.user}.'")
@@ -53,12 +53,12 @@ class GhReference:
         """Parse a reference. Raises `InvalidRequest` with the allowed syntax."""
         parts = text[3:].split("/")
         if _GH.match(text) is None or not 2 <= len(parts) <= 4 or not all(parts) or ".." in text:
-            raise InvalidRequest(f"invalid reference {text[:120]!r}: gh:owner/repo[/selector][/version]")
+            raise InvalidRequest(f"invalid reference {text[:120]!r}; must be gh:owner/repo[/selector][/version]")
         version = ""
         if len(parts) > 2 and (parts[-1] == "latest" or _VERSION.match(parts[-1])):
             version = parts.pop()
         if len(parts) > 3:
-            raise InvalidRequest(f"invalid reference {text[:120]!r}: {parts[-1]!r} is no version")
+            raise InvalidRequest(f"invalid reference {text[:120]!r}: {parts[-1]!r} is not a version")
         return cls(parts[0], parts[1], parts[2] if len(parts) == 3 else "", version)
 
     @property

@@ -35,7 +35,7 @@ def build_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
     tokens have the same bytes, the trie has the last one. Raises `UnsupportedModel` if the vocabulary exceeds the
     limits of the format."""
     if not 0 < len(tokens) < NO_TOKEN:
-        raise UnsupportedModel(f"vocabulary of {len(tokens)} tokens; the trie holds 1 to {NO_TOKEN - 1}")
+        raise UnsupportedModel(f"the vocabulary has {len(tokens)} tokens; the token trie holds 1 to {NO_TOKEN - 1}")
     bits = LENGTH_BITS[dialect]
     longest = (1 << bits) - 2
     kept = [token if len(token) <= longest else b"" for token in tokens]
@@ -53,7 +53,7 @@ def _pack(tokens: Sequence[bytes], bits: int) -> tuple[Array, bytes]:
     starts = np.cumsum(lengths) - lengths
     if starts[-1] + lengths[-1] >= 1 << (32 - bits):
         raise UnsupportedModel(
-            f"{starts[-1] + lengths[-1]} bytes of tokens exceed the {1 << (32 - bits)} of the trie format"
+            f"the tokens have {starts[-1] + lengths[-1]} bytes in all; the token trie holds at most {1 << (32 - bits)}"
         )
     return (starts << bits | lengths).astype("<u4"), b"".join(tokens)
 
@@ -171,7 +171,9 @@ class TokenTrie:
     def __init__(self, blob: bytes, dialect: int) -> None:
         magic, size, nodes, offsets, _, self.vocab_size, self.eos = HEADER.unpack_from(blob)
         if magic != MAGIC or size != HEADER.size:
-            raise UnsupportedModel(f"not a token trie: magic {magic:#x}, header of {size} bytes")
+            raise UnsupportedModel(
+                f"the data is not a token trie: its magic number is {magic:#x}, its header has {size} bytes"
+            )
         self._nodes = np.frombuffer(blob, "<u4", count=nodes // 4, offset=size).reshape(-1, 2)
         self._offsets = np.frombuffer(blob, "<u4", count=offsets // 4, offset=size + nodes)
         self._data = blob[size + nodes + offsets :]

@@ -83,7 +83,8 @@ class RuntimeVocabulary:
         extra = size - self.size
         if not 0 < extra <= MAX_ADDED:
             raise InvalidRequest(
-                f"logits size {size} must be the vocabulary's {self.size} or up to {MAX_ADDED} more", "logits_size"
+                f"logits_size is {size}; must be the vocabulary size {self.size}, or up to {MAX_ADDED} more",
+                "logits_size",
             )
         added = frozenset(range(self.size, size))
         return RuntimeVocabulary(

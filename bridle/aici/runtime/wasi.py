@@ -48,7 +48,7 @@ def fd_write(guest: Instance, fd: int, vectors: int, count: int, written: int) -
     if fd not in (1, 2):
         return _BADF
     if count > _MAX_VECTORS:
-        raise GuestFault(f"fd_write with {count} pieces; at most {_MAX_VECTORS}")
+        raise GuestFault(f"fd_write got {count} buffers; at most {_MAX_VECTORS}")
     total = 0
     keep = guest.surroundings.limits.max_log
     for index in range(count):

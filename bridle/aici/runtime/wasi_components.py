@@ -53,7 +53,7 @@ class World:
     def random_bytes(self, count: int) -> bytes:
         """Return the next random bytes. Raises `GuestFault` if `count` is too large."""
         if count > _MAX_RANDOM:
-            raise GuestFault(f"{count} random bytes at once; at most {_MAX_RANDOM}")
+            raise GuestFault(f"the controller asked for {count} random bytes at once; at most {_MAX_RANDOM}")
         return self._random.randbytes(count)
 
     def random_u64(self) -> int:
@@ -82,7 +82,7 @@ def _datetime(nanoseconds: int) -> wc.Record:
 
 
 def _no_sleep(_guest: Any, _time: int) -> None:
-    raise GuestFault('a controller cannot sleep; to be called again later, answer {"wait": {"ms": ...}}')
+    raise GuestFault('a controller cannot sleep. To be called again later, it can answer {"wait": {"ms": ...}}')
 
 
 _RANDOM: dict[str, Callable[..., Any]] = {

@@ -59,7 +59,7 @@ class HostFunction:
 def check_span(start: int, length: int, size: int) -> None:
     """Raise `GuestFault` unless the bytes lie inside a memory of `size` bytes."""
     if start + length > size:
-        raise GuestFault(f"pointer {start:#x} with {length} bytes is outside the memory of {size} bytes")
+        raise GuestFault(f"the pointer {start:#x} with {length} bytes is outside the memory of {size} bytes")
 
 
 def with_backtrace(failure: BaseException, text: str) -> BaseException:

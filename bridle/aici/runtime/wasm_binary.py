@@ -81,7 +81,7 @@ def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
         kind = wasm[position]
         size, start = _leb(wasm, position + 1)
         if start + size > len(wasm):
-            raise InvalidRequest(f"section {kind} of {size} bytes ends behind the module")
+            raise InvalidRequest(f"section {kind} of the module has {size} bytes and ends after the module")
         yield kind, wasm[start : start + size]
         position = start + size
 
@@ -123,7 +123,7 @@ def _imported_globals(body: bytes) -> int:
             position += 2
             found += 1
         else:
-            raise InvalidRequest(f"import of unknown kind {kind}")
+            raise InvalidRequest(f"the module has an import of unknown kind {kind}")
     return found
 
 
@@ -139,7 +139,7 @@ def _global_types(body: bytes) -> list[tuple[int, bool]]:
     """Return value type and mutability of each global that the module defines."""
     count, position = _leb(body, 0)
     if count > MAX_GLOBALS:
-        raise InvalidRequest(f"module has {count} globals; at most {MAX_GLOBALS} are allowed")
+        raise InvalidRequest(f"the module has {count} globals; at most {MAX_GLOBALS}")
     types = []
     for _ in range(count):
         types.append((body[position], body[position + 1] == 1))

@@ -20,7 +20,9 @@ from bridle.aici.runtime.wasm import LOOK_TICKS, HostFunction, check_span, runni
 from bridle.errors import ControllerTrap
 
 if not WASMTIME_VERSION.startswith("50."):
-    raise ImportError(f"wasmtime: got {WASMTIME_VERSION}; controllers need 50.x: pip install 'wasmtime>=50.0.1,<51'")
+    raise ImportError(
+        f"wasmtime: got {WASMTIME_VERSION}; controllers need 50.x. Run: pip install 'wasmtime>=50.0.1,<51'"
+    )
 
 _Cells = ctypes.POINTER(ctypes.c_int64)
 _HOST_CALL = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, _Cells, ctypes.c_size_t)

@@ -275,7 +275,9 @@ class Worker:
         seat = self._seats.get(op.parent)
         try:
             if seat is None or seat.is_running:
-                raise ControllerTrap("Worker: the sequence to fork from is not here, or still running")
+                raise ControllerTrap(
+                    "cannot fork: the parent sequence is not in this worker process, or its callback still runs"
+                )
             seat.ahead.forget()
             hosted = seat.hosted.fork(op.key, op.branch)
         except ControllerError as error:
