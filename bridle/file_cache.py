@@ -59,7 +59,7 @@ def cache_limit() -> int:
     if not text:
         return DEFAULT_LIMIT
     if not re.fullmatch(r"\d{1,18}", text):
-        raise InvalidRequest(f"{LIMIT_VARIABLE} is {text!r}; must be a number of bytes, 0 to keep nothing")
+        raise InvalidRequest(f"{LIMIT_VARIABLE} is {text!r}; must be a number of bytes (0 keeps no files)")
     return int(text)
 
 
@@ -99,7 +99,7 @@ class FileCache:
             found = _read_text(file)
             data = None if found is None else _read_data(file, found[1], found[2], allocate)
         if found is None or data is None:
-            _log.info("%s is damaged and is created again", path)
+            _log.info("cache file %s is damaged; it is deleted and created again", path)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
@@ -120,7 +120,7 @@ class FileCache:
                 _write(draft.fileno(), text, parts)
                 os.replace(draft.name, path)
         except OSError as error:
-            _log.warning("%s is not kept: %s", path, error.strerror)
+            _log.warning("cache file %s is not written: %s", path, error.strerror)
             return False
         return True
 
@@ -242,7 +242,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
         while done < piece.nbytes:
             count = os.preadv(file, [piece[done:]], begin + first + done)  # type: ignore[list-item]
             if count == 0:
-                raise OSError("the file ends early")
+                raise OSError("the cache file ends early")
             done += count
         return _sum(piece)
 
