@@ -70,7 +70,7 @@ def choose(wanted: str) -> None:
 
     problem = _obstacle(wanted)
     if problem is not None:
-        raise InvalidRequest(f"sandbox is {wanted!r}, but {problem}; `best` runs with the walls that exist", "sandbox")
+        raise InvalidRequest(f"sandbox is {wanted!r}, but {problem}; `best` uses the mechanisms that exist", "sandbox")
     os.environ[VARIABLE] = wanted
 
 
