@@ -155,7 +155,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, stream: TextIO) -> None:
-        raise AttributeError("the stream is standard error")
+        raise AttributeError("the stream is always standard error and cannot be set")
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
