@@ -22,7 +22,7 @@ class PlayedDevice:
         seconds: Callable[[StepPlan], float] | None = None,
     ) -> None:
         if seconds is not None and clock is None:
-            raise ValueError("device_time needs a clock to be measured with")
+            raise ValueError("device_time needs a clock")
         self.faults, self.sample_faults = dict(faults or {}), dict(sample_faults or {})
         self.num_forwards = self.num_samples = 0
         self.clock, self._seconds = clock, seconds

@@ -100,7 +100,7 @@ class FakeStates:
         """Return the bytes of a state. Raises `InternalError` if the slot was never written."""
         digest = self._digests[slot]
         if digest is None:
-            raise InternalError(f"state slot {slot} is read, and holds nothing")
+            raise InternalError(f"state slot {slot} is read, but is empty")
         return digest.to_bytes(8, "little")
 
     def write(self, slot: int, data: memoryview) -> None:
@@ -112,11 +112,11 @@ class FakeStates:
         end = row.start + row.num_scheduled
         if row.start and self._digests[row.state] != digests[row.start - 1]:
             raise InternalError(
-                f"sequence {row.seq_id} continues at {row.start} from another state, in slot {row.state}"
+                f"sequence {row.seq_id} continues at {row.start}, but slot {row.state} holds another state"
             )
         for save in row.saves:
             if not row.start < save.position <= end:
-                raise InternalError(f"sequence {row.seq_id} saves its state at {save.position}, outside of its row")
+                raise InternalError(f"sequence {row.seq_id} saves its state at {save.position}, outside of its tokens")
             self._digests[save.slot] = digests[save.position - 1]
         self._digests[row.state] = digests[end - 1]
 

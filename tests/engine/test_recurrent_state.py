@@ -187,9 +187,9 @@ def test_the_scripted_executor_refuses_a_wrong_state() -> None:
     states.run(PlanRow(1, 2, 1, state=1), [11, 22, 33])
     states.copy([StateCopy(0, 2), StateCopy(1, 0)])
     states.run(PlanRow(2, 3, 1, state=2), [11, 22, 33, 44])
-    with pytest.raises(InternalError, match="continues at 2 from another state, in slot 2"):
+    with pytest.raises(InternalError, match="continues at 2, but slot 2 holds another state"):
         states.run(PlanRow(2, 2, 1, state=2), [11, 22, 33])
-    with pytest.raises(InternalError, match="outside of its row"):
+    with pytest.raises(InternalError, match="outside of its tokens"):
         states.run(PlanRow(1, 3, 1, state=0, saves=(StateSave(3, 1),)), [11, 22, 33, 44])
 
 
