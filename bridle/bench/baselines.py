@@ -235,7 +235,7 @@ class ContinuousPeer:
                         raise RuntimeError(f"{self.name} failed: {result.error}")
                     done[result.request_id] = list(result.generated_tokens)
                 elif result is None and not manager.is_running():
-                    raise RuntimeError(f"{self.name} stopped before it was done")
+                    raise RuntimeError(f"{self.name} stopped before all requests were finished")
             return watch.stop([done[name] for name in names])
 
     def close(self) -> None:

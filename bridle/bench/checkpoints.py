@@ -82,7 +82,7 @@ def planned_checkpoint(name: str, folder: Path = Path()) -> BenchCheckpoint:
 def _made(name: str) -> Any:
     shapes = SHAPES | LARGE_SHAPES
     if name not in shapes:
-        raise InvalidRequest(f"no model size is called {name!r}; there are {', '.join(shapes)}", "model_size")
+        raise InvalidRequest(f"model_size is {name!r}; must be one of {', '.join(shapes)}", "model_size")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

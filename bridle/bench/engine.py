@@ -212,7 +212,7 @@ def check_lengths(peer: baselines.Peer, tokens: Sequence[Sequence[int]], num_new
     """Raise an error for a peer that ended early, which would look fast."""
     short = [len(output) for output in tokens if len(output) != num_new]
     if short:
-        raise RuntimeError(f"{peer.name} gave {short[0]} tokens where {num_new} were asked for")
+        raise RuntimeError(f"{peer.name} generated {short[0]} tokens; {num_new} were requested")
 
 
 def agreement_of(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:

@@ -158,7 +158,7 @@ def _await_health(process: psutil.Process, port: int, log: Path) -> None:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(_LOOK_SECONDS)
-    raise EngineClosed(f"the server did not come up: {log.read_text(errors='replace')[-2000:]}")
+    raise EngineClosed(f"the benchmarked server did not start: {log.read_text(errors='replace')[-2000:]}")
 
 
 def _await_token(port: int) -> None:
@@ -173,7 +173,7 @@ def _await_token(port: int) -> None:
                 return
         except urllib.error.HTTPError as error:
             refused = error.read().decode(errors="replace")
-    raise EngineClosed(f"the server answered a request for one token with an error: {refused[:500]}")
+    raise EngineClosed(f"the benchmarked server answered a request for one token with an error: {refused[:500]}")
 
 
 def _await_settled(process: psutil.Process, seconds: float) -> None:

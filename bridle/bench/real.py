@@ -118,8 +118,8 @@ def _check(settings: BenchSettings) -> None:
     for name, path in (("llama_server", settings.llama_server), ("llama_bench", settings.llama_bench)):
         if path is None or not path.is_file():
             raise InvalidRequest(
-                f"{name} is {str(path) if path else None!r}; `bridle bench real` compares with llama.cpp's program, so "
-                f"give its path as --{name.replace('_', '-')}",
+                f"{name} is {str(path) if path else None!r}; `bridle bench real` runs this program of llama.cpp: "
+                f"set --{name.replace('_', '-')} to its path",
                 name,
             )
 
@@ -168,7 +168,9 @@ def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: in
     samples = asyncio.run(closed_loop(target, prompts, max_tokens, len(prompts)))
     seconds = time.perf_counter() - began
     if bad := [one for one in samples if not one.is_complete or one.num_tokens != max_tokens]:
-        raise EngineClosed(f"{len(bad)} of {len(samples)} requests got no {max_tokens} tokens: status {bad[0].status}")
+        raise EngineClosed(
+            f"{len(bad)} of {len(samples)} requests did not get {max_tokens} tokens: status {bad[0].status}"
+        )
     return counted * len(prompts) / seconds
 
 

@@ -59,7 +59,7 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
     known = benchmarks()
     if name not in known:
         hint = "" if len(known) > len(BENCHMARKS) else "; from a checkout of bridle, `python -m bridle bench` has more"
-        raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(known)}{hint}", "NAME")
+        raise InvalidRequest(f"there is no benchmark {name!r}; known are {', '.join(known)}{hint}", "NAME")
     home = __package__ if name in BENCHMARKS else DEV
     from rich.console import Console
 

@@ -60,7 +60,7 @@ def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
         if found := _ADDRESS.search(log.read_text()):
             return int(found.group(1))
         time.sleep(0.1)
-    raise EngineClosed(f"the server did not come up: {log.read_text()[-2000:]}")
+    raise EngineClosed(f"the benchmarked server did not start: {log.read_text()[-2000:]}")
 
 
 def free_port() -> int:

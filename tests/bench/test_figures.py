@@ -64,7 +64,7 @@ def test_early_end_is_refused() -> None:
     class Early:
         name = "early"
 
-    with pytest.raises(RuntimeError, match="early gave 1 tokens where 2 were asked for"):
+    with pytest.raises(RuntimeError, match="early generated 1 tokens; 2 were requested"):
         check_lengths(Early(), [[1, 2], [3]], 2)  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def test_step_bytes_leave_out_what_is_only_looked_up(
 
 
 def test_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"no model size is called '7b'; there are 20m, 0\.5b"):
+    with pytest.raises(InvalidRequest, match=r"model_size is '7b'; must be one of 20m, 0\.5b"):
         make_checkpoint("7b", tmp_path)
 
 

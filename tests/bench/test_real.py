@@ -81,9 +81,9 @@ def test_a_ratio_is_to_the_faster_peer() -> None:
 
 def test_programs_that_are_missing_are_named(settings: BenchSettings, tmp_path: Path) -> None:
     limits = MachineLimits(1e9, 1e9)
-    with pytest.raises(InvalidRequest, match="give its path as --llama-server"):
+    with pytest.raises(InvalidRequest, match="set --llama-server to its path"):
         real.guesses(BenchSettings(models=("demo",)), limits)
-    with pytest.raises(InvalidRequest, match="give its path as --llama-bench"):
+    with pytest.raises(InvalidRequest, match="set --llama-bench to its path"):
         real.guesses(
             BenchSettings(models=("demo",), llama_server=settings.llama_server, llama_bench=tmp_path / "none"), limits
         )

@@ -67,5 +67,5 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit('no model')"], stdout=output, stderr=output)
         process.wait()
-    with pytest.raises(EngineClosed, match="did not come up: no model"):
+    with pytest.raises(EngineClosed, match="did not start: no model"):
         announced_port(process, log)
