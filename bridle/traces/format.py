@@ -73,7 +73,7 @@ def decode_record(line: bytes) -> Any:
     try:
         message = _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"no record of a trace: {error}", "TRACE") from None
+        raise InvalidRequest(f"not a trace record: {error}", "TRACE") from None
     value = _BY_MESSAGE[type(message)].unpack(message)
     if isinstance(value, TraceHeader) and value.version != VERSION:
         raise InvalidRequest(f"the trace has version {value.version}; this bridle reads {VERSION}", "TRACE")
@@ -149,10 +149,10 @@ def _numbered(file: BinaryIO, name: str) -> Iterator[tuple[int, Record | TraceHe
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: line {number}: {error}", "TRACE") from None
         if number == 1 and not isinstance(value, TraceHeader):
-            raise InvalidRequest(f"{name}: line {number} is a record, but no header came before it", "TRACE")
+            raise InvalidRequest(f"{name}: line {number} must be the header of the trace, but is a record", "TRACE")
         yield number, value
     if not number:
-        raise InvalidRequest(f"{name}: there is no trace in it", "TRACE")
+        raise InvalidRequest(f"{name}: the file holds no trace", "TRACE")
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:

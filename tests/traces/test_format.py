@@ -72,11 +72,11 @@ def test_every_kind_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([], "there is no trace in it"),
-        ([b"{"], "line 1: no record of a trace"),
-        ([b'{"type":"wish","output":0,"step":1}'], "line 1: no record of a trace"),
-        ([encode_record(TokenRecord(0, 1))], "line 1 is a record, but no header came before it"),
-        ([encode_record(TraceHeader("a")), b"[]"], "line 2: no record of a trace"),
+        ([], "the file holds no trace"),
+        ([b"{"], "line 1: not a trace record"),
+        ([b'{"type":"wish","output":0,"step":1}'], "line 1: not a trace record"),
+        ([encode_record(TokenRecord(0, 1))], "line 1 must be the header of the trace, but is a record"),
+        ([encode_record(TraceHeader("a")), b"[]"], "line 2: not a trace record"),
         (
             [encode_record(replace(TraceHeader("a"), version=VERSION + 1))],
             f"has version {VERSION + 1}; this bridle reads",
