@@ -87,14 +87,14 @@ def check_blocks(kind: BlockType, blocks: Tensor, shape: tuple[int, int]) -> Non
     num_outputs, num_inputs = shape
     if num_outputs < 1 or num_inputs < 1 or num_inputs % kind.inputs:
         raise InvalidRequest(
-            f"a matrix of shape {shape} cannot be {kind.name}: its rows are no multiple of {kind.inputs}",
+            f"a matrix of shape {shape} cannot be {kind.name}: its row length is not a multiple of {kind.inputs}",
             "quantization",
         )
     wanted = (num_outputs, kind.row_bytes(num_inputs))
     if blocks.dtype is not torch.uint8 or tuple(blocks.shape) != wanted:
         raise InvalidRequest(
-            f"{kind.name} blocks are {tuple(blocks.shape)} of {blocks.dtype}; a matrix of shape {shape} has {wanted} "
-            "of torch.uint8",
+            f"{kind.name} blocks have shape {tuple(blocks.shape)} and type {blocks.dtype}; a matrix of {shape} needs "
+            f"{wanted} of torch.uint8",
             "quantization",
         )
 
@@ -129,9 +129,9 @@ def join_split(kind: BlockType, split: SplitBlocks) -> Tensor:
 def quantize(kind: BlockType, weight: Tensor) -> Tensor:
     """Quantize float rows [out, in] to blocks [out, bytes], for Q8_0 and Q4_0."""
     if kind.name not in ("Q8_0", "Q4_0"):
-        raise InvalidRequest(f"weights are quantized to Q8_0 and Q4_0 here, not to {kind.name}", "quantization")
+        raise InvalidRequest(f"weights cannot be quantized to {kind.name}; use Q8_0 or Q4_0", "quantization")
     if weight.shape[1] % kind.group:
-        raise InvalidRequest(f"rows of {weight.shape[1]} numbers are no multiple of {kind.group}", "quantization")
+        raise InvalidRequest(f"row length is {weight.shape[1]}; must be a multiple of {kind.group}", "quantization")
     make = _to_q8 if kind.name == "Q8_0" else _to_q4
     parts = torch.split(
         weight.detach(), max(1, _MAX_NUMBERS // weight.shape[1])

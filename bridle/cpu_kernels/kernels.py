@@ -77,7 +77,7 @@ class Kernels:
         self.name = name
         self._library = library = ctypes.CDLL(str(path))
         if library.bridle_version() != VERSION:
-            raise InternalError(f"{path.name} has interface {library.bridle_version()}; {VERSION} is wanted")
+            raise InternalError(f"{path.name} has interface {library.bridle_version()}; this bridle needs {VERSION}")
         self.lanes: int = library.bridle_lanes()
         self.zero: int = library.bridle_zero()
         #: Number of query rows of a chunk of attention.
@@ -145,4 +145,4 @@ def require(holds: bool, what: str) -> None:
     """Raise `InternalError` unless the condition `holds` is true. A kernel called without this check could read outside
     of its memory."""
     if not holds:
-        raise InternalError(f"not for a kernel: {what}")
+        raise InternalError(f"a CPU kernel cannot take these arguments: {what}")

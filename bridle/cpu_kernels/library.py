@@ -65,14 +65,14 @@ def choice() -> KernelChoice:
             found = load(target)
             try_out(found)
         except (BridleError, OSError) as error:
-            _log.warning("ignoring the kernels %s: %s", target.name, error)
+            _log.warning("CPU kernels %s are not used: %s", target.name, error)
             reasons.append(f"{target.name}: {error}")
             continue
         made = KernelChoice(found, f"{found.name}, {found.lanes} lanes")
         _log.info("CPU kernels: %s", made.reason)
         return made
     reason = "; ".join(reasons) or "none is built for this processor"
-    _log.warning("no native kernels, plain torch computes: %s", reason)
+    _log.warning("CPU kernels cannot be used, so plain torch computes: %s", reason)
     return KernelChoice(None, reason)
 
 
@@ -103,7 +103,7 @@ def try_out(found: Kernels) -> None:
     scale = rows.abs().amax(1, keepdim=True).div(127)
     want = (torch.round(rows / scale) @ integers.float().t()) * scale  # sums below 2^24: exact in float32, too
     if not torch.equal(found.linear(ones, rows), want):
-        raise InternalError("its 8-bit product differs from torch's")
+        raise InternalError("the kernels' 8-bit matrix product differs from torch's")
     for kind in TYPES.values():
         _try_packing(found, kind, generator)
     for name in ("Q8_0", "Q4_0"):
@@ -125,7 +125,7 @@ def _try_packing(found: Kernels, kind: BlockType, generator: torch.Generator) ->
         pack_blocks(kind, blocks, found.lanes, fill) for fill in (found.pack, plain_fill(found.lanes, found.zero))
     )
     if not (torch.equal(have.weights, want.weights) and torch.equal(have.scales, want.scales)):
-        raise InternalError(f"it packs {kind.name} in another order than torch does")
+        raise InternalError(f"the kernels pack {kind.name} blocks in another order than torch does")
 
 
 def _try_attention(found: Kernels, generator: torch.Generator) -> None:
@@ -150,7 +150,7 @@ def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
     fifth = torch.full((2, 1), 5.0)
     want = torch.cat([each.double() for each in (best[:, 4:], fifth, best, places, best[:, :1], totals)], 1)
     if not torch.equal(told, want):
-        raise InternalError("its best values or ranks differ from torch's")
+        raise InternalError("the kernels' largest logits or ranks differ from torch's")
     weights = (work - largest[:, None]).exp().double()
     _compare(totals / 2.0**34, weights.sum(1, keepdim=True), 1e-5, "total of weights")
     running = weights.cumsum(1).gather(1, tokens.unsqueeze(1))
@@ -165,7 +165,7 @@ def _try_masks(found: SamplingKernels, work: Tensor) -> None:
     found.allow(have, [1], [odd])
     best, places = found.largest(work, [0, 1], [None, odd])
     if not (torch.equal(have, want) and torch.equal(best, want.amax(1)) and torch.equal(places, want.argmax(1))):
-        raise InternalError("what it finds under masks differs from torch's")
+        raise InternalError("the kernels' largest logits under token masks differ from torch's")
 
 
 def _try_recurrences(found: RecurrenceKernels, generator: torch.Generator) -> None:
@@ -197,7 +197,7 @@ def _try_recurrences(found: RecurrenceKernels, generator: torch.Generator) -> No
 
 def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
     if not float((have - want).abs().max()) <= tolerance * float(want.abs().max()):
-        raise InternalError(f"its {what} differs from torch's")
+        raise InternalError(f"the kernels' {what} differs from torch's")
 
 
 def sampling_kernels(work: Tensor) -> SamplingKernels | None:

@@ -65,7 +65,9 @@ class Cuts(NamedTuple):
         """Raise `InternalError` if the filters do not have exactly `count` rows."""
         check_tensor(self.floors, torch.float32, count, "floors")
         if len(self.top_k) != count or len(self.top_p) != count or not all(0 <= k <= MAX_BEST for k in self.top_k):
-            raise InternalError(f"cuts of {len(self.top_k)} rows, {count} are drawn from; top_k {list(self.top_k)}")
+            raise InternalError(
+                f"filters for {len(self.top_k)} rows, but {count} are sampled; top_k {list(self.top_k)}"
+            )
 
 
 class SamplingKernels:
@@ -90,7 +92,7 @@ class SamplingKernels:
         `logits` [R, V]. The rows may have any width. Of equal logits, the position of the first one is returned. NaN
         counts as the largest. A result of -inf means that the mask allows no token."""
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
-            raise InternalError(f"not for a kernel: {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
+            raise InternalError(f"kernels cannot read {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
         num_rows, columns = logits.shape
         stride = logits.stride(0)
         if (
@@ -98,7 +100,7 @@ class SamplingKernels:
             or (columns > 1 and logits.stride(1) != 1)
             or stride < (num_rows > 1) * columns
         ):
-            raise InternalError(f"not for a kernel: logits of shape {tuple(logits.shape)}, strides {logits.stride()}")
+            raise InternalError(f"kernels cannot read logits of shape {tuple(logits.shape)}, strides {logits.stride()}")
         index, bits, sizes = _masked(where, masks, logits)
         best, places = torch.empty(len(where), dtype=torch.float32), torch.empty(len(where), dtype=torch.int64)
         given = (logits.data_ptr(), index.data_ptr(), addressof(bits), sizes.data_ptr())
@@ -121,7 +123,7 @@ class SamplingKernels:
         num_rows, columns = _shape(work)
         count = len(where)
         if not all(0 <= row < num_rows for row in where):
-            raise InternalError(f"rows {list(where)} of {num_rows}")
+            raise InternalError(f"got the row indices {list(where)} for {num_rows} logits rows")
         check_tensor(best, torch.float32, count, "the largest logits")
         check_tensor(temperature, torch.float32, count, "temperatures")
         check_tensor(uniform, torch.float64, count, "numbers to draw with")
@@ -154,9 +156,9 @@ class SamplingKernels:
         NaN is never among the largest logits."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
-            raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")
+            raise InternalError(f"the {num_best} best of {columns} logits; kernels find at most {MAX_BEST}")
         if len(tokens) != num_rows or not 0 <= min(tokens) <= max(tokens) < columns:
-            raise InternalError(f"tokens {list(tokens)} of {num_rows} rows of {columns}")
+            raise InternalError(f"got tokens {list(tokens)} for {num_rows} rows of {columns} logits")
         check_tensor(totals, torch.float64, num_rows, "totals")
         index = torch.tensor(tokens, dtype=torch.int64)
         maxima = torch.empty(num_rows, columns // COLUMNS, dtype=torch.float32)
@@ -169,7 +171,7 @@ class SamplingKernels:
 def _masked(where: Sequence[int], masks: Sequence[bytes | None], work: Tensor) -> tuple[Tensor, Any, Tensor]:
     """Return the row indices, pointers to the masks, and the masks' sizes in bytes, for rows `where` of `work`."""
     if len(where) != len(masks) or not all(0 <= row < work.shape[0] for row in where):
-        raise InternalError(f"{len(masks)} masks of rows {list(where)} of {work.shape[0]}")
+        raise InternalError(f"got {len(masks)} masks for the row indices {list(where)} of {work.shape[0]} logits rows")
     pointers = (c_char_p * len(masks))(*masks)  # keeps the masks alive
     sizes = torch.tensor([0 if mask is None else len(mask) for mask in masks], dtype=torch.int64)
     return torch.tensor(where, dtype=torch.int64), pointers, sizes
@@ -179,5 +181,5 @@ def _shape(work: Tensor) -> tuple[int, int]:
     num_rows, columns = work.shape
     check_tensor(work, torch.float32, num_rows * columns, "logits")
     if columns % COLUMNS or not 0 < columns < _MAX_NUMBERS:
-        raise InternalError(f"rows of {columns} logits; kernels take whole blocks of {COLUMNS}")
+        raise InternalError(f"rows have {columns} logits; kernels need a multiple of {COLUMNS}")
     return num_rows, columns

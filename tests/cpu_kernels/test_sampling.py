@@ -280,9 +280,9 @@ def test_what_a_mask_does_not_allow_is_written_over(name: str, seed: int, num_ro
 @each_object
 def test_masks_and_rows_that_do_not_fit_each_other_are_refused(name: str) -> None:
     work = random_rows(1, 2, 1)
-    with pytest.raises(InternalError, match=r"1 masks of rows \[0, 1\] of 2"):
+    with pytest.raises(InternalError, match=r"1 masks for the row indices \[0, 1\] of 2"):
         functions(name).largest(work, [0, 1], [None])
-    with pytest.raises(InternalError, match=r"1 masks of rows \[2\] of 2"):
+    with pytest.raises(InternalError, match=r"1 masks for the row indices \[2\] of 2"):
         functions(name).allow(work, [2], [b"x"])
     with pytest.raises(InternalError, match="strides"):
         functions(name).largest(work.t(), [0], [None])
