@@ -241,7 +241,7 @@ class SamplingParams:
             )
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise InvalidRequest(
-                "max_tokens is 0; must be at least 1, unless prompt_logprobs asks for scores only", "max_tokens"
+                "max_tokens is 0; must be at least 1, or send prompt_logprobs to only score the prompt", "max_tokens"
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -252,12 +252,12 @@ class SamplingParams:
                 words = ", ".join(map(repr, known))
                 raise InvalidRequest(f"{name} is {short_repr(getattr(self, name))}; must be one of {words}", name)
         if self.mirostat == 1:
-            raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
+            raise InvalidRequest("mirostat is 1; must be 0 (off) or 2 (Mirostat 2.0)", "mirostat")
         if self.aligned:
             _check_aligned(self)
         _check_lists(self)
         if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
-            raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
+            raise InvalidRequest(f"prediction must be text of at most {MAX_PREDICTION_CHARS} characters", "prediction")
         if self.bias_texts:
             check_bias_texts(self.bias_texts)
         if self.logit_bias:
@@ -399,7 +399,7 @@ def _check_lists(params: SamplingParams) -> None:
         check_number("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
     num_tokens = sum(map(len, params.bad_words_ids))
     if num_tokens > MAX_BAD_WORD_TOKENS:
-        raise InvalidRequest(f"bad_words has {num_tokens} tokens; at most {MAX_BAD_WORD_TOKENS} together", "bad_words")
+        raise InvalidRequest(f"bad_words has {num_tokens} tokens; at most {MAX_BAD_WORD_TOKENS} in all", "bad_words")
     for word in params.bad_words_ids:
         if not word:
             raise InvalidRequest("bad_words_ids holds an empty list; every entry needs a token", "bad_words_ids")

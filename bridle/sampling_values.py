@@ -90,7 +90,7 @@ class Watermark:
             return cls() if given else None
         if isinstance(given, Mapping) and given.keys() <= {"gamma", "delta"}:
             return cls(**given)
-        raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false or gamma and delta", "watermark")
+        raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false, or gamma and delta", "watermark")
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -124,7 +124,7 @@ def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
     for text, value in texts:
         if not text or len(text) > MAX_STOP_STRING_CHARS:
             raise InvalidRequest(
-                f"logit_bias names a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
+                f"logit_bias has a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
                 "logit_bias",
             )
         _check_addend(short_repr(text), value)
@@ -160,7 +160,7 @@ def check_scales(scales: Mapping[str, float]) -> None:
         )
     for name, scale in scales.items():
         if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"control_vectors: got {short_repr(name)}; names are texts", "control_vectors")
+            raise InvalidRequest(f"control_vectors: got {short_repr(name)}; names must be texts", "control_vectors")
         try:
             check_number(f"control_vectors[{short_repr(name)}]", scale, -MAX_SCALE, MAX_SCALE)
         except InvalidRequest as error:

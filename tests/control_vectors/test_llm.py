@@ -249,7 +249,7 @@ def test_a_replaced_vector_counts_for_new_requests(llm: LLM, tmp_path: Path) -> 
         ({"a": 1e6}, "control_vectors['a'] is 1000000.0; must be at least -1000 and at most 1000"),
         ({"a": float("nan")}, "control_vectors['a'] is nan"),
         ({"a": True}, "control_vectors['a'] is True; must be a number"),
-        ({"": 1.0}, "control_vectors: got ''; names are texts"),
+        ({"": 1.0}, "control_vectors: got ''; names must be texts"),
         ({f"v{n}": 1.0 for n in range(9)}, "control_vectors: got 9 names; at most 8"),
         (["a"], "control_vectors: got ['a']; must map names to scales"),
     ],

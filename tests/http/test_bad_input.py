@@ -97,7 +97,7 @@ BAD_COMPLETIONS = [
     ('{"prompt": "a", "logit_bias": [1]}', "logit_bias", "must be a pair: a token id or a text, and a number"),
     ('{"prompt": "a", "logit_bias": [[1.5, 1]]}', "logit_bias", "has a pair for '1.5'; must be a token id or a text"),
     ('{"prompt": "a", "logit_bias": [[1, true]]}', "logit_bias", "logit_bias[1] must be a number"),
-    ('{"prompt": "a", "logit_bias": [["", 1]]}', "logit_bias", "logit_bias names a text of 0 characters"),
+    ('{"prompt": "a", "logit_bias": [["", 1]]}', "logit_bias", "logit_bias has a text of 0 characters"),
     ('{"prompt": "a", "speculate": "often"}', "speculate", "speculate is 'often'; must be 'off', 'auto', or a number"),
     ('{"prompt": "a", "speculate": 1.5}', "speculate", "speculate is 1.5; must be 'off', 'auto', or a number of"),
     ('{"prompt": "a", "speculate": true}', "speculate", "speculate is True; must be 'off', 'auto', or a number of"),
