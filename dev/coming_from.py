@@ -42,19 +42,22 @@ BODIES: dict[System, tuple[type[Fields], ...]] = {
 _FLAGS_HEAD = """\
 ## Flags
 
-The tables have each flag of the servers' current versions. If a flag has another name here, `bridle serve` accepts both
-names. If a flag is absent, `bridle serve` refuses it with the reason in the table. `--name-*` means all flags with this
-beginning. In Python, `LLM(...)` does the same with settings of these names, as in `gpu_memory_utilization=`."""
+The tables list all flags of other servers in their current versions. If a flag has another name in bridle,
+`bridle serve` accepts both names. If bridle does not have a flag, `bridle serve` refuses the flag with the reason in
+the table. `--name-*` means all flags with this beginning. In Python, `LLM(...)` treats keywords with the names of these
+flags in the same way, such as `gpu_memory_utilization=`."""
 _FIELDS_HEAD = """\
 ## Fields of requests
 
-A field that would change a text is never ignored. The server applies it, or refuses the request and names the
-alternative. Other unknown fields are ignored, unless [`--strict-fields`](http.md#what-requests-may-say) is set. vLLM's
-fields are also those of its `SamplingParams`. In Python every unknown name is an error."""
+The server never ignores a field that would change the output. The server applies such a field, or refuses the request
+and names the alternative. The server ignores other unknown fields, unless
+[`--strict-fields`](http.md#what-requests-may-say) is set. The table of vLLM includes the fields of its
+`SamplingParams`. In Python, every unknown name is an error."""
 _SAMPLERS_HEAD = """\
 ## Samplers
 
-The table has samplers, filters and penalties. [sampling.md](sampling.md) explains those that bridle has."""
+The table lists samplers, filters and penalties of other systems. [sampling.md](sampling.md) explains the samplers that
+bridle has."""
 #: Systems with Python libraries, which have calls instead of fields.
 _CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", "LMQL", "Ray", "Pie")
 
@@ -63,12 +66,12 @@ def meaning(row: CompatField, system: System) -> str:
     """Return the page's text about a field."""
     bodies = BODIES.get(system, _USUAL)
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
-        return f"the same; {row.why}" if row.here and row.why else "the same"
+        return f"the same field; {row.why}" if row.here and row.why else "the same"
     if row.here:
-        return f"`{row.here}`; both names work"
+        return f"`{row.here}` in bridle; both names work"
     if row.is_neutral:
-        return f"absent, and ignored: {row.why}"
-    return f"absent, and refused: {row.why}"
+        return f"bridle ignores this field: {row.why}"
+    return f"bridle refuses this field: {row.why}"
 
 
 def paths() -> frozenset[str]:
@@ -91,12 +94,12 @@ def flag_meaning(row: Flag) -> str:
     """Return the page's text about a flag."""
     but = f"; {row.why}" if row.why else ""
     if row.is_same:
-        return f"the same{but}"
+        return f"the same flag{but}" if but else "the same"
     if row.here == MODEL:
-        return f"`bridle serve MODEL`; both names work{but}"
+        return f"`bridle serve MODEL`, with or without this flag{but}"
     if row.is_shown or row.name in TAKEN:
-        return f"`{row.here}`; both names work{but}"
-    return f"absent, and refused: {row.why or row.here}"
+        return f"`{row.here}` in bridle; both names work{but}"
+    return f"bridle refuses this flag: {row.why or f'use {row.here}'}"
 
 
 def _flags() -> Iterator[str]:
@@ -133,11 +136,11 @@ def sampler_meaning(sampler: CompatSampler) -> str:
     here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
     if here:
         return ", ".join(here)
-    return "absent, and refused: " + "; ".join(dict.fromkeys(row.why for row in rows if not row.is_neutral))
+    return "bridle refuses this sampler: " + "; ".join(dict.fromkeys(row.why for row in rows if not row.is_neutral))
 
 
 def _listed(names: Iterable[str]) -> Iterator[str]:
-    text = "The same here: " + ", ".join(f"`{name}`" for name in names) + "."
+    text = "These names are the same in bridle: " + ", ".join(f"`{name}`" for name in names) + "."
     yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
     yield ""
 
@@ -179,8 +182,12 @@ def versions(system: System, kind: str) -> Iterator[str]:
     version = kept.get("version", "")
     if version:
         before = [number for number, each in kept.get("earlier", {}).items() if kind in each]
-        earlier = f", and of earlier ones back to {min(before, key=_numbers)}" if before else ""
-        yield f"Names of version {version}{earlier}." if version[0].isdigit() else f"Names {version}."
+        earlier = f", and of earlier versions back to {min(before, key=_numbers)}" if before else ""
+        yield (
+            f"These are the names of {system} {version}{earlier}."
+            if version[0].isdigit()
+            else f"These are the names {version}."
+        )
         yield ""
 
 
@@ -196,11 +203,11 @@ def sent(system: System) -> dict[str, list[str]]:
         row = BY_NAME.get(name)
         is_taken = any(name in body.model_fields for body in bodies)
         if is_taken or (row is not None and row.here):
-            text = "taken"
+            text = "bridle accepts these fields"
         elif row is None:
             raise LookupError(f"{system} sends {name!r}, which no table has")
         else:
-            text = f"{'ignored, and cannot change a text' if row.is_neutral else 'refused'}: {row.why}"
+            text = f"bridle {'ignores' if row.is_neutral else 'refuses'} this field: {row.why}"
         fields.setdefault(text, []).append(f"`{name}`")
     return fields
 
@@ -213,7 +220,7 @@ def _words() -> Iterator[str]:
         yield from versions(system, "words")
         yield from _table((f"`{word.name}`", word.told) for word in WORDS if word.system == system)
         if fields := sent(system):
-            yield "What its clients of servers send:"
+            yield f"Fields in requests of {system}'s clients:"
             yield ""
             yield from _table((", ".join(names), text) for text, names in fields.items())
 
@@ -221,8 +228,8 @@ def _words() -> Iterator[str]:
 def route_meaning(route: Route) -> str:
     """Return the page's text about a route."""
     if route.why:
-        return f"absent: {route.why}"
-    return f"the same, {route.but}" if route.but else "the same"
+        return f"bridle has no such route: {route.why}"
+    return f"the same route, {route.but}" if route.but else "the same"
 
 
 def _routes() -> Iterator[str]:
@@ -249,7 +256,7 @@ def _linked(text: str) -> str:
 def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     lines = [f"| {there} | {_linked(here)} |" for there, here in rows]
     if lines:
-        yield from ("| There | Here |", "| --- | --- |", *lines, "")
+        yield from ("| Other system | bridle |", "| --- | --- |", *lines, "")
 
 
 def written(page: str) -> str:

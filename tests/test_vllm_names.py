@@ -69,9 +69,9 @@ def test_a_setting_is_taken_or_refused_with_the_reason() -> None:
 def test_reasons_name_settings_rather_than_flags() -> None:
     for name, told in (
         ("max_loras", "; here it is 'max_step_adapters'"),
-        ("gpu_memory_utilization", ": `kv_memory`, in bytes; by default, the server measures the free memory"),
+        ("gpu_memory_utilization", ": set `kv_memory` in bytes; by default, the server measures the free memory"),
         ("mamba_config", f": {of_setting('mamba_config')}"),
-        ("ubatch_size", ": kernels are chosen automatically, and do not change the output"),
+        ("ubatch_size", ": the server chooses kernels automatically; kernels do not change the output"),
         ("tensor_parallel_size", ": `bridle serve` has --shards"),
         ("kv_cache_dtyp", "; did you mean 'kv_cache_dtype'?"),
     ):

@@ -12,14 +12,14 @@ from bridle.compat.request_fields_new import NEWER, SHARED
 from bridle.compat.schema import CompatField, absent, named, neutral, optional, same, systems_of
 from bridle.compat.vendor_fields import TEXT, VENDORS
 
-_CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
-_SAMPLER = "this server has no such sampler; docs/sampling.md lists its samplers"
-_TOP = "send its entries as top-level fields of the body, next to `model`"
-_ORDER = "the order is fixed: penalties, temperature, then the filters"
+_CONTROLLER = "`controller` names a program that decides about each token: sandboxed, or a class of the operator"
+_SAMPLER = "this server has no such sampler; docs/sampling.md lists the server's samplers"
+_TOP = "send the entries of this object as top-level fields of the body, next to `model`"
+_ORDER = "the order of samplers is fixed: penalties, temperature, then filters"
 _WEBUI = "text-generation-webui"
-_BEAMS = "beam search is on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
-_BEAMS_BY_NAME = "on /v1/completions and /v1/chat/completions `use_beam_search` searches, with `best_of` beams"
-_SPEED = "it does not change the output"
+_BEAMS = "beam search works on /v1/completions and /v1/chat/completions, in batch files and with `LLM.beam_search`"
+_BEAMS_BY_NAME = "set `use_beam_search` and `best_of` (beams) on /v1/completions or /v1/chat/completions"
+_SPEED = "this field does not change the output"
 
 
 def _reasoning(thinking: Any) -> Any:
@@ -47,9 +47,11 @@ _FIELDS: tuple[CompatField, ...] = (
     *same("SGLang", "temperature presence_penalty frequency_penalty"),
     *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs max_completion_tokens"),
     *same("OpenAI vLLM SGLang", "tools tool_choice parallel_tool_calls reasoning_effort"),
-    optional("OpenAI vLLM SGLang", "prompt", "x", (), "/v1/completions takes it, /generate takes `inputs` or `text`"),
-    optional("OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "/v1/chat/completions and /v1/messages take it"),
-    optional("OpenAI vLLM SGLang", "input", "x", (), "/v1/responses and /v1/embeddings take it"),
+    optional("OpenAI vLLM SGLang", "prompt", "x", (), "it is on /v1/completions; /generate has `inputs` or `text`"),
+    optional(
+        "OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "it is on /v1/chat/completions and /v1/messages"
+    ),
+    optional("OpenAI vLLM SGLang", "input", "x", (), "it is on /v1/responses and /v1/embeddings"),
     *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
     *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
     *same("vLLM", "min_tokens include_stop_str_in_output structured_outputs guided_json guided_regex guided_choice"),
@@ -71,9 +73,9 @@ _FIELDS: tuple[CompatField, ...] = (
     *(
         CompatField(systems_of("OpenAI vLLM"), name, name, limits)
         for name, limits in (
-            ("temperature", "up to 100, where OpenAI, and vLLM from 0.26 on, end at 2"),
-            ("presence_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
-            ("frequency_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
+            ("temperature", "the maximum is 100; for OpenAI and for vLLM from 0.26 on, it is 2"),
+            ("presence_penalty", "the range is -100 to 100; for OpenAI and vLLM, it is -2 to 2"),
+            ("frequency_penalty", "the range is -100 to 100; for OpenAI and vLLM, it is -2 to 2"),
         )
     ),
     # Other names.
@@ -94,8 +96,8 @@ _FIELDS: tuple[CompatField, ...] = (
     named("TGI", "adapter_id", "adapter", "an-adapter"),
     optional("TGI", "do_sample", False, (True,)),
     neutral("TGI", "details", "`usage` and `logprobs` have the details"),
-    neutral("TGI", "decoder_input_details", "`prompt_logprobs` returns them"),
-    neutral("TGI", "top_n_tokens", "`logprobs` counts them", 2),
+    neutral("TGI", "decoder_input_details", "`prompt_logprobs` returns the prompt's log-probabilities"),
+    neutral("TGI", "top_n_tokens", "`logprobs` sets the number of alternatives", 2),
     named(_WEBUI, "mirostat_mode", "mirostat", 2),
     named(_WEBUI, "grammar_string", "ebnf", 'root ::= "a"'),
     named(_WEBUI, "custom_token_bans", "logit_bias", "5,7", _banned_tokens),
@@ -109,8 +111,8 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "custom_logit_processor", _CONTROLLER, "x"),
     absent("SGLang", "custom_params", _CONTROLLER, {"a": 1}),
     absent("vLLM", "vllm_xargs", _CONTROLLER, {"a": 1}),
-    absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
-    absent("SGLang", "session_params", "send the whole conversation: the prefix cache has its KV", {"id": "1"}),
+    absent("SGLang", "stop_regex", "use a `regex` constraint that ends the text, or strings in `stop`", "x"),
+    absent("SGLang", "session_params", "send the whole conversation; the prefix cache keeps its KV", {"id": "1"}),
     # Samplers.
     optional("vLLM TGI", "use_beam_search", True, (False,), _BEAMS),
     optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0), _BEAMS),
@@ -126,7 +128,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
     absent(f"llama.cpp {_WEBUI}", "top_a", _SAMPLER, 0.2, (0,)),
     absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
-    neutral("llama.cpp", "adaptive_decay", "it has no effect without its sampler", 0.9),
+    neutral("llama.cpp", "adaptive_decay", "this field has no effect without the sampler adaptive-p", 0.9),
     absent(_WEBUI, "tfs", _SAMPLER, 0.9, (1, 1.0)),
     absent(_WEBUI, "epsilon_cutoff", _SAMPLER, 3, (0,)),
     absent(_WEBUI, "eta_cutoff", _SAMPLER, 3, (0,)),
@@ -136,106 +138,105 @@ _FIELDS: tuple[CompatField, ...] = (
     absent(_WEBUI, "penalty_alpha", _SAMPLER, 0.6, (0,)),
     absent(_WEBUI, "guidance_scale", _SAMPLER, 1.5, (1, 1.0)),
     absent(_WEBUI, "negative_prompt", _SAMPLER, "x"),
-    absent(_WEBUI, "dynamic_temperature", "`dynatemp_range` goes as far below `temperature` as above it"),
-    absent(_WEBUI, "dynatemp_low", "`dynatemp_range` goes as far below `temperature` as above it", 0.5, (1, 1.0)),
-    absent(_WEBUI, "dynatemp_high", "`dynatemp_range` goes as far below `temperature` as above it", 1.5, (1, 1.0)),
+    absent(_WEBUI, "dynamic_temperature", "`dynatemp_range` is the distance above and below `temperature`"),
+    absent(_WEBUI, "dynatemp_low", "`dynatemp_range` is the distance above and below `temperature`", 0.5, (1, 1.0)),
+    absent(_WEBUI, "dynatemp_high", "`dynatemp_range` is the distance above and below `temperature`", 1.5, (1, 1.0)),
     absent(_WEBUI, "temperature_last", _ORDER),
     absent(_WEBUI, "sampler_priority", _ORDER, ["top_k"]),
-    absent(_WEBUI, "repetition_penalty_range", "penalties apply to the whole text", 1024, (0, -1)),
-    absent(_WEBUI, "do_sample", "`temperature` 0 is greedy", False, (True,)),
-    absent(_WEBUI, "ban_eos_token", "`min_tokens` prevents an early end"),
-    absent(_WEBUI, "truncation_length", "`truncate_prompt_tokens` cuts a prompt", 2048, (0,)),
-    absent(_WEBUI, "auto_max_new_tokens", "chats without `max_tokens` continue up to the end of the context"),
-    absent(_WEBUI, "preset", "this server has no presets; send the fields", "min_p"),
-    absent(_WEBUI, "mode", "conversations follow the checkpoint's template", "chat", ("instruct",)),
-    absent(_WEBUI, "character", "describe the speaker in a `system` message", "x"),
-    absent(_WEBUI, "context", "describe the speaker in a `system` message", "x"),
+    absent(_WEBUI, "repetition_penalty_range", "penalties always apply to the whole text", 1024, (0, -1)),
+    absent(_WEBUI, "do_sample", "set `temperature` to 0 for greedy sampling", False, (True,)),
+    absent(_WEBUI, "ban_eos_token", "set `min_tokens` to prevent an early end"),
+    absent(_WEBUI, "truncation_length", "set `truncate_prompt_tokens` to truncate a prompt", 2048, (0,)),
+    absent(_WEBUI, "auto_max_new_tokens", "a chat without `max_tokens` may continue up to the end of the context"),
+    absent(_WEBUI, "preset", "this server has no presets; send the sampling fields themselves", "min_p"),
+    absent(_WEBUI, "mode", "the checkpoint's chat template formats conversations", "chat", ("instruct",)),
+    absent(_WEBUI, "character", "describe the character in a `system` message", "x"),
+    absent(_WEBUI, "context", "describe the character in a `system` message", "x"),
     *(
-        absent(_WEBUI, name, "the checkpoint's own template is used", "x")
+        absent(_WEBUI, name, "the server uses the checkpoint's own chat template", "x")
         for name in ("instruction_template", "instruction_template_str", "chat_template_str", "chat_instruct_command")
     ),
     *(
-        absent(_WEBUI, name, "the checkpoint's template names the roles", "x")
+        absent(_WEBUI, name, "the checkpoint's chat template names the roles", "x")
         for name in ("bot_name", "user_name", "name1", "name2", "greeting")
     ),
     neutral(_WEBUI, "max_tokens_second", _SPEED, 5),
     neutral(_WEBUI, "static_cache", _SPEED),
     absent("llama.cpp", "samplers", _ORDER, ["top_k"]),
-    absent("llama.cpp", "min_keep", "top_p and the other filters always keep one token", 2, (0, 1)),
-    absent("llama.cpp", "repeat_last_n", "penalties apply to the whole text, as with -1", 64, (-1,)),
-    absent("llama.cpp", "penalize_nl", "penalties apply to newlines, too", True),
-    absent("llama.cpp", "t_max_predict_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
+    absent("llama.cpp", "min_keep", "`top_p` and the other filters always keep at least one token", 2, (0, 1)),
+    absent("llama.cpp", "repeat_last_n", "penalties always apply to the whole text", 64, (-1,)),
+    absent("llama.cpp", "penalize_nl", "penalties also apply to newlines", True),
+    absent("llama.cpp", "t_max_predict_ms", "set `deadline`, in seconds for the whole request", 500, (0, -1)),
     absent("llama.cpp", "n_indent", "a `regex` constraint can enforce an indentation", 2, (0,)),
-    absent("llama.cpp", "n_keep", "the context is never shifted: a prompt that does not fit is refused", 5, (0,)),
-    absent("llama.cpp", "n_discard", "the context is never shifted: a prompt that does not fit is refused", 5, (0,)),
-    absent("llama.cpp", "input_prefix", "write the text into the prompt", "x"),
-    absent("llama.cpp", "input_suffix", "write the text into the prompt", "x"),
-    absent("llama.cpp", "input_extra", "write the files into the prompt", ["x"]),
-    absent("llama.cpp", "lora", "`adapter` names one adapter; adapters cannot be mixed", [{"id": 0}]),
+    absent("llama.cpp", "n_keep", "the server refuses a prompt that does not fit the context", 5, (0,)),
+    absent("llama.cpp", "n_discard", "the server refuses a prompt that does not fit the context", 5, (0,)),
+    absent("llama.cpp", "input_prefix", "write this text into the prompt", "x"),
+    absent("llama.cpp", "input_suffix", "write this text into the prompt", "x"),
+    absent("llama.cpp", "input_extra", "write the text of these files into the prompt", ["x"]),
+    absent("llama.cpp", "lora", "name one adapter in `adapter`; a request cannot mix adapters", [{"id": 0}]),
     # Prompts and templates.
     absent(
-        "vLLM SGLang", "chat_template", "the checkpoint's chat template is used; `LLM.chat` accepts another", "{{ x }}"
+        "vLLM SGLang",
+        "chat_template",
+        "only Python's `LLM.chat` accepts another chat template than the checkpoint's",
+        "{{ x }}",
     ),
-    absent("vLLM", "documents", "`chat_template_kwargs` passes them to the template", [{"text": "x"}]),
-    absent("vLLM", "guided_whitespace_pattern", "`constraint` takes `whitespace`, fixed or flexible", "x"),
-    absent(
-        "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
-    ),
+    absent("vLLM", "documents", "pass documents to the chat template in `chat_template_kwargs`", [{"text": "x"}]),
+    absent("vLLM", "guided_whitespace_pattern", "set `whitespace` in `constraint` to fixed or flexible", "x"),
+    absent("vLLM", "spaces_between_special_tokens", "the tokenizer decides about these spaces", False, (True,)),
     absent("vLLM", "prompt_embeds", TEXT, "x"),
-    absent("llama.cpp", "image_data", "images are parts of messages, as `image_url`", ["x"]),
+    absent("llama.cpp", "image_data", "send images as parts of messages, of the type `image_url`", ["x"]),
     absent("SGLang", "input_embeds", TEXT, ["x"]),
     # Bodies of other shapes.
     absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
     absent("SGLang", "text", "the prompt is `prompt` here; /generate takes SGLang's body", "Say"),
     absent("SGLang", "input_ids", "`prompt` takes token ids; /generate takes SGLang's body", [1]),
-    absent("SGLang", "audio_data", "sounds are parts of messages, as `input_audio`", "x"),
-    absent("SGLang", "video_data", "videos are parts of messages, as `video_url`", "x"),
+    absent("SGLang", "audio_data", "send sounds as parts of messages, of the type `input_audio`", "x"),
+    absent("SGLang", "video_data", "send videos as parts of messages, of the type `video_url`", "x"),
     absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
-    absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
-    absent(
-        "SGLang", "require_reasoning", "the chat template decides about reasoning; set it with `chat_template_kwargs`"
-    ),
-    absent("SGLang", "token_ids_logprob", "`logprobs` counts the most probable tokens", [1]),
-    absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
+    absent("SGLang", "max_thinking_tokens", "set `thinking_budget` in a chat", 8),
+    absent("SGLang", "require_reasoning", "the chat template decides about reasoning; it reads `chat_template_kwargs`"),
+    absent("SGLang", "token_ids_logprob", "set `logprobs`, the number of most probable tokens", [1]),
+    absent("OpenAI", "extra_body", _TOP + " (OpenAI's clients do this themselves)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
     # Fields that do not change the output.
-    neutral("vLLM", "cache_salt", "cached prompts are shared within one user only", "x"),
-    neutral("vLLM", "request_id", "the header `x-request-id` is here", "x"),
-    neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
-    neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
+    neutral("vLLM", "cache_salt", "only requests of the same user share cached prompts", "x"),
+    neutral("vLLM", "request_id", "send the header `x-request-id` instead", "x"),
+    neutral("vLLM", "return_token_ids", "log-probabilities contain each token"),
+    neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities contain each token"),
     neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
-    neutral("vLLM", "mm_processor_kwargs", "the checkpoint decides how images are prepared", {"a": 1}),
-    neutral("vLLM", "guided_decoding_backend", "the only backend is llguidance", "xgrammar"),
-    neutral("vLLM SGLang", "include_reasoning", "reasoning is returned in a field of its own"),
-    neutral("SGLang", "separate_reasoning", "reasoning is returned in a field of its own"),
-    neutral("SGLang", "stream_reasoning", "reasoning is streamed like the answer"),
-    neutral("SGLang", "rid", "the header `x-request-id` is here", "x"),
+    neutral("vLLM", "mm_processor_kwargs", "the checkpoint determines the preprocessing of images", {"a": 1}),
+    neutral("vLLM", "guided_decoding_backend", "llguidance is the only grammar backend", "xgrammar"),
+    neutral("vLLM SGLang", "include_reasoning", "the server always returns reasoning in a separate field"),
+    neutral("SGLang", "separate_reasoning", "the server always returns reasoning in a separate field"),
+    neutral("SGLang", "stream_reasoning", "the server streams reasoning like the rest of the answer"),
+    neutral("SGLang", "rid", "send the header `x-request-id` instead", "x"),
     neutral("SGLang", "return_hidden_states", "/v1/embeddings returns the last hidden state"),
-    neutral("SGLang", "return_logprob", "`logprobs` is here"),
-    neutral("SGLang", "top_logprobs_num", "`logprobs` counts them", 2),
+    neutral("SGLang", "return_logprob", "set `logprobs` instead"),
+    neutral("SGLang", "top_logprobs_num", "`logprobs` sets the number of alternatives", 2),
     neutral("SGLang", "logprob_start_len", "`echo` returns log-probabilities of the prompt", 3),
     *(
         neutral("SGLang", name, _SPEED, 1)
         for name in ("bootstrap_room", "bootstrap_host", "bootstrap_port", "routed_dp_rank", "data_parallel_rank")
     ),
-    neutral("SGLang", "return_text_in_logprobs", "log-probabilities have texts"),
-    neutral("SGLang", "log_metrics", "/metrics count all"),
-    neutral("SGLang", "no_logs", "no text is logged"),
-    neutral("SGLang", "conversation_id", "prefixes are always cached", "x"),
-    neutral("SGLang", "session_id", "prefixes are always cached", "x"),
-    neutral("SGLang", "extra_key", "cached prompts are shared within one user only", "x"),
-    neutral("SGLang", "return_prompt_token_ids", "/tokenize gives them"),
-    neutral("SGLang", "custom_labels", "only the operator sets labels", {"a": "b"}),
-    neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` set their number", 2),
-    neutral("llama.cpp", "cache_prompt", "prefixes are always cached"),
-    neutral("llama.cpp", "id_slot", "slots are assigned automatically", 1),
-    neutral("llama.cpp", "timings_per_token", "`usage` has counts, and `/metrics` has times"),
-    neutral("llama.cpp", "return_progress", "`usage` has counts, and `/metrics` has times"),
-    neutral("llama.cpp", "return_tokens", "log-probabilities name each token"),
-    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those of the model"),
-    neutral("llama.cpp", "response_fields", "answers have all of their fields", ["content"]),
-    neutral("llama.cpp", "reasoning_format", "reasoning is returned in a field of its own", "deepseek"),
-    neutral("llama.cpp", "parse_tool_calls", "calls are always separated"),
+    neutral("SGLang", "return_text_in_logprobs", "log-probabilities always contain the tokens' texts"),
+    neutral("SGLang", "log_metrics", "/metrics counts all requests"),
+    neutral("SGLang", "no_logs", "the server never logs the text of a request"),
+    neutral("SGLang", "conversation_id", "the server always caches prompt prefixes", "x"),
+    neutral("SGLang", "session_id", "the server always caches prompt prefixes", "x"),
+    neutral("SGLang", "extra_key", "only requests of the same user share cached prompts", "x"),
+    neutral("SGLang", "return_prompt_token_ids", "/tokenize returns the token ids of a prompt"),
+    neutral("SGLang", "custom_labels", "only the operator sets labels of metrics", {"a": "b"}),
+    neutral("llama.cpp", "n_probs", "set the number of alternatives in `logprobs` or `top_logprobs`", 2),
+    neutral("llama.cpp", "cache_prompt", "the server always caches prompt prefixes"),
+    neutral("llama.cpp", "id_slot", "the engine assigns requests to its batch automatically", 1),
+    neutral("llama.cpp", "timings_per_token", "`usage` has token counts, and `/metrics` has times"),
+    neutral("llama.cpp", "return_progress", "`usage` has token counts, and `/metrics` has times"),
+    neutral("llama.cpp", "return_tokens", "log-probabilities contain each token"),
+    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those before sampling filters"),
+    neutral("llama.cpp", "response_fields", "answers always have all of their fields", ["content"]),
+    neutral("llama.cpp", "reasoning_format", "the server always returns reasoning in a separate field", "deepseek"),
+    neutral("llama.cpp", "parse_tool_calls", "the server always separates tool calls from the text"),
 )
 
 

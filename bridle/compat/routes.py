@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from bridle.compat.schema import System, systems_of
 from bridle.compat.vendor_fields import JUDGED, TEXT
 
-_HEARD = "send a chat with `input_audio` to a model that reads sound"
+_HEARD = "send a chat with an `input_audio` part to a model that reads sound"
 
-_DROPPED = "cached KV is dropped when memory is needed"
+_DROPPED = "the server drops cached KV when it needs the memory"
 _LEAVES = "a client that disconnects ends its request; no route ends other requests"
-_PAUSES = "/v1/pause and /v1/resume"
-_LOOK = "traces of requests, /metrics and `bridle top` show the work of the server"
+_PAUSES = "use /v1/pause and /v1/resume"
+_LOOK = "use traces of requests, /metrics or `bridle top`, which show the work of the server"
 _REPLACED = "the server starts and replaces replicas and shards; Ray Serve scales them"
-_WEIGHTS = "weights are not changed while they are served: load the new ones under another name"
+_WEIGHTS = "the weights of a loaded model cannot change; load the new weights under another name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,17 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM", "SGLang"), "/v1/classify"),
     Route(("vLLM",), "/classify"),
     Route(("vLLM",), "/rerank"),
-    Route(("vLLM",), "/pooling", "/v1/embeddings pools as the model's folder says, /v1/classify gives logits"),
+    Route(("vLLM",), "/pooling", "/v1/embeddings returns pooled vectors, and /v1/classify returns logits"),
     Route(("vLLM", "Ray"), "/v1/audio/transcriptions", _HEARD),
     Route(("SGLang", "TGI"), "/generate"),
-    Route(("vLLM",), "/generate", but="with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"),
-    Route(("SGLang",), "/flush_cache", "cached prefixes are dropped when memory is needed"),
-    Route(("SGLang",), "/get_model_info", "/info and /v1/models have this information"),
-    Route(("llama.cpp",), "/completion", "/v1/completions takes its fields, /generate streams its way"),
-    Route(("llama.cpp",), "/infill", "fill-in-the-middle is only on Ollama's /api/generate"),
-    Route(("llama.cpp",), "/props", "/info says it"),
-    Route(("llama.cpp",), "/slots", "/v1/status and `bridle top` show what runs"),
-    Route(("llama.cpp",), "/apply-template", "/chat_tokenize gives the tokens"),
+    Route(("vLLM",), "/generate", but="but with the bodies of SGLang and TGI; vLLM's `prompt` is for /v1/completions"),
+    Route(("SGLang",), "/flush_cache", "the server drops cached prefixes when it needs the memory"),
+    Route(("SGLang",), "/get_model_info", "use /info or /v1/models, which return this information"),
+    Route(("llama.cpp",), "/completion", "use /v1/completions, which accepts the fields of /completion"),
+    Route(("llama.cpp",), "/infill", "only Ollama's route /api/generate supports fill-in-the-middle"),
+    Route(("llama.cpp",), "/props", "use /info, which returns this information"),
+    Route(("llama.cpp",), "/slots", "use /v1/status or `bridle top`, which show the running requests"),
+    Route(("llama.cpp",), "/apply-template", "use /chat_tokenize, which returns the prompt's tokens"),
     Route(("TGI",), "/generate_stream"),
     Route(("TGI",), "/info"),
     Route(("TGI",), "/chat_tokenize"),
@@ -77,22 +77,22 @@ ROUTES: tuple[Route, ...] = (
     *_routes("Ray", "/v1/models/{model:path}"),
     *_routes("vLLM", "/score /v2/rerank /docs"),
     *_routes("llama.cpp", "/rerank"),
-    *_routes("vLLM", "/v2/embed", "/v1/embeddings and /embed"),
-    *_routes("SGLang", "/encode", "/v1/embeddings and /embed"),
-    *_routes("SGLang", "/v1/tokenize /v1/detokenize", "/tokenize and /detokenize"),
-    *_routes("vLLM", "/generative_scoring", "/v1/score with a cross-encoder; `LLM.score` for texts"),
-    *_routes("vLLM SGLang", "/v1/decisions /v1/systemone", "`choice` on /v1/completions, and its log-probabilities"),
-    *_routes("vLLM", "/v1/chat/completions/batch", "`bridle run-batch` answers files of requests"),
+    *_routes("vLLM", "/v2/embed", "use /v1/embeddings or /embed"),
+    *_routes("SGLang", "/encode", "use /v1/embeddings or /embed"),
+    *_routes("SGLang", "/v1/tokenize /v1/detokenize", "use /tokenize and /detokenize"),
+    *_routes("vLLM", "/generative_scoring", "use /v1/score (cross-encoders) or `LLM.score` (log-probabilities)"),
+    *_routes("vLLM SGLang", "/v1/decisions /v1/systemone", "use `choice` on /v1/completions, with log-probabilities"),
+    *_routes("vLLM", "/v1/chat/completions/batch", "use `bridle run-batch`, which answers files of requests"),
     *_routes("vLLM", "/inference/v1/abort_requests", _LEAVES),
-    *_routes("vLLM", "/inference/v1/generate", "/v1/completions takes token ids; /generate streams them"),
+    *_routes("vLLM", "/inference/v1/generate", "/v1/completions accepts token ids, and /generate streams token ids"),
     *_routes(
         "vLLM",
         "/v1/chat/completions/render /v1/chat/completions/derender /v1/completions/render /v1/completions/derender "
         "/v1/messages/render /v1/responses/render /cohere/v2/chat/render",
-        "/chat_tokenize and /tokenize give the tokens",
+        "use /chat_tokenize or /tokenize, which return the prompt's tokens",
     ),
-    *_routes("vLLM", "/cohere/v2/chat", "/v1/chat/completions"),
-    *_routes("vLLM SGLang", "/v1/responses/{response_id}/cancel", "a client that leaves ends its request"),
+    *_routes("vLLM", "/cohere/v2/chat", "use /v1/chat/completions"),
+    *_routes("vLLM SGLang", "/v1/responses/{response_id}/cancel", "a client ends its request by disconnecting"),
     *_routes("vLLM SGLang", "/v1/realtime", TEXT),
     *_routes("vLLM", "/v1/audio/translations", _HEARD),
     *_routes("SGLang llama.cpp", "/v1/audio/transcriptions", _HEARD),
@@ -107,45 +107,45 @@ ROUTES: tuple[Route, ...] = (
         "llama.cpp",
         "/chat/completions/input_tokens /v1/chat/completions/input_tokens /responses/input_tokens "
         "/v1/responses/input_tokens",
-        "/chat_tokenize and /v1/messages/count_tokens count",
+        "use /chat_tokenize or /v1/messages/count_tokens, which count tokens",
     ),
-    *_routes("llama.cpp", "/models/sse", "/v1/status says what is loaded"),
+    *_routes("llama.cpp", "/models/sse", "use /v1/status, which lists the loaded models"),
     *_routes("llama.cpp", "/v1/chat/completions/control", "`thinking_budget` limits reasoning in advance"),
     *_routes(
         "llama.cpp",
         "/v1/stream /v1/streams/lookup",
-        "a stream is one connection; send the request again, its prefix is cached",
+        "a stream cannot be resumed on a new connection; send the request again, because its prefix is cached",
     ),
-    *_routes("llama.cpp", "/slots/:id_slot", "/v1/status and `bridle top` show what runs"),
-    *_routes("llama.cpp", "/lora-adapters", "/v1/adapters; a request names its `adapter`"),
-    *_routes("llama.cpp", "/tools /cors-proxy", "tools are the operator's: --tools FILE (docs/tools.md)"),
-    *_routes("vLLM SGLang", "/server_info", "/info says it"),
-    *_routes("vLLM", "/tokenizer_info", "/info says it"),
-    *_routes("SGLang", "/get_server_info /model_info", "/info says it"),
-    *_routes("vLLM", "/load", "/v1/status and /metrics have this information"),
-    *_routes("SGLang", "/v1/loads", "/v1/status and /metrics have this information"),
-    *_routes("vLLM SGLang", "/ready", "/health/ready"),
-    *_routes("vLLM", "/readyz", "/health/ready"),
-    *_routes("SGLang", "/health_generate", "/health/ready"),
+    *_routes("llama.cpp", "/slots/:id_slot", "use /v1/status or `bridle top`, which show the running requests"),
+    *_routes("llama.cpp", "/lora-adapters", "use /v1/adapters; a request names its adapter in `adapter`"),
+    *_routes("llama.cpp", "/tools /cors-proxy", "only the operator adds tools, with --tools FILE (docs/tools.md)"),
+    *_routes("vLLM SGLang", "/server_info", "use /info, which returns this information"),
+    *_routes("vLLM", "/tokenizer_info", "use /info, which returns this information"),
+    *_routes("SGLang", "/get_server_info /model_info", "use /info, which returns this information"),
+    *_routes("vLLM", "/load", "use /v1/status or /metrics, which return this information"),
+    *_routes("SGLang", "/v1/loads", "use /v1/status or /metrics, which return this information"),
+    *_routes("vLLM SGLang", "/ready", "use /health/ready"),
+    *_routes("vLLM", "/readyz", "use /health/ready"),
+    *_routes("SGLang", "/health_generate", "use /health/ready"),
     *_routes(
         "TGI",
         "/v2 /v2/health/live /v2/health/ready /v2/models/:model_name/versions/:model_version "
         "/v2/models/:model_name/versions/:model_version/infer /v2/models/:model_name/versions/:model_version/ready",
-        "KServe's own protocol is not supported; /health/ready and /generate are",
+        "KServe's own protocol is not supported; use /health/ready and /generate",
     ),
-    *_routes("TGI", "/vertex", "/predict and /invocations are here, /generate everywhere"),
-    *_routes("SGLang", "/load_lora_adapter /unload_lora_adapter", "/v1/load_lora_adapter and /v1/unload_lora_adapter"),
-    *_routes("SGLang", "/load_lora_adapter_from_tensors", "adapters are read from folders and the hub"),
+    *_routes("TGI", "/vertex", "use /predict, /invocations or /generate"),
+    *_routes("SGLang", "/load_lora_adapter /unload_lora_adapter", "use the same path below /v1"),
+    *_routes("SGLang", "/load_lora_adapter_from_tensors", "the server reads adapters only from folders and the hub"),
     *_routes(
         "SGLang", "/parse_function_call /separate_reasoning", "/v1/chat/completions separates calls and reasoning"
     ),
-    *_routes("SGLang", "/open_session /close_session", "send the whole conversation: its KV is found again"),
+    *_routes("SGLang", "/open_session /close_session", "send the whole conversation; the prefix cache keeps its KV"),
     *_routes("SGLang", "/abort_request /slow_down", _LEAVES),
     *_routes("vLLM", "/abort_requests", _LEAVES),
     *_routes("SGLang", "/pause_generation /continue_generation", _PAUSES),
     *_routes("vLLM", "/pause /resume /is_paused", _PAUSES),
-    *_routes("vLLM", "/sleep /wake_up /is_sleeping /release_kv_cache_memory", "/v1/models/unload and /v1/models/load"),
-    *_routes("SGLang", "/release_memory_occupation /resume_memory_occupation", "/v1/models/unload and /v1/models/load"),
+    *_routes("vLLM", "/sleep /wake_up /is_sleeping /release_kv_cache_memory", "use /v1/models/unload and /load"),
+    *_routes("SGLang", "/release_memory_occupation /resume_memory_occupation", "use /v1/models/unload and /load"),
     *_routes("vLLM", "/reset_prefix_cache /reset_mm_cache /reset_encoder_cache /kv_event_sources", _DROPPED),
     *_routes(
         "SGLang",
@@ -186,10 +186,10 @@ ROUTES: tuple[Route, ...] = (
     *_routes(
         "SGLang",
         "/add_external_corpus /list_external_corpora /remove_external_corpus",
-        "drafts come from the text itself or a smaller model",
+        "draft tokens come from the text itself or a smaller model",
     ),
     *_routes("AICI", "/v1/run /v1/controllers /v1/controllers/tags /v1/models /v1/completions"),
-    *_routes("AICI", "/ws-http-tunnel/info", "requests are plain HTTP"),
+    *_routes("AICI", "/ws-http-tunnel/info", "clients send plain HTTP requests"),
     *_routes("OpenAI", "/v1/chat/completions /v1/completions /v1/embeddings /v1/models"),
     *_routes("OpenAI", "/v1/responses /v1/responses/{response_id}"),
     *_routes("OpenAI", "/v1/batches /v1/batches/{batch_id} /v1/batches/{batch_id}/cancel"),
@@ -202,6 +202,6 @@ ROUTES: tuple[Route, ...] = (
     *_routes("OpenAI", "/v1/images/generations", TEXT),
     *_routes("OpenAI", "/v1/moderations", JUDGED),
     *_routes("Anthropic", "/v1/messages /v1/messages/count_tokens /v1/models"),
-    *_routes("Anthropic", "/v1/messages/batches", "`bridle run-batch` answers files of requests"),
-    *_routes("Anthropic", "/v1/complete", "/v1/messages and /v1/completions"),
+    *_routes("Anthropic", "/v1/messages/batches", "use `bridle run-batch`, which answers files of requests"),
+    *_routes("Anthropic", "/v1/complete", "use /v1/messages or /v1/completions"),
 )

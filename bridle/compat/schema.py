@@ -78,13 +78,13 @@ class LibrarySymbol:
         here += [f"`bridle.{name}`" for name in self.exports]
         here += [f"`{name}`" for name in (*self.settings, *self.flags)]
         if not here:
-            return f"absent: {self.why}"
+            return f"bridle has no such name: {self.why}"
         return ", ".join(here) + (f"; {self.why}" if self.why else "")
 
     @property
     def advice(self) -> str:
-        """Return the text that tells a user of the other system's name what to use in bridle."""
-        return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
+        """Return advice for a user who wrote the other system's name."""
+        return self.why if self.told.startswith("bridle has no such name") else f"here it is {self.told}"
 
 
 def same(systems: str, names: str, **examples: Any) -> list[CompatField]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 from bridle.compat.cli_flags import reasons
 from bridle.compat.schema import LibrarySymbol
 
-_RUNNING = "traces of requests, `LLM.statistics` and `bridle top` show the work of the engine"
-_ROOM = "cached KV is dropped when memory is needed"
+_RUNNING = "use traces of requests, `LLM.statistics` or `bridle top`, which show the work of the engine"
+_ROOM = "the server drops cached KV when it needs the memory"
 _WHOLE = "close the model, and load it again"
-_BEAMS = "its fields are keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
-_PREPARED = "the checkpoint decides how prompts and images are prepared"
+_BEAMS = "calls accept its fields as keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
+_PREPARED = "the checkpoint determines the preprocessing of prompts and images"
 
 
 def _words(names: str, why: str = "", *, members: str = "", keywords: str = "") -> LibrarySymbol:
@@ -24,8 +24,10 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words("LLM.chat", members="chat"),
     _words("LLM.embed LLM.encode", members="embed"),
     _words("LLM.classify", members="classify"),
-    _words("LLM.reward", "of a classifier with one label; no model of rewards by token is served", members="classify"),
-    _words("LLM.score", "of pairs; of one text its log-probabilities", members="score"),
+    _words(
+        "LLM.reward", "the model is a classifier with one label, without rewards for single tokens", members="classify"
+    ),
+    _words("LLM.score", "it scores pairs of texts, and returns log-probabilities of single texts", members="score"),
     _words("LLM.get_tokenizer", members="tokenizer"),
     _words("LLM.set_tokenizer", "`LLM(tokenizer=...)` sets another tokenizer"),
     _words(
@@ -34,16 +36,16 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
         members="chat_sampling",
     ),
     _words("LLM.preprocess_chat", members="chat_prompt"),
-    _words("LLM.enqueue", "awaited, or called from a thread", members="generate_async"),
-    _words("LLM.enqueue_chat", "awaited, or called from a thread", members="chat_async"),
+    _words("LLM.enqueue", "await the call, or make it in another thread", members="generate_async"),
+    _words("LLM.enqueue_chat", "await the call, or make it in another thread", members="chat_async"),
     _words("LLM.wait_for_completion", "awaiting the call returns its outputs", members="generate_async chat_async"),
-    _words("LLM.get_metrics", "a server has /metrics", members="statistics"),
-    _words("LLM.from_engine_args", "`LLM(...)` takes the settings"),
-    _words("LLM.get_engine_class", "the engine is bridle's"),
+    _words("LLM.get_metrics", "a server has the route /metrics", members="statistics"),
+    _words("LLM.from_engine_args", "pass the settings to `LLM(...)`"),
+    _words("LLM.get_engine_class", "bridle has only its own engine"),
     _words("LLM.start_profile LLM.stop_profile LLM.collective_rpc LLM.apply_model", _RUNNING),
     _words("LLM.reset_prefix_cache LLM.reset_mm_cache LLM.release_kv_cache_memory", _ROOM),
     _words("LLM.sleep LLM.wake_up", _WHOLE, members="close"),
-    _words("LLM.get_world_size", "`LLM` is one process and its device"),
+    _words("LLM.get_world_size", "an `LLM` is one process with one device"),
     _words(
         "LLM.init_weight_transfer_engine LLM.shutdown_weight_transfer_engine LLM.start_weight_update "
         "LLM.start_draft_weight_update LLM.update_weights LLM.finish_weight_update LLM.update_weight_version "
@@ -51,18 +53,22 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
         reasons.TRAINING,
     ),
     # Keywords of methods.
-    _words("lora_request=", "its name; `LLM(adapters=...)` loads it", keywords="adapter", members="load_adapter"),
-    _words("prompt_adapter_request=", "adapters are LoRA's; tuned prompts are not read", keywords="adapter"),
-    _words("prompt_token_ids=", "`prompts` takes lists of token ids, too", members="generate"),
+    _words(
+        "lora_request=", "pass a name; `LLM(adapters=...)` loads adapters", keywords="adapter", members="load_adapter"
+    ),
+    _words("prompt_adapter_request=", "bridle supports LoRA adapters, but not tuned prompts", keywords="adapter"),
+    _words("prompt_token_ids=", "`prompts` also accepts lists of token ids", members="generate"),
     _words("guided_options_request=", keywords="regex json_schema choice grammar constraint"),
     _words("params=", _BEAMS, members="beam_search"),
-    _words("concurrency_limit=", "all prompts are searched in one batch", members="beam_search"),
-    _words("pooling_params=", "its fields are keywords: `dimensions=`, `normalize=`", members="embed"),
+    _words("concurrency_limit=", "the engine searches all prompts in one batch", members="beam_search"),
+    _words("pooling_params=", "calls accept its fields as keywords: `dimensions=`, `normalize=`", members="embed"),
     _words("pooling_task=", reasons.POOLED),
-    _words("tokenization_kwargs=", "`add_special_tokens` is a server's field; token ids say all", members="generate"),
+    _words(
+        "tokenization_kwargs=", "pass token ids; only requests to servers have `add_special_tokens`", members="generate"
+    ),
     _words("mm_processor_kwargs= chat_template_content_format=", _PREPARED),
     # Settings.
-    _words("LLM(model_weights=)", "weights and configuration are one folder"),
+    _words("LLM(model_weights=)", "weights and configuration are in one folder"),
     _words("LLM(enable_mm_processor_stats=)", reasons.METRICS),
     _words("LLM(mamba_config=)", reasons.MAMBA),
 )

@@ -8,29 +8,35 @@ from bridle.compat.vllm_calls import VLLM_CALLS
 from dev.compat.libraries import words
 
 _CLASSES: tuple[LibrarySymbol, ...] = (
-    words("vLLM", "LLM", "a folder, a hub id or a GGUF file", exports="LLM"),
-    words("vLLM", "SamplingParams", "or its fields as keywords", exports="SamplingParams"),
+    words("vLLM", "LLM", "the model is a folder, a hub id or a GGUF file", exports="LLM"),
+    words("vLLM", "SamplingParams", "calls also accept its fields as keywords", exports="SamplingParams"),
     words(
         "vLLM",
         "GuidedDecodingParams",
-        "its fields are keywords",
+        "calls accept its fields as keywords",
         keywords="regex json_schema choice grammar constraint",
     ),
-    words("vLLM", "PoolingParams", "its fields are keywords: `dimensions=`, `normalize=`", members="embed"),
-    words("vLLM", "LoRARequest PromptAdapterRequest", "by name", members="load_adapter", keywords="adapter"),
+    words("vLLM", "PoolingParams", "calls accept its fields as keywords: `dimensions=`, `normalize=`", members="embed"),
+    words(
+        "vLLM",
+        "LoRARequest PromptAdapterRequest",
+        "a call names the adapter",
+        members="load_adapter",
+        keywords="adapter",
+    ),
 )
 #: Keywords that bridle's methods have as well.
 _SAME: tuple[LibrarySymbol, ...] = (
-    words("vLLM", "prompts=", "a text, token ids, or a list of them", members="generate"),
+    words("vLLM", "prompts=", "`prompts` is a text, token ids, or a list of these", members="generate"),
     words("vLLM", "messages= tools=", members="chat"),
-    words("vLLM", "sampling_params=", "its fields are keywords, too", members="generate chat"),
+    words("vLLM", "sampling_params=", "calls also accept its fields as keywords", members="generate chat"),
     words("vLLM", "use_tqdm=", members="generate"),
-    words("vLLM", "multi_modal_data=", "pictures", members="generate"),
+    words("vLLM", "multi_modal_data=", "docs/pictures.md shows how to pass images", members="generate"),
     words(
         "vLLM", "add_generation_prompt= chat_template= chat_template_kwargs= continue_final_message=", members="chat"
     ),
     words("vLLM", "truncate_prompt_tokens=", members="embed score classify"),
-    words("vLLM", "priority=", "one number for the call", keywords="priority"),
+    words("vLLM", "priority=", "one priority applies to the whole call", keywords="priority"),
 )
 
 VLLM: tuple[LibrarySymbol, ...] = (*_CLASSES, *VLLM_CALLS, *_SAME)

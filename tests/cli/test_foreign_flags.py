@@ -127,9 +127,9 @@ def test_what_is_not_here_is_refused_with_the_reason(capsys: pytest.CaptureFixtu
     [
         (
             ("--tools", "read_file,exec_shell_command"),
-            "llama.cpp's --tools has another meaning: --tools takes a file of tools",
+            "llama.cpp's --tools has another meaning: bridle's --tools is a file",
         ),
-        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens has another meaning: the same name here is"),
+        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens has another meaning: in bridle, the flag"),
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )
@@ -173,9 +173,9 @@ def test_no_flag_is_missing(file: Path) -> None:
 
 def test_flags_are_known_however_they_are_written() -> None:
     assert advice("--tensor_parallel_size=2") == advice("--tensor-parallel-size") == "here it is --shards"
-    assert advice("--cont-batching") == "needs no flag: it is always on"
+    assert advice("--cont-batching") == "the feature is always on and needs no flag"
     assert advice("--frobnicate") is None
-    assert advice("-t") == "llama.cpp: here it is --num-threads; AICI: here it is --tokenizer"
+    assert advice("-t") == "llama.cpp: here it is --num-threads; AICI: use --tokenizer"
     assert in_our_words(["serve", "--kv_cache_memory_bytes", "1GiB"]) == ["serve", "--kv-memory", "1GiB"]
 
 
@@ -208,4 +208,4 @@ def test_arguments_of_the_runtime_are_not_ours_to_read() -> None:
 
 def test_help_knows_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "gpu-memory-utilization"]) == 0
-    assert "here it is --kv-memory" in " ".join(capsys.readouterr().out.split())
+    assert "set --kv-memory in bytes" in " ".join(capsys.readouterr().out.split())

@@ -90,7 +90,7 @@ def test_beams_and_marks(server: httpx.Client) -> None:
 def test_a_sampler_that_is_not_here_is_refused_with_the_reason(server: httpx.Client, sampler: CompatSampler) -> None:
     rows = [BY_NAME[name] for name in sampler.fields]
     here = [row for row in rows if row.here]
-    assert bool(here) == (not sampler_meaning(sampler).startswith("absent")), "partly here is two rows"
+    assert bool(here) == (not sampler_meaning(sampler).startswith("bridle refuses")), "partly here is two rows"
     assert not here or len(here) == len(rows), "partly here is two rows"
     for row in rows:
         if row.here or row.is_neutral:
@@ -139,7 +139,7 @@ def test_no_route_is_made_up(file: Path) -> None:
 @pytest.mark.parametrize("system", ["guidance", "outlines"])
 def test_what_clients_of_libraries_send_is_taken(system: System) -> None:
     fields = {name: text for text, names in sent(system).items() for name in names}
-    assert len(fields) >= 8 and not [name for name, text in fields.items() if text.startswith("refused")]
+    assert len(fields) >= 8 and not [name for name, text in fields.items() if text.startswith("bridle refuses")]
 
 
 def test_routes_are_the_same_where_they_are_here() -> None:
@@ -151,11 +151,11 @@ def test_routes_are_the_same_where_they_are_here() -> None:
 def test_a_body_that_the_path_has_elsewhere_is_refused_with_where_it_goes(server: httpx.Client) -> None:
     """vLLM's small server took `prompt` on /generate."""
     assert [route.but for route in ROUTES if route.but] == [
-        "with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"
+        "but with the bodies of SGLang and TGI; vLLM's `prompt` is for /v1/completions"
     ]
     answer = server.post("/generate", json={"prompt": "Say", "max_tokens": 3})
     assert answer.status_code == 422
-    assert "/v1/completions takes it, /generate takes `inputs` or `text`" in answer.json()["error"]
+    assert "it is on /v1/completions; /generate has `inputs` or `text`" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(("name", "limits"), [("temperature", (0, 100)), ("presence_penalty", (-100, 100))])

@@ -83,5 +83,5 @@ def test_guided_decoding_in_one_object(server: TestClient) -> None:
 
 def test_a_route_that_another_server_has_says_what_to_ask(server: TestClient) -> None:
     told = server.post("/completion", json={}).json()["error"]["message"]
-    assert told == "there is no POST /completion here; /v1/completions takes its fields, /generate streams its way"
+    assert told == "there is no POST /completion here; use /v1/completions, which accepts the fields of /completion"
     assert server.get("/nowhere").json()["error"]["message"] == "there is no GET /nowhere here; see /docs"

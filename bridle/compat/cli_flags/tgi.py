@@ -18,19 +18,19 @@ TGI: tuple[Flag, ...] = (
     *refusals(
         "TGI",
         {
-            "--max-best-of": "--max-choices limits the choices of one call",
-            "--max-stop-sequences --max-top-n-tokens": "docs/tgi.md has the limits",
+            "--max-best-of": "use --max-choices, which limits the choices of one request",
+            "--max-stop-sequences --max-top-n-tokens": "docs/tgi.md has the limits of stop sequences and top tokens",
             "--validation-workers --tokenizer-config-path": reasons.TOKENIZERS,
             "--rope-factor": reasons.ROPE,
             "--cuda-graphs": reasons.GRAPHS,
             "--disable-custom-kernels": reasons.KERNELS,
-            "--shard-uds-path": "--shards starts and connects the shards",
-            "--prometheus-port": "metrics are at /metrics of the same port",
-            "--watermark-gamma --watermark-delta": "a request has `watermark`, with both numbers",
+            "--shard-uds-path": "use --shards, which starts and connects the shards",
+            "--prometheus-port": "/metrics is on the same port as all other routes",
+            "--watermark-gamma --watermark-delta": "set `gamma` and `delta` in a request's `watermark`",
             "--ngrok --ngrok-*": reasons.PROXY,
-            "--disable-grammar-support": "constraints are always available; --policies can refuse them",
-            "--env -e": "`bridle doctor`",
-            "--usage-stats": "nothing about usage is sent anywhere",
+            "--disable-grammar-support": "constraints are always available; a policy (--policies) can refuse them",
+            "--env -e": "use `bridle doctor`",
+            "--usage-stats": "the server sends no usage statistics",
             "--enable-prefill-logprobs": reasons.ALWAYS,
         },
     ),
@@ -41,11 +41,11 @@ TGI: tuple[Flag, ...] = (
     *refusals(
         "AICI",
         {
-            "-t": "--tokenizer",
-            "--local-weights --gguf": "`bridle serve FOLDER`, or the GGUF file itself",
-            "--gpu-layers": "--device cuda, with all layers",
-            "-g": "--device cuda, with all layers",
-            "--json-size --bin-size --busy-wait-time --shm-prefix": "-A passes it to the runtime: `-A --json-size=64`",
+            "-t": "use --tokenizer",
+            "--local-weights --gguf": "use `bridle serve FOLDER` or `bridle serve FILE.gguf`",
+            "--gpu-layers": "use --device cuda, which puts all layers on the GPU",
+            "-g": "use --device cuda, which puts all layers on the GPU",
+            "--json-size --bin-size --busy-wait-time --shm-prefix": "pass it to the runtime: `-A --json-size=64`",
             "--log --verbose --daemon": reasons.LOGGING,
             "--setting "
             "-s --test --warmup --warmup-only -w --profile-step": "docs/batching.md has the settings of a step",
@@ -56,12 +56,12 @@ TGI: tuple[Flag, ...] = (
 #: Flags of `lmql serve-model`, for `bridle serve-model`.
 LMQL: tuple[Flag, ...] = (
     *same("LMQL", "--host --port --cuda --static --single_thread"),
-    *same("LMQL", "--dtype", "`float32`, `bfloat16`, `float16`, `8bit`"),
+    *same("LMQL", "--dtype", "the values are `float32`, `bfloat16`, `float16` and `8bit`"),
     *refusals(
         "LMQL",
         {
             "--loader": reasons.LOADING,
-            "--layout": "`bridle serve` speaks LMTP, too, and has --shards and --replicas",
+            "--layout": "use `bridle serve`, which also speaks LMTP and has --shards and --replicas",
         },
     ),
 )
