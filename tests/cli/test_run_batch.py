@@ -154,7 +154,7 @@ async def test_lines_search_beams() -> None:
     for url in bodies:
         choices = answers[url]["body"]["choices"]
         assert len(choices) == 2 and choices[0]["score"] >= choices[1]["score"], answers[url]
-    assert answers["/generate"]["status_code"] == 422 and "beam search is on" in str(answers["/generate"]["body"])
+    assert answers["/generate"]["status_code"] == 422 and "beam search works on" in str(answers["/generate"]["body"])
 
 
 @pytest.mark.parametrize("flags", [[], ["-i"], ["--input-file"]])

@@ -157,9 +157,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs may not set 'self'"),
     ({"messages": HI, "chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs may not set 'a b'"),
     ({"messages": HI, "functions": [{"name": "f"}]}, "functions is not supported here: send functions as `tools`"),
-    ({"messages": HI, "function_call": "auto"}, "function_call is not supported here: send this choice as `tool_choice`"),
+    ({"messages": HI, "function_call": "auto"}, "function_call is not supported here: send `tool_choice`"),
     ({"messages": HI, "modalities": ["text", "audio"]}, "'scripted' writes only text"),
-    ({"messages": HI, "audio": {"voice": "ash"}}, "audio is not supported here: models here read text"),
+    ({"messages": HI, "audio": {"voice": "ash"}}, "audio is not supported here: bridle's models read text"),
     ({"messages": HI, "web_search_options": {}}, "this server does not search the web"),
 ]  # fmt: skip
 

@@ -214,7 +214,7 @@ REFUSED = [
     ('GENERATE {"model": "tiny-gpt2", "prompt": %s, "stream_id": 4}' % ([5] * 257), "TOKEN", 4, "257 tokens"),
     ('SCORE {"model": "tiny-gpt2", "prompt": [1], "scored": [99999], "stream_id": 6}', "TOKEN", 6, "token 99999"),
     (generate('"max_tokens": 1, "num_beams": 2'), "TOKEN", 3, "'num_beams'"),
-    (generate('"max_tokens": 1, "use_beam_search": true'), "TOKEN", 3, "beam search is on /v1/completions"),
+    (generate('"max_tokens": 1, "use_beam_search": true'), "TOKEN", 3, "beam search works on /v1/completions"),
     ('GENERATE {"model": "other", "prompt": [1], "stream_id": 4}', "TOKEN", 4, "'other' is not served here"),
     ('SCORE {"model": "other", "prompt": [1], "scored": [2], "stream_id": 5}', "TOKEN", 5, "'other' is not served"),
     ('MODEL_INFO {"stream_id": 6, "model": "other", "data": {"model": "other"}}', "MSG", 6, "'other' is not served"),
