@@ -186,7 +186,7 @@ def versions(system: System, kind: str) -> Iterator[str]:
         yield (
             f"These are the names of {system} {version}{earlier}."
             if version[0].isdigit()
-            else f"These are the names {version}."
+            else f"These are the names of {system} ({version.removeprefix('of ')})."
         )
         yield ""
 

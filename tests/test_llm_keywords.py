@@ -150,7 +150,7 @@ def test_what_calls_take_is_no_second_list() -> None:
             ": structured_outputs is a keyword of calls, as in LLM.generate(..., structured_outputs",
         ),
         ("guided_decoding", ": guided_decoding is a keyword of calls, as in LLM.generate(..., structured_outputs=...)"),
-        ("logits_processors", ": `controller` names a program that decides about each token"),
+        ("logits_processors", ": `controller` names a sandboxed program"),
         ("frobnicate", ""),
     ],
 )

@@ -12,7 +12,7 @@ from bridle.compat.request_fields_new import NEWER, SHARED
 from bridle.compat.schema import CompatField, absent, named, neutral, optional, same, systems_of
 from bridle.compat.vendor_fields import TEXT, VENDORS
 
-_CONTROLLER = "`controller` names a program that decides about each token: sandboxed, or a class of the operator"
+_CONTROLLER = "`controller` names a sandboxed program or an operator's class, which decides about each token"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists the server's samplers"
 _TOP = "send the entries of this object as top-level fields of the body, next to `model`"
 _ORDER = "the order of samplers is fixed: penalties, temperature, then filters"
@@ -47,11 +47,9 @@ _FIELDS: tuple[CompatField, ...] = (
     *same("SGLang", "temperature presence_penalty frequency_penalty"),
     *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs max_completion_tokens"),
     *same("OpenAI vLLM SGLang", "tools tool_choice parallel_tool_calls reasoning_effort"),
-    optional("OpenAI vLLM SGLang", "prompt", "x", (), "it is on /v1/completions; /generate has `inputs` or `text`"),
-    optional(
-        "OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "it is on /v1/chat/completions and /v1/messages"
-    ),
-    optional("OpenAI vLLM SGLang", "input", "x", (), "it is on /v1/responses and /v1/embeddings"),
+    optional("OpenAI vLLM SGLang", "prompt", "x", (), "only on /v1/completions; /generate has `inputs` or `text`"),
+    optional("OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "only on /v1/chat/completions and /v1/messages"),
+    optional("OpenAI vLLM SGLang", "input", "x", (), "only on /v1/responses and /v1/embeddings"),
     *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
     *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
     *same("vLLM", "min_tokens include_stop_str_in_output structured_outputs guided_json guided_regex guided_choice"),
@@ -166,7 +164,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("llama.cpp", "min_keep", "`top_p` and the other filters always keep at least one token", 2, (0, 1)),
     absent("llama.cpp", "repeat_last_n", "penalties always apply to the whole text", 64, (-1,)),
     absent("llama.cpp", "penalize_nl", "penalties also apply to newlines", True),
-    absent("llama.cpp", "t_max_predict_ms", "set `deadline`, in seconds for the whole request", 500, (0, -1)),
+    absent("llama.cpp", "t_max_predict_ms", "set `deadline`, the seconds for the whole request", 500, (0, -1)),
     absent("llama.cpp", "n_indent", "a `regex` constraint can enforce an indentation", 2, (0,)),
     absent("llama.cpp", "n_keep", "the server refuses a prompt that does not fit the context", 5, (0,)),
     absent("llama.cpp", "n_discard", "the server refuses a prompt that does not fit the context", 5, (0,)),
@@ -183,7 +181,9 @@ _FIELDS: tuple[CompatField, ...] = (
     ),
     absent("vLLM", "documents", "pass documents to the chat template in `chat_template_kwargs`", [{"text": "x"}]),
     absent("vLLM", "guided_whitespace_pattern", "set `whitespace` in `constraint` to fixed or flexible", "x"),
-    absent("vLLM", "spaces_between_special_tokens", "the tokenizer decides about these spaces", False, (True,)),
+    absent(
+        "vLLM", "spaces_between_special_tokens", "the tokenizer places spaces between special tokens", False, (True,)
+    ),
     absent("vLLM", "prompt_embeds", TEXT, "x"),
     absent("llama.cpp", "image_data", "send images as parts of messages, of the type `image_url`", ["x"]),
     absent("SGLang", "input_embeds", TEXT, ["x"]),
@@ -233,7 +233,7 @@ _FIELDS: tuple[CompatField, ...] = (
     neutral("llama.cpp", "timings_per_token", "`usage` has token counts, and `/metrics` has times"),
     neutral("llama.cpp", "return_progress", "`usage` has token counts, and `/metrics` has times"),
     neutral("llama.cpp", "return_tokens", "log-probabilities contain each token"),
-    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those before sampling filters"),
+    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are computed before sampling filters"),
     neutral("llama.cpp", "response_fields", "answers always have all of their fields", ["content"]),
     neutral("llama.cpp", "reasoning_format", "the server always returns reasoning in a separate field", "deepseek"),
     neutral("llama.cpp", "parse_tool_calls", "the server always separates tool calls from the text"),

@@ -26,12 +26,12 @@ NEWER: tuple[CompatField, ...] = (
         "a policy can end repetitive outputs; `dry_multiplier` makes repetition less likely",
         {"a": 1},
     ),
-    absent("vLLM", "truncation_side", "`truncate_prompt_tokens` removes the beginning", "right", ("left",)),
+    absent("vLLM", "truncation_side", "`truncate_prompt_tokens` keeps a prompt's end", "right", ("left",)),
     absent("vLLM", "logprob_token_ids", "set `logprobs`, the number of most probable tokens", [1]),
     absent(
         "vLLM",
         "previous_input_messages",
-        "name the earlier response in `previous_response_id`, or send all of `input`",
+        "name the earlier response in `previous_response_id`, or send the whole input",
         ["x"],
     ),
     absent("vLLM", "multi_modal_data", "send images as parts of messages, of the type `image_url`", {"image": "x"}),
@@ -39,7 +39,7 @@ NEWER: tuple[CompatField, ...] = (
     absent("vLLM", "trace_decode_token_ids", "`LLM.score` and `echo` return the log-probabilities of a text", [1]),
     absent("vLLM", "prompt_logprob_token_ids", "set `prompt_logprobs`, the number of most probable tokens", [[1]]),
     absent("vLLM", "prompt_logprob_start", "only Python has this setting: `prompt_logprobs_start` of `LLM`", 3, (0,)),
-    absent("vLLM", "extra_args", "`controller` and `controller_arg` start a program for each token's choice", {"a": 1}),
+    absent("vLLM", "extra_args", "use `controller`, a program that decides about each token", {"a": 1}),
     absent(
         "SGLang",
         "beam_width",
@@ -53,7 +53,7 @@ NEWER: tuple[CompatField, ...] = (
     absent("SGLang", "task", "the checkpoint's chat template formats conversations", "x"),
     absent("SGLang", "use_audio_in_video", "the server reads only frames of a video; send its sound as another part"),
     absent("SGLang", "video_config", "the checkpoint determines the preprocessing of videos", {"a": 1}),
-    absent("llama.cpp", "t_max_prompt_ms", "set `deadline`, in seconds for the whole request", 500, (0, -1)),
+    absent("llama.cpp", "t_max_prompt_ms", "set `deadline`, the seconds for the whole request", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's chat template formats the tools", "x"),
     # Fields that do not change the output.
     neutral("vLLM", "ec_transfer_params", _SPEED, {"a": 1}),
@@ -104,12 +104,12 @@ NEWER: tuple[CompatField, ...] = (
     neutral("SGLang", "return_routed_experts", "answers do not name the experts that computed them"),
     neutral("SGLang", "routed_experts_start_len", "answers do not name the experts that computed them", 3),
     neutral("SGLang", "return_sampling_mask", "the trace of a request shows which tokens were allowed"),
-    neutral("SGLang", "sampling_logprobs_mode", "log-probabilities are those before sampling filters", "x"),
+    neutral("SGLang", "sampling_logprobs_mode", "log-probabilities are computed before sampling filters", "x"),
     neutral("llama.cpp", "backend_sampling", _SPEED),
     neutral("llama.cpp", "n_cache_reuse", "the prefix cache finds blocks by their content", 3),
     neutral("llama.cpp", "grammar_type", "the server recognizes the notation of a grammar", "x"),
     neutral("llama.cpp", "reasoning_control", "`thinking_budget` limits the length of reasoning"),
-    neutral("llama.cpp", "sse_ping_interval", "the operator sets this interval with --ping-interval", 5),
+    neutral("llama.cpp", "sse_ping_interval", "the operator sets the interval of pings with --ping-interval", 5),
     neutral("llama.cpp", "verbose", "`bridle explain` and traces show more details of a request"),
 )
 #: Names of fields that a system shares with another system, whose row is above or in `request_fields`.

@@ -22,8 +22,8 @@ VENDORS: tuple[CompatField, ...] = (
     *same("OpenAI", "stream_options.include_usage text.format reasoning.effort"),
     *same("Anthropic", "output_config.format output_config.effort thinking.type thinking.budget_tokens"),
     # Fields that would change the output.
-    absent("OpenAI", "verbosity", "models have no such setting; ask in a message", "low", ("medium",)),
-    absent("OpenAI", "text.verbosity", "models have no such setting; ask in a message", "low", ("medium",)),
+    absent("OpenAI", "verbosity", "models have no setting for verbosity; ask in a message", "low", ("medium",)),
+    absent("OpenAI", "text.verbosity", "models have no setting for verbosity; ask in a message", "low", ("medium",)),
     absent("OpenAI", "reasoning.mode", _EFFORT, "pro", ("standard",)),
     absent(
         "OpenAI",
@@ -44,7 +44,7 @@ VENDORS: tuple[CompatField, ...] = (
         "the server does not call servers that a request names; offer their tools in `tools`",
         [{"url": "x"}],
     ),
-    absent("Anthropic", "container", "this server runs no code for models", "x"),
+    absent("Anthropic", "container", "this server runs no code that a model writes", "x"),
     absent("Anthropic", "compaction", "ask for a summary in a message", {"type": "enabled"}),
     absent("Anthropic", "thread", _KEPT, {"type": "create"}),
     absent("Anthropic", "output_config.task_budget", "`max_tokens` and `thinking` bound each answer", {"total": 9}),

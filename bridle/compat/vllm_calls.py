@@ -54,7 +54,7 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     ),
     # Keywords of methods.
     _words(
-        "lora_request=", "pass a name; `LLM(adapters=...)` loads adapters", keywords="adapter", members="load_adapter"
+        "lora_request=", "name an adapter; `LLM(adapters=...)` loads it", keywords="adapter", members="load_adapter"
     ),
     _words("prompt_adapter_request=", "bridle supports LoRA adapters, but not tuned prompts", keywords="adapter"),
     _words("prompt_token_ids=", "`prompts` also accepts lists of token ids", members="generate"),

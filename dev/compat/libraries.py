@@ -45,8 +45,8 @@ GUIDANCE: tuple[LibrarySymbol, ...] = (
     words(
         "guidance",
         "models.OpenAI models.experimental.VLLMModel models.experimental.SglangModel models.experimental.LiteLLM",
-        "`bridle serve` answers these clients; they refuse a second `+=` within an assistant's turn themselves, "
-        "whatever the server: write one, as in `lm += 'Answer: ' + gen()`",
+        "`bridle serve` answers these clients, but they allow only one `+=` within an assistant's turn, "
+        "with any server: write one `+=`, as in `lm += 'Answer: ' + gen()`",
         exports="LLM",
     ),
     words("guidance", "models.OnnxRuntimeGenAI", "bridle has only its own engine"),
@@ -190,12 +190,12 @@ RAY: tuple[LibrarySymbol, ...] = (
     LibrarySymbol(
         "Ray", "engine_kwargs.max_model_len", settings=("model_options",), why="set `max_model_len` in this entry"
     ),
-    words("Ray", "engine_kwargs.trust_remote_code", "code of a checkpoint is never run"),
+    words("Ray", "engine_kwargs.trust_remote_code", "bridle never runs code of a checkpoint"),
     LibrarySymbol(
         "Ray",
         "LoraConfig, lora_config, dynamic_lora_loading_path",
         settings=("adapters",),
-        why="list all adapters before the start",
+        why="list all adapters in the settings file",
     ),
     LibrarySymbol(
         "Ray", "max_num_adapters_per_replica", settings=("engine_options",), why="set `adapter_memory` in this entry"
@@ -223,7 +223,7 @@ RAY: tuple[LibrarySymbol, ...] = (
     LibrarySymbol(
         "Ray",
         "build_openai_app, build_llm_deployment, LLMServer",
-        why="name `bridle.launch.ray.app` in Ray Serve's configuration file (docs/ray.md)",
+        why="write `bridle.launch.ray.app` into Ray Serve's configuration file (docs/ray.md)",
     ),
     words(
         "Ray",

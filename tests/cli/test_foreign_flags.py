@@ -129,7 +129,7 @@ def test_what_is_not_here_is_refused_with_the_reason(capsys: pytest.CaptureFixtu
             ("--tools", "read_file,exec_shell_command"),
             "llama.cpp's --tools has another meaning: bridle's --tools is a file",
         ),
-        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens has another meaning: in bridle, the flag"),
+        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens has another meaning: bridle gives this name"),
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )

@@ -155,7 +155,7 @@ def test_a_body_that_the_path_has_elsewhere_is_refused_with_where_it_goes(server
     ]
     answer = server.post("/generate", json={"prompt": "Say", "max_tokens": 3})
     assert answer.status_code == 422
-    assert "it is on /v1/completions; /generate has `inputs` or `text`" in answer.json()["error"]
+    assert "only on /v1/completions; /generate has `inputs` or `text`" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(("name", "limits"), [("temperature", (0, 100)), ("presence_penalty", (-100, 100))])

@@ -127,7 +127,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] is of type 'item_reference'"),
     ({"input": [{"type": "function_call"}]}, "input[0].name is None"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt is given, but this server stores no prompts"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity is not supported here: models have no such setting"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity is not supported here: models have no setting"),
     ({"reasoning": {"context": "all_turns"}}, "reasoning.context is not supported here: the checkpoint's chat"),
     ({"background": True}, "background is true"),
     ({"truncation": "auto"}, "truncation is 'auto'"),

@@ -18,7 +18,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
         "llama.cpp",
         {
             "--model-url -mu "
-            "--docker-repo -dr --hf-file -hff": "use `bridle serve owner/name:Q4_K_M` or `... FILE` (docs/gguf.md)",
+            "--docker-repo -dr --hf-file -hff": "serve `owner/name:Q4_K_M` or the file itself (docs/gguf.md)",
             "-hft": "set the environment variable HF_TOKEN",
             "--offline": "set the environment variable HF_HUB_OFFLINE=1",
             "--cache-list -cl": "models are in the Hugging Face cache; `hf cache scan` lists them",

@@ -13,7 +13,7 @@ SGLANG: tuple[Flag, ...] = (
     *refusals(
         "SGLang",
         {
-            "--max-total-tokens": "in bridle, the flag limits the tokens of one request, as in TGI; use "
+            "--max-total-tokens": "bridle gives this name TGI's meaning, the tokens of one request; use "
             "--max-batch-total-tokens",
             # The model.
             "--is-embedding": reasons.POOLED,

@@ -36,7 +36,7 @@ VLLM: tuple[Flag, ...] = (
             "--safetensors-* --ignore-patterns "
             "--use-tqdm-on-load --pt-load-map-location --max-parallel-loading-workers": reasons.LOADING,
             "--override-generation-config": (
-                "requests set sampling parameters; `--generation-config none` ignores the checkpoint's"
+                "requests set sampling parameters; `--generation-config none` ignores the checkpoint's defaults"
             ),
             "--renderer-num-workers": reasons.TOKENIZERS,
             "--seed": "set `seed` in each request",
@@ -50,7 +50,7 @@ VLLM: tuple[Flag, ...] = (
                 "the KV cache has only the flags --kv-memory and --kv-cache-dtype"
             ),
             "--disable-sliding-window --disable-cascade-attn": reasons.KERNELS,
-            "--max-logprobs": "a request may ask for 20 alternative tokens, unless its route has another limit",
+            "--max-logprobs": "a request may ask for at most 20 alternative tokens, unless its route has another limit",
             "--logprobs-mode": "log-probabilities are those of the model, before any sampling filter",
             "--return-sampling-mask": "the trace of a request shows which tokens were allowed (docs/traces.md)",
             "--enable-prompt-embeds": "a prompt is text or token ids, never embeddings",
