@@ -66,9 +66,9 @@ def meaning(row: CompatField, system: System) -> str:
     """Return the page's text about a field."""
     bodies = BODIES.get(system, _USUAL)
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
-        return f"the same field; {row.why}" if row.here and row.why else "the same"
+        return f"bridle has the same field; {row.why}" if row.here and row.why else "the same"
     if row.here:
-        return f"`{row.here}` in bridle; both names work"
+        return f"bridle calls this field `{row.here}`, and accepts both names"
     if row.is_neutral:
         return f"bridle ignores this field: {row.why}"
     return f"bridle refuses this field: {row.why}"
@@ -94,11 +94,11 @@ def flag_meaning(row: Flag) -> str:
     """Return the page's text about a flag."""
     but = f"; {row.why}" if row.why else ""
     if row.is_same:
-        return f"the same flag{but}" if but else "the same"
+        return f"bridle has the same flag{but}" if but else "the same"
     if row.here == MODEL:
         return f"`bridle serve MODEL`, with or without this flag{but}"
     if row.is_shown or row.name in TAKEN:
-        return f"`{row.here}` in bridle; both names work{but}"
+        return f"bridle calls this flag `{row.here}`, and accepts both names{but}"
     return f"bridle refuses this flag: {row.why or f'use {row.here}'}"
 
 
@@ -229,7 +229,7 @@ def route_meaning(route: Route) -> str:
     """Return the page's text about a route."""
     if route.why:
         return f"bridle has no such route: {route.why}"
-    return f"the same route, {route.but}" if route.but else "the same"
+    return f"bridle has the same route, {route.but}" if route.but else "the same"
 
 
 def _routes() -> Iterator[str]:

@@ -195,7 +195,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "video_data", "send videos as parts of messages, of the type `video_url`", "x"),
     absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
     absent("SGLang", "max_thinking_tokens", "set `thinking_budget` in a chat", 8),
-    absent("SGLang", "require_reasoning", "the chat template decides about reasoning; it reads `chat_template_kwargs`"),
+    absent("SGLang", "require_reasoning", "the chat template decides about reasoning; set `chat_template_kwargs`"),
     absent("SGLang", "token_ids_logprob", "set `logprobs`, the number of most probable tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (OpenAI's clients do this themselves)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),

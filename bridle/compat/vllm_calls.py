@@ -10,7 +10,7 @@ from bridle.compat.schema import LibrarySymbol
 _RUNNING = "use traces of requests, `LLM.statistics` or `bridle top`, which show the work of the engine"
 _ROOM = "the server drops cached KV when it needs the memory"
 _WHOLE = "close the model, and load it again"
-_BEAMS = "calls accept its fields as keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
+_BEAMS = "calls accept these fields as keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
 _PREPARED = "the checkpoint determines the preprocessing of prompts and images"
 
 
@@ -27,7 +27,9 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words(
         "LLM.reward", "the model is a classifier with one label, without rewards for single tokens", members="classify"
     ),
-    _words("LLM.score", "it scores pairs of texts, and returns log-probabilities of single texts", members="score"),
+    _words(
+        "LLM.score", "the call scores pairs of texts, and returns log-probabilities of single texts", members="score"
+    ),
     _words("LLM.get_tokenizer", members="tokenizer"),
     _words("LLM.set_tokenizer", "`LLM(tokenizer=...)` sets another tokenizer"),
     _words(
@@ -61,7 +63,7 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words("guided_options_request=", keywords="regex json_schema choice grammar constraint"),
     _words("params=", _BEAMS, members="beam_search"),
     _words("concurrency_limit=", "the engine searches all prompts in one batch", members="beam_search"),
-    _words("pooling_params=", "calls accept its fields as keywords: `dimensions=`, `normalize=`", members="embed"),
+    _words("pooling_params=", "calls accept these fields as keywords: `dimensions=`, `normalize=`", members="embed"),
     _words("pooling_task=", reasons.POOLED),
     _words(
         "tokenization_kwargs=", "pass token ids; only requests to servers have `add_special_tokens`", members="generate"

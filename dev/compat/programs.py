@@ -86,7 +86,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
         "sampler.raw-logits sampler.entropy",
         why="a controller gets the probabilities of some candidates, not all logits",
     ),
-    _pie("sampler.embedding", members=("embed",), why="it embeds whole texts"),
+    _pie("sampler.embedding", members=("embed",), why="the call embeds whole texts"),
     _pie("grammar.from-json-schema", "JsonSchema"),
     _pie("grammar.json", "JsonObject"),
     _pie("grammar.from-regex", "Regex"),

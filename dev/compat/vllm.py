@@ -9,14 +9,19 @@ from dev.compat.libraries import words
 
 _CLASSES: tuple[LibrarySymbol, ...] = (
     words("vLLM", "LLM", "the model is a folder, a hub id or a GGUF file", exports="LLM"),
-    words("vLLM", "SamplingParams", "calls also accept its fields as keywords", exports="SamplingParams"),
+    words("vLLM", "SamplingParams", "calls also accept the class's fields as keywords", exports="SamplingParams"),
     words(
         "vLLM",
         "GuidedDecodingParams",
-        "calls accept its fields as keywords",
+        "calls accept the class's fields as keywords",
         keywords="regex json_schema choice grammar constraint",
     ),
-    words("vLLM", "PoolingParams", "calls accept its fields as keywords: `dimensions=`, `normalize=`", members="embed"),
+    words(
+        "vLLM",
+        "PoolingParams",
+        "calls accept the class's fields as keywords: `dimensions=`, `normalize=`",
+        members="embed",
+    ),
     words(
         "vLLM",
         "LoRARequest PromptAdapterRequest",
@@ -29,7 +34,7 @@ _CLASSES: tuple[LibrarySymbol, ...] = (
 _SAME: tuple[LibrarySymbol, ...] = (
     words("vLLM", "prompts=", "`prompts` is a text, token ids, or a list of these", members="generate"),
     words("vLLM", "messages= tools=", members="chat"),
-    words("vLLM", "sampling_params=", "calls also accept its fields as keywords", members="generate chat"),
+    words("vLLM", "sampling_params=", "calls also accept the class's fields as keywords", members="generate chat"),
     words("vLLM", "use_tqdm=", members="generate"),
     words("vLLM", "multi_modal_data=", "docs/pictures.md shows how to pass images", members="generate"),
     words(

@@ -48,7 +48,7 @@ SGLANG: tuple[Flag, ...] = (
             # Batching.
             "--enable-priority-scheduling --disable-priority-preemption --default-priority-value "
             "--abort-on-priority-when-disabled "
-            "--priority-*": "set `priority` in a request; a wait of --priority-seconds counts as one level of it",
+            "--priority-*": "set `priority` in a request; a wait of --priority-seconds counts as one level",
             "--retraction-policy --num-reserved-decode-tokens": (
                 "the engine computes a preempted request again, except for the tokens in the prefix cache"
             ),

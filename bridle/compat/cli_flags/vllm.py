@@ -109,7 +109,7 @@ VLLM: tuple[Flag, ...] = (
             "--exclude-tools-when-tool-choice-none "
             "--tool-strict-level --cohere-* --anthropic-disabled-thinking-effort": reasons.TOLD,
             "--return-tokens-as-token-ids --enable-prompt-tokens-details --enable-force-include-usage "
-            "--enable-per-request-metrics": "answers have `usage`; streams have it if `stream_options` asks for it",
+            "--enable-per-request-metrics": "answers have `usage`; streams have `usage` if `stream_options` asks",
             "--tokens-only --enable-scale-out": "/v1/completions accepts token ids as prompts; answers contain text",
             "--enable-tokenizer-info-endpoint": "/info and /tokenize return this information about the tokenizer",
             "--enable-flash-late-interaction": reasons.POOLED,
