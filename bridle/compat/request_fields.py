@@ -126,7 +126,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
     absent(f"llama.cpp {_WEBUI}", "top_a", _SAMPLER, 0.2, (0,)),
     absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
-    neutral("llama.cpp", "adaptive_decay", "this field has no effect without the sampler adaptive-p", 0.9),
+    neutral("llama.cpp", "adaptive_decay", "bridle does not have the sampler adaptive-p, which it controls", 0.9),
     absent(_WEBUI, "tfs", _SAMPLER, 0.9, (1, 1.0)),
     absent(_WEBUI, "epsilon_cutoff", _SAMPLER, 3, (0,)),
     absent(_WEBUI, "eta_cutoff", _SAMPLER, 3, (0,)),
