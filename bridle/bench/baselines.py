@@ -1,4 +1,4 @@
-"""The peers of a comparison: bridle's engine, and two ways of transformers to generate for many prompts.
+"""Generators that a benchmark compares: bridle's engine, and transformers' `generate` and continuous batching.
 
 Each peer has the same weights and gets the same prompts. All peers decode greedily and never stop early. Loading and
 starting threads is not measured.
@@ -28,7 +28,7 @@ _BITS = {"q4_0": 4, "int8": 8, "q8_0": 8, "fp8": 8}
 
 @dataclass(slots=True)
 class BaselineRun:
-    """Outputs and costs of a peer: wall-clock seconds, and processor seconds over all its threads."""
+    """Result of one generator: its outputs, its wall-clock seconds, and its processor seconds over all threads."""
 
     outputs: list[list[int]]
     seconds: float
@@ -36,7 +36,8 @@ class BaselineRun:
 
 
 class Stopwatch:
-    """Clock and processor time since its creation. The clock waits for the GPU when it starts and when it stops."""
+    """Measures elapsed and processor time since this object was created. For a GPU, reading the clock first waits until
+    the GPU has finished its work."""
 
     def __init__(self) -> None:
         wait_for_device()
@@ -54,14 +55,15 @@ class Peer(Protocol):
     bits: int
 
     def generate(self, prompts: Prompts, num_new: int) -> BaselineRun:
-        """Generate `num_new` tokens for each of `prompts`, all at once; return outputs in the order of the prompts."""
+        """Generate `num_new` tokens for each prompt, all prompts at once; return the outputs in the order of the
+        prompts."""
 
     def close(self) -> None:
-        """Release the peer's memory."""
+        """Release the memory of the generator."""
 
 
 class EnginePeer:
-    """Bridle's engine over an executor, driven directly: no service, no text."""
+    """Bridle's engine over an executor, called directly, without HTTP and without text."""
 
     def __init__(
         self, executor: Executor, name: str = "bridle", bits: int = 32, max_num_seqs: int | None = None
@@ -84,8 +86,8 @@ class EnginePeer:
         return watch.stop(list(outputs.values()))
 
     def start(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> None:
-        """Compute `prompts` and stop at the first step after which each prompt has a token. Each has `num_new` more
-        tokens to sample, greedily or with `top_p`."""
+        """Run steps until each of `prompts` has its first output token. Each prompt has `num_new` more tokens to
+        sample, greedily or with `top_p`."""
         # The first sequences sample tokens while the last prompt is still computed.
         reading = sum(map(len, prompts)) // self._step_tokens + len(prompts)
         outputs = self._add(prompts, reading + num_new, top_p)
@@ -103,7 +105,7 @@ class EnginePeer:
         return runs
 
     def advance_at_once(self, num_steps: int) -> BaselineRun:
-        """Run further steps as `advance` does, measured as one run without waiting for a GPU between steps."""
+        """Run further steps as `advance` does, but measure them as a whole, without waiting for a GPU between steps."""
         watch = Stopwatch()
         done = 0
         while done < num_steps:
@@ -149,7 +151,8 @@ class EnginePeer:
 
 
 class BridlePeer(EnginePeer):
-    """A checkpoint in bridle's engine. With `file`, `backend` reads this file instead of the checkpoint."""
+    """Bridle's engine with the model of a checkpoint. With `file`, `backend` reads this file instead of the
+    checkpoint."""
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class GeneratePeer:
 
 
 class ContinuousPeer:
-    """transformers' continuous batching, whose manager is started before the measurement."""
+    """transformers' continuous batching; its manager is started before the measurement."""
 
     name = "continuous"
 
@@ -254,7 +257,7 @@ def load_transformers(checkpoint: BenchCheckpoint) -> Any:
 
 
 def number_bits() -> int:
-    """Return the bits of one weight that is not quantized."""
+    """Return the number of bits of one weight that is not quantized."""
     return 32 if bench_device().type == "cpu" else 16
 
 

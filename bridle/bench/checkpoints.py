@@ -49,8 +49,8 @@ LARGE_SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchCheckpoint:
-    """A folder to load from. Each decoding step reads `step_bytes`, for any batch size. It also reads `token_bytes` for
-    each token of context that each sequence attends to."""
+    """A generated checkpoint in the folder `path`. Each decoding step reads `step_bytes` bytes of weights, for any
+    batch size. It also reads `token_bytes` bytes of KV for each token of context of each sequence."""
 
     name: str
     path: Path
@@ -72,7 +72,7 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoin
 
 
 def planned_checkpoint(name: str, folder: Path = Path()) -> BenchCheckpoint:
-    """Return the description that `make_checkpoint` returns, without creating files."""
+    """Return the `BenchCheckpoint` that `make_checkpoint` returns, without creating files."""
     import torch
 
     with torch.device("meta"):
@@ -105,7 +105,8 @@ def _described(name: str, model: Any, folder: Path) -> BenchCheckpoint:
 
 
 def _step_bytes(model: Any) -> int:
-    """Return the bytes of all weights except an embedding table that is only looked up, one row for each token."""
+    """Return the bytes of all weights that a step reads. An embedding table that is only looked up is left out, because
+    a step reads one of its rows per token."""
     embedding = model.get_input_embeddings().weight
     is_tied = model.get_output_embeddings().weight is embedding
     total = sum(weight.numel() * weight.element_size() for weight in model.parameters())

@@ -1,8 +1,8 @@
-"""Benchmark of the cost of steering: `bridle bench control`.
+"""Benchmark of the cost of controllers: `bridle bench control`.
 
-On a device that takes 20 ms a step, it measures the control part of the critical path, and masks in the sampler. On a
-real forward pass, it measures the slowdown, and the processor time of the controllers. Figures are medians of runs in
-turns, so that other work on the machine affects all alike.
+On a simulated device with steps of 20 ms, it measures the time that controllers add to a step, and the cost of masks in
+the sampler. On a real model, it measures how much controllers slow down generation, and their processor time. Figures
+are medians of runs in turns, so that other work on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TITLES = {
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return all figures, in milliseconds unless a name says otherwise."""
+    """Return all figures. They are in milliseconds unless a name says otherwise."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         checkpoint = make_checkpoint(_MODEL, folder)
@@ -62,8 +62,8 @@ def _parts(
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each part. On the device that computes nothing, a step waits. The sampler is
-    assumed to read the logits about twenty times."""
+    """Return the estimated duration of each part in seconds. Each step of the simulated device waits for a fixed time.
+    The sampler is assumed to read the logits about twenty times."""
     from bridle.bench.control_programs import slowdown_scale
 
     checkpoint = planned_checkpoint(_MODEL)
@@ -80,7 +80,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scales(settings: BenchSettings) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return steps and rounds on the critical path, and for composed controllers."""
+    """Return the numbers of steps and rounds, for the parts `critical_path` and `composed`."""
     return ((30, 1), (30, 1)) if settings.quick else ((100, 3), (100, 5))
 
 
@@ -89,8 +89,8 @@ def _mask_rounds(settings: BenchSettings) -> int:
 
 
 def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return the time from the end of the device's work to the sampler, compared with no controllers, for each number
-    of sequences and kind of controller."""
+    """Return the time from the end of the device's work to the sampler, for each number of sequences and kind of
+    controller. The same time without controllers is reported next to it."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
@@ -124,8 +124,8 @@ def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, 
 
 
 def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return the cost of neutral controllers, compared with a module that allows everything: on the critical path, and
-    in processor time of the engine's process."""
+    """Return the cost of neutral controllers (which change nothing) next to a module that allows everything. The cost
+    is time of the critical path, and processor time of the engine's process."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
@@ -157,7 +157,7 @@ def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]
 
 
 def time_masks(settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return the time of the sampler with a mask in every row, minus its time without masks."""
+    """Return the extra time of the sampler if every row has a mask."""
     import torch
 
     from bridle.engine.control.decision import mask_of
@@ -183,7 +183,7 @@ def time_masks(settings: BenchSettings) -> list[dict[str, Any]]:
 
 
 def slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return the slowdown on a real forward pass."""
+    """Return the slowdown by controllers on a real model."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs
     from bridle.bench.control_device import runtime_pool

@@ -1,7 +1,7 @@
-"""Measures the control part of a step on a device that takes a fixed time, with Wasm controllers.
+"""Measures the time that Wasm controllers add to a step, on a simulated device whose steps take a fixed time.
 
-On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical path:
-waiting for missing answers, decoding, branching. On a device that does not block (a GPU), this work happens while the
+On a device that blocks (a CPU), all work between the forward pass and the sampler delays the step: waiting for
+controllers, decoding their answers, and branching. On a device that does not block (a GPU), this work happens while the
 device computes.
 """
 
@@ -67,7 +67,7 @@ class InstantExecutor:
 
 class TimedDevice(InstantExecutor):
     """An executor that computes nothing, and takes `seconds` for each step. For each step, `gaps` has the seconds from
-    the end of the device's work to the sampler, not below 0, and `rows` the number of sequences that sample."""
+    the end of the device's work to the sampler, at least 0. `rows` has the number of sequences that sample."""
 
     def __init__(self, num_seqs: int, num_tokens: int, seconds: float, *, blocks: bool) -> None:
         super().__init__(num_seqs, num_tokens)
@@ -97,7 +97,7 @@ class TimedDevice(InstantExecutor):
 
 @contextmanager
 def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> Iterator[RuntimePool]:
-    """Yield a pool over a separate control runtime."""
+    """Start a control runtime in a separate process, and yield a controller pool that uses it."""
     extra = ("--store", str(store), "--limit", "max_forks=64", *args)
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=extra), vocab_size)
     try:
@@ -107,15 +107,16 @@ def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> I
 
 
 def upload(pool: RuntimePool, wasm: bytes) -> str:
-    """Store a controller; return its id."""
+    """Store a controller in the runtime; return its id."""
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
     return pool.call(message, replies.ModuleData).module_id
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """Medians and the 99th percentile in seconds: from the end of the device's work to the sampler, and of a whole
-    step. `rows` is the mean number of sampled sequences per step, and `cpu` this process's processor time per step."""
+    """Times in seconds, as median and 99th percentile: from the end of the device's work to the sampler, and of a whole
+    step. `rows` is the mean number of sampled sequences per step. `cpu` is the processor time of this process per step,
+    in seconds."""
 
     gap: float
     gap_p99: float
@@ -125,7 +126,7 @@ class CriticalPath:
 
 
 class Borrowed(DelegatingPool):
-    """A pool that is not shut down with the engine that uses it."""
+    """A controller pool that stays open when the engine that uses it shuts down."""
 
     def __init__(self, pool: RuntimePool) -> None:
         super().__init__(pool)
@@ -146,8 +147,8 @@ def critical_path(
     argument: str = "",
     num_neutral: int = 0,
 ) -> CriticalPath:
-    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`. `num_neutral` neutral
-    controllers in Python steer next to the module."""
+    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`. `num_neutral` controllers in
+    Python that change nothing also steer each sequence."""
     device = TimedDevice(num_seqs, _PROMPT_TOKENS + num_steps + 64, seconds, blocks=blocks)
     vocab_size = device.info.vocab_size
     homes: list[Any] = [Borrowed(pool), PythonControllerPool(vocab_size)]
@@ -173,14 +174,14 @@ def critical_path(
 
 
 def check(events: Iterable[Event]) -> None:
-    """Raise the error with which an output ended, because figures of a failed output are meaningless."""
+    """Raise the error with which an output ended. The figures of a failed output are meaningless."""
     for event in events:
         if isinstance(event, Finished) and event.error is not None:
             raise event.error
 
 
 def drain(engine: Engine, pool: RuntimePool) -> None:
-    """End all requests and notify the runtime, so that the next engine may number its sequences from 0 again."""
+    """End all requests and notify the runtime. The next engine may then number its sequences from 0 again."""
     for request_id in engine.request_ids:
         engine.cancel(request_id)
     while engine.has_work:
@@ -189,7 +190,7 @@ def drain(engine: Engine, pool: RuntimePool) -> None:
 
 
 def group_cpu(group: int | None) -> float:
-    """Return the processor seconds that the living processes of a group have used."""
+    """Return the processor time, in seconds, of the living processes of a process group."""
     ticks = 0
     for pid in members(group):
         try:
@@ -201,7 +202,7 @@ def group_cpu(group: int | None) -> float:
 
 
 def members(group: int | None) -> list[int]:
-    """Return the processes of a process group."""
+    """Return the ids of the processes in a process group."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,7 +1,8 @@
-"""Controllers for `bridle bench control`, as WebAssembly text, and a vocabulary for them to steer.
+"""Controllers for `bridle bench control` as WebAssembly text, and a vocabulary for these controllers.
 
-`trivial` allows every token. `walk` computes its allow-set by walking the whole token trie with a small automaton, as a
-regular expression does. `script` returns prepared answers. Only wasmtime is needed to build these controllers.
+`trivial` allows every token. `walk` computes its set of allowed tokens by walking the whole token trie with a small
+automaton, as a regular expression does. `script` returns answers that were prepared in advance. Only wasmtime is needed
+to build these controllers.
 """
 
 from __future__ import annotations
@@ -97,8 +98,7 @@ def trivial() -> bytes:
 
 
 def walk() -> bytes:
-    """Return a controller that allows the texts of an automaton with three states: words of few letters, spaces,
-    numbers."""
+    """Return a controller whose automaton has three states: it allows short words, spaces and numbers."""
     table = [bytearray(b"\xff" * 256) for _ in range(3)]
     for byte in b"abcdefgh":
         table[0][byte] = table[1][byte] = 1
@@ -114,7 +114,7 @@ def data_at(address: int, content: bytes) -> str:
 
 
 def build(body: str, pages: int) -> bytes:
-    """Return a controller whose functions are `body`, with `pages` pages of memory."""
+    """Return a controller whose functions are `body` (WebAssembly text), with `pages` pages of memory."""
     import wasmtime
 
     return bytes(wasmtime.wat2wasm(_MODULE.replace("%PAGES%", str(pages)).replace("%BODY%", body)))
@@ -124,8 +124,8 @@ def build(body: str, pages: int) -> bytes:
 
 
 def write_tokenizer(folder: Path, vocab_size: int, *, seed: int = 0) -> Path:
-    """Write a byte-level tokenizer of `vocab_size` tokens that resembles a natural one: words, word pieces, numbers.
-    Return the folder."""
+    """Write a byte-level tokenizer of `vocab_size` tokens that resemble those of a real one: words, word pieces and
+    numbers. Return the folder."""
     names = _byte_names()
     rng = random.Random(seed)
     vocab = {name: number for number, name in enumerate(names)}

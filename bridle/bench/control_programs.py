@@ -1,4 +1,4 @@
-"""Cost of control compared to a real forward pass on the CPU."""
+"""Measures the slowdown by controllers on a real forward pass on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(path: Path, num_threads: int | None) -> Executor:
 
 
 class KeptExecutor:
-    """An executor that is not closed with the engine that uses it."""
+    """An executor that stays open when the engine that uses it closes."""
 
     def __init__(self, executor: Executor) -> None:
         executor.reset()
@@ -41,17 +41,17 @@ class KeptExecutor:
 
 
 def prompt_of(number: int, length: int) -> tuple[int, ...]:
-    """Return arbitrary tokens, different for each number."""
+    """Return `length` arbitrary tokens, which differ for each `number`."""
     return tuple(300 + (number * 7_919 + i * 31) % 7_000 for i in range(length))
 
 
 def slowdown_scale(*, quick: bool) -> tuple[int, int]:
-    """Return the number of measured steps and of rounds."""
+    """Return the number of measured steps and the number of rounds."""
     return (24, 2) if quick else (64, 5)
 
 
 def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
-    """Return the tokens per second of 8 sequences under each controller compared with none, and the processor time of
+    """Return the slowdown of 8 sequences under each controller, compared with no controller, and the processor time of
     the controllers. The runs take turns; figures are medians."""
     modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
     num_steps, rounds = slowdown_scale(quick=quick)
@@ -72,7 +72,7 @@ def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict
 
 
 def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps: int) -> tuple[float, float]:
-    """Return the seconds per step, and the processor seconds of the runtime per step."""
+    """Return the seconds per step, and the processor seconds of the control runtime per step."""
     engine = Engine(KeptExecutor(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])
     controller = WasmController(module) if module else None
     for number in range(8):
@@ -86,7 +86,7 @@ def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps:
 
 
 def steps_with(engine: Engine, num_tokens: int, count: int) -> list[float]:
-    """Return the times of the next `count` steps that each produced at least `num_tokens` tokens."""
+    """Return the durations of the next `count` steps in which the engine produced at least `num_tokens` tokens."""
     times: list[float] = []
     while len(times) < count:
         begin = time.perf_counter()

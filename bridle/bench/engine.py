@@ -1,11 +1,11 @@
-"""Measures generated tokens per second, offline. It compares bridle with transformers, and both with the limit of the
-memory bandwidth.
+"""Measures how many tokens per second bridle's engine generates without a server. It compares bridle with transformers,
+and compares both with the speed that the memory bandwidth allows.
 
-All peers run in this process with the same threads, weights, prompts and output lengths, in turns; each figure is the
-best of its rounds. Processor time is reported as well, because other work on the machine affects it less. So its ratio
-is reliable even if the ratio of elapsed time is not. Decoding speed is the difference between a run of one new token
-and a full run, so it contains no prefill. Decoding speed is compared with the roofline: the bytes that a step must
-read, divided by the bandwidth measured in the same run.
+All generators run in this process with the same threads, weights, prompts and output lengths. They take turns, and each
+figure is the best of its rounds. Processor time is reported as well, because other work on the machine affects it less.
+So the ratio of processor times is reliable even if the ratio of elapsed times is not. Decoding time is the time of a
+full run minus that of a run with one new token, so it contains no prefill. Decoding speed is compared with the
+roofline: the speed at which the bytes of a step are read at the bandwidth measured in the same run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batchin
 
 @dataclass(slots=True)
 class EngineFigure:
-    """One peer at one batch size. Times in seconds, speeds in generated tokens per second.
+    """Figures of one generator at one batch size. Times are in seconds, and speeds in generated tokens per second.
 
     `ratio` is the speed relative to transformers' `generate`, and `cpu_ratio` the ratio of processor times.
-    `roof_share` is the decoding speed relative to the limit of the memory bandwidth. `agreement` is the share of
-    outputs that equal those of `generate`.
+    `roof_share` is the decoding speed divided by the speed that the memory bandwidth allows. `agreement` is the share
+    of outputs that equal those of transformers' `generate`.
     """
 
     model: str
@@ -64,7 +64,7 @@ class EngineFigure:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the whole comparison. Prints a table per model after measuring it."""
+    """Run the whole comparison of generators. A table is printed after each model."""
     bandwidth, triad = read_bandwidth(), triad_bandwidth()
     figures: list[EngineFigure] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -82,8 +82,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each race. In each round each peer reads the prompts twice: for one new token,
-    and for all new tokens."""
+    """Return the estimated seconds of each comparison. In each round, each generator reads the prompts twice: once to
+    generate one token, and once to generate all tokens."""
     num_new, num_rounds = _scale(settings)
     found = {}
     for checkpoint in map(planned_checkpoint, _model_sizes(settings)):
@@ -95,7 +95,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _num_peers() -> int:
-    """Return the number of peers. The peer in 8-bit integers is only for CPUs."""
+    """Return the number of generators. The generator with 8-bit integers is only for CPUs."""
     return 4 if baselines.number_bits() == 32 else 3
 
 
@@ -104,7 +104,7 @@ def _model_sizes(settings: BenchSettings) -> tuple[str, ...]:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of new tokens and of rounds."""
+    """Return the number of new tokens and the number of rounds."""
     return (16, 2) if settings.quick else (64, 3)
 
 
@@ -117,7 +117,7 @@ def _part(checkpoint: BenchCheckpoint, batch: int) -> str:
 
 
 def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings, phases: Phases) -> list[list[EngineFigure]]:
-    """Run one race per batch size; return the figures of all races."""
+    """Compare the generators at each batch size; return the figures of all comparisons."""
     races = []
     with _peers(checkpoint, settings) as peers:
         for batch in _batches(settings):
@@ -147,7 +147,7 @@ def _peers(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Iterator[lis
 
 
 def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Return random tokens in random lengths, the same for the same arguments."""
+    """Return prompts of random tokens and random lengths. The same arguments give the same prompts."""
     rng = random.Random(seed)
     lengths = [rng.randint(*_PROMPT_TOKENS) for _ in range(num_prompts)]
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
@@ -160,7 +160,7 @@ def _race(
     num_new: int,
     num_rounds: int,
 ) -> list[EngineFigure]:
-    """Return the best time of each peer. The peers take turns, in another order each round."""
+    """Return the best time of each generator. The generators take turns, in another order each round."""
     best: dict[tuple[str, int], baselines.BaselineRun] = {}
     for peer in peers:
         peer.generate(prompts[:2], 2)  # build now what would be built lazily
@@ -179,7 +179,7 @@ def _race(
 
 
 def better(run: baselines.BaselineRun, other: baselines.BaselineRun | None) -> baselines.BaselineRun:
-    """Return the lower of both times; they may come from different rounds."""
+    """Return the lowest elapsed time and the lowest processor time, which may come from different rounds."""
     if other is None:
         return run
     return baselines.BaselineRun(run.outputs, min(run.seconds, other.seconds), min(run.cpu_seconds, other.cpu_seconds))
@@ -209,7 +209,7 @@ def _figure(
 
 
 def check_lengths(peer: baselines.Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
-    """Raise an error for a peer that ended early, which would look fast."""
+    """Raise an error if a generator ended early, because it would look fast."""
     short = [len(output) for output in tokens if len(output) != num_new]
     if short:
         raise RuntimeError(f"{peer.name} generated {short[0]} tokens; {num_new} were requested")
@@ -221,7 +221,7 @@ def agreement_of(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[
 
 
 def compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
-    """Fill in the speeds and their ratios. The first figure is the reference."""
+    """Fill in the speeds and their ratios. The ratios are relative to the first row."""
     for figure in figures:
         figure.tokens_per_second = figure.new_tokens / figure.seconds
         later = figure.new_tokens - figure.batch  # the first token of each sequence belongs to the prefill
@@ -240,7 +240,8 @@ def _decode_cpu(figure: EngineFigure) -> float:
 
 
 def roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) -> float:
-    """Return the tokens per second if a step took only the time to read the weights and the KV of its sequences."""
+    """Return the highest tokens per second that the memory bandwidth allows: a step only reads the weights and the KV
+    of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32
     cache = checkpoint.token_bytes * context * baselines.number_bits() / 32

@@ -1,11 +1,11 @@
-"""Measures a server from its command to `/health` and to its first answer, for a new model and for a cached one, and
-llama.cpp's server if its path is given. The benchmark reports seconds, processor seconds, memory, and the cost of an
-idle server.
+"""Measures a server's start until `/health` answers and until the first answer, for a new and a cached model.
+llama.cpp's server is measured too if its path is given. The benchmark reports seconds, processor seconds, memory, and
+the cost of an idle server.
 
-The first request is sent as soon as `/health` answers, so work that a server puts off until then counts. Memory and
-idle time are measured once no work is left in the background. Processor time and memory are those of the server with
-all processes that it starts. Memory that processes share is counted once, if the system reports it (Linux); the peak of
-the server's own process is reported, too.
+The first request is sent as soon as `/health` answers. So work that a server delays until then counts too. Memory and
+idle time are measured after the server's work in the background has ended. Processor time and memory include all
+processes that the server starts. Memory that processes share is counted once, if the system reports it (Linux). The
+peak of the server's main process is reported too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _WAYS = ("first", "again")
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One start of a server. `seconds` and `cpu_seconds` are until `/health` answers, and `first_token_seconds` until
-    the answer of the request that follows at once. `peak_mb` is the peak of the server's own process, `memory_mb` the
-    memory of all processes at the end."""
+    """Figures of one start of a server. `seconds` and `cpu_seconds` end when `/health` answers. `first_token_seconds`
+    ends with the answer to the request that follows at once. `peak_mb` is the peak memory of the server's main process;
+    `memory_mb` is the memory of all its processes at the end."""
 
     model: str
     server: str
@@ -66,7 +66,7 @@ class LoadFigures:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """Return the parts, one per start, with their estimated seconds."""
+    """Return the estimated seconds of each part; a part is one start of a server."""
     idle = IDLE_SECONDS[settings.quick] + SETTLED_SECONDS[settings.quick]
     found = {}
     for model in models(settings):
@@ -77,7 +77,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, floa
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Start each server in turn. Prints a table at the end."""
+    """Start each server, one after the other. A table is printed at the end."""
     rows = []
     for model in models(settings):
         with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -89,7 +89,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def models(settings: BenchSettings) -> Sequence[str]:
-    """Return the models to load. Raises `InvalidRequest` if there are none."""
+    """Return the models whose loading is measured. Raises `InvalidRequest` if no model is given."""
     if not settings.models:
         raise InvalidRequest(
             "this benchmark needs a model: --load-model FILE.gguf or --load-model FOLDER", "load_model"
@@ -100,7 +100,7 @@ def models(settings: BenchSettings) -> Sequence[str]:
 
 
 def num_bytes(model: str) -> int:
-    """Return the size of a model's files; 0 for a model without a path."""
+    """Return the size of a model's files in bytes; 0 for a model without a path."""
     path = Path(model).expanduser()
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
     return sum(file.stat().st_size for file in files)
@@ -108,7 +108,7 @@ def num_bytes(model: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A server that answers, and the seconds until it did so."""
+    """A server that answers, and the seconds from its start to its first answer on `/health`."""
 
     process: psutil.Process
     port: int
@@ -120,7 +120,8 @@ class StartedServer:
 def started_server(
     model: str, way: str, folder: Path, settings: BenchSettings, *options: str
 ) -> Iterator[StartedServer]:
-    """Run a server with further command-line `options` until the block ends. The server's cache is in `folder`."""
+    """Run a server with further command-line `options` until the block ends. The folder `folder` is the server's
+    cache."""
     port, log = free_port(), folder / f"{way}.log"
     command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port), *options]
     if way == "llama-server":
@@ -136,7 +137,8 @@ def started_server(
 
 
 def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
-    """Start a server and end it again. The start `first` has an empty cache in `folder`, which the next starts use."""
+    """Start a server and end it again. For the `first` start, the cache in `folder` is empty; later starts use what the
+    first one stored."""
     with started_server(model, way, folder, settings) as server:
         process = server.process
         cpu = _cpu_seconds(process)
@@ -162,7 +164,7 @@ def _await_health(process: psutil.Process, port: int, log: Path) -> None:
 
 
 def _await_token(port: int) -> None:
-    """Request one token. Raises `EngineClosed` if the server refuses."""
+    """Request one token. Raises `EngineClosed` if the server does not start."""
     for path, body in _ASKED.items():
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -213,7 +215,7 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _peak(process: psutil.Process) -> int:
-    """Return the peak memory of the process in MB; its current memory if the system does not report the peak."""
+    """Return the peak memory of the process in MB, or its current memory if the system does not report the peak."""
     status = Path(f"/proc/{process.pid}/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]

@@ -1,4 +1,4 @@
-"""The result of a load on a server: rates, latencies and shares of users, in one row."""
+"""The result of a load on a server, in one row: rates, latencies, and the share that each user got."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FIRST_LIMIT, PACE_LIMIT = 2.0, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One load. Latencies in seconds; a gap is the time between two tokens of a stream. `goodput` is good requests per
-    second; processor time is in cores."""
+    """One load. Latencies are in seconds. A gap is the time between two tokens of a stream. `goodput` is the number of
+    requests per second that met the latency limits. Processor time is the mean number of busy cores."""
 
     load: str
     requests: int
@@ -40,7 +40,7 @@ class Row:
 
 
 async def timed(load: str, server: HttpServer, running: Awaitable[list[Sample]]) -> tuple[Row, list[Sample]]:
-    """Run a load to its end; return its figures and its samples."""
+    """Send a load until all of its requests have ended; return its figures and its samples."""
     cpu, server_cpu, begin = time.process_time(), server.cpu_seconds, time.perf_counter()
     samples = await running
     seconds = time.perf_counter() - begin
@@ -49,7 +49,7 @@ async def timed(load: str, server: HttpServer, running: Awaitable[list[Sample]])
 
 
 def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: float, server_cpu: float) -> Row:
-    """Return the figures of samples that took `seconds` together."""
+    """Return the figures of samples that were measured in a period of `seconds`."""
     done = [each for each in samples if each.is_complete]
     refused = sum(each.status == 429 for each in samples)
     firsts = [each.first for each in done]
@@ -73,12 +73,12 @@ def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: flo
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """Return the row with the most tokens per second, which other programs on the machine affected least."""
+    """Return the row with the most tokens per second. Other programs on the machine disturbed this row least."""
     return max(rows, key=lambda row: row.tokens_per_second)
 
 
 def quantile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile; 0 without values."""
+    """Return a percentile of `values`; 0 if there are no values."""
     if len(values) < 2:
         return values[0] if values else 0.0
     return median(values) if percent == 50 else quantiles(values, n=100, method="inclusive")[percent - 1]

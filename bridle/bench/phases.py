@@ -1,9 +1,9 @@
-"""The parts of a benchmark: the estimate of their total time, reported at the start, and the selection of parts to run.
+"""The parts of a benchmark: which ones run, and how long they will take together.
 
-The estimate of a part's duration has three terms. The first is the model's work: the bytes that steps read and the
-products that prompts need, at the current speed of memory and arithmetic units. The second is the sum of waits of fixed
-length. The third is Python's own work: rough seconds that the benchmark declares, scaled by the current speed of
-Python. Measured times of finished parts correct the estimate of the remaining ones.
+The estimate of a part's duration has three terms. The first term is the model's work, at the measured speed of memory
+and arithmetic: bytes that steps read, and matrix products for prompts. The second term is the sum of all fixed waiting
+times. The third term is Python's own work: a rough number of seconds per part, scaled by the measured speed of Python.
+Measured times of finished parts correct the estimate of the remaining ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SILENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Limits of this machine per second: bytes read, multiply-adds, and iterations of a Python loop."""
+    """Speeds of this machine, per second: bytes read, multiply-adds, and iterations of a Python loop."""
 
     bandwidth: float
     products: float
@@ -40,21 +40,22 @@ class MachineLimits:
 
     @classmethod
     def now(cls) -> MachineLimits:
-        """Measure the limits, which takes a second or two."""
+        """Measure the speeds of this machine, which takes a second or two."""
         return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate(), loop_rate())
 
     def seconds(self, checkpoint: BenchCheckpoint, prompt_tokens: float, num_steps: float) -> float:
-        """Return about how long a model takes to read prompts, and then for steps of decoding, in seconds."""
+        """Return roughly how many seconds a model takes to read its prompts and then to run its decoding steps."""
         prompts = prompt_tokens * checkpoint.num_parameters / self.products
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 
     def python(self, seconds: float) -> float:
-        """Scale a duration from a machine with `_LOOPS` loop iterations per second to this machine."""
+        """Scale a duration to this machine. It was measured on a machine that does `_LOOPS` loop iterations per
+        second."""
         return seconds * _LOOPS / self.loops
 
 
 class Phases:
-    """Parts by their names, with the estimated seconds of each. The parts run in this order.
+    """The parts of a benchmark by name, with the estimated seconds of each part. The parts run in this order.
 
     All output goes to standard error, because standard output is for the figures."""
 
@@ -69,7 +70,7 @@ class Phases:
         self._num_done = 0
 
     def announce(self) -> None:
-        """Print the number of parts, and their estimated time."""
+        """Print the number of parts and their estimated total time."""
         total, count = sum(self._guesses.values()), len(self._guesses)
         if not count:
             self._console.print("nothing is left to measure")
@@ -84,18 +85,18 @@ class Phases:
 
     @property
     def spent(self) -> float:
-        """Return the seconds that the finished parts have taken."""
+        """Return the number of seconds that the finished parts took."""
         return self._spent
 
     @property
     def left(self) -> float:
-        """Estimate the seconds of the remaining parts from those of the finished ones."""
+        """Estimate the seconds of the remaining parts from the measured times of the finished parts."""
         left = self.guessed - self._guessed
         return left * (self._spent / self._guessed if self._guessed and self._spent else 1.0)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Mark the part that runs now; on a terminal its progress is shown next to its name and the remaining time."""
+        """Mark a part as the current one. A terminal shows its progress next to its name and the remaining time."""
         number, count = self._num_done + 1, len(self._guesses)
         guess = self._guesses[name]
         began = self._clock()
@@ -108,7 +109,7 @@ class Phases:
 @contextmanager
 def _moving(console: Console, words: str) -> Iterator[None]:
     """Show a spinner while a part runs; output printed meanwhile appears above the spinner. Without a terminal, a
-    message about a long part is printed from time to time."""
+    message is printed from time to time during a long part."""
     if not console.is_terminal:
         with PrintedSteps(words, console, _SILENCE):
             yield
@@ -127,7 +128,7 @@ def _moving(console: Console, words: str) -> Iterator[None]:
 
 
 def show_seconds(seconds: float) -> str:
-    """Return a duration as text for people."""
+    """Return a duration as readable text."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

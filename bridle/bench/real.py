@@ -1,9 +1,10 @@
-"""Compares real models with llama.cpp: a server's start, prompts, and decoding for 1, 4 and 16 streams over HTTP.
+"""Compares bridle with llama.cpp on real models: server start, reading of prompts, and decoding for 1, 4 and 16 streams
+over HTTP.
 
-Both servers run at once and take turns, round by round, so that other work on the machine affects both. While one
-server is measured, the other is idle. `llama-bench`, which needs no server, also takes turns, for prompts and for one
-stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens, different each
-time, so that no cache has them.
+Both servers run at the same time and are measured in turns, so that other work on the machine affects both. While one
+server is measured, the other is idle. `llama-bench`, which needs no server, takes its turn for prompts and for one
+stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens and differ each
+time, so that no prefix cache contains them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _START, _SPEED = "start", "speed"
 
 @dataclass(frozen=True, slots=True)
 class RealScale:
-    """Scale of the comparison: tokens of a prompt to read; tokens of a prompt to continue, and how many are generated;
-    rounds."""
+    """Scale of the comparison. `prompt` and `short` are lengths of prompts, to read and to continue; `written` is the
+    number of generated tokens."""
 
     prompt: int
     short: int
@@ -56,8 +57,8 @@ _FULL = RealScale(512, 16, 64, 5)
 
 @dataclass(frozen=True, slots=True)
 class RealRow:
-    """One comparison. Values are tokens per second, or seconds for a start. `ratio` is bridle's speed relative to the
-    faster peer."""
+    """One comparison. Values are tokens per second, or seconds for a server's start. `ratio` is bridle's speed divided
+    by that of the faster llama.cpp program."""
 
     model: str
     measured: str
@@ -70,7 +71,7 @@ class RealRow:
 
 @dataclass(slots=True)
 class Rates:
-    """Rates of all rounds, by server."""
+    """Measured rates of all rounds, by server."""
 
     by_server: dict[str, list[float]] = field(default_factory=dict)
 
@@ -85,7 +86,7 @@ class Rates:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """Return two parts for each model, with their estimated seconds."""
+    """Return the estimated seconds of each part. Each model has two parts: server start and speed."""
     _check(settings)
     found, scale = {}, _scale(settings)
     for model in models(settings):
@@ -97,7 +98,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, floa
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure each model in turn. Prints a table at the end."""
+    """Measure one model after the other. A table is printed at the end."""
     rows, load = list[RealRow](), round(os.getloadavg()[0], 1)
     if load > _BUSY:
         console.print(
@@ -148,7 +149,7 @@ def _speeds(model: str, folder: Path, settings: BenchSettings) -> list[RealRow]:
 def _round(
     model: str, servers: Mapping[str, ServerTarget], scale: RealScale, settings: BenchSettings, rng: random.Random
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield the measured quantity, the name of the program, and tokens per second."""
+    """For each measurement, yield the measured quantity, the name of the program, and tokens per second."""
     order = list(servers)
     rng.shuffle(order)
     for server in order:
@@ -162,8 +163,8 @@ def _round(
 
 
 def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, counted: int) -> float:
-    """Return the rate: `counted` tokens of each prompt per second, with all prompts at once, from the first byte sent
-    to the last byte read."""
+    """Return the tokens per second: all prompts are sent at once, and each counts as `counted` tokens. Time runs from
+    the first byte sent to the last byte read."""
     began = time.perf_counter()
     samples = asyncio.run(closed_loop(target, prompts, max_tokens, len(prompts)))
     seconds = time.perf_counter() - began
@@ -175,7 +176,8 @@ def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: in
 
 
 def run_llama_bench(model: str, num_prompt: int, num_written: int, settings: BenchSettings) -> tuple[float, float]:
-    """Return tokens per second of a prompt, and of decoding. Raises `EngineClosed` if the program fails."""
+    """Return the tokens per second for reading a prompt and for decoding. Raises `EngineClosed` if the program
+    fails."""
     command = [str(settings.llama_bench), "-m", model, "-p", str(num_prompt), "-n", str(num_written)]
     command += ["-r", "1", "-o", "json", *_threads(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)  # noqa: S603

@@ -1,7 +1,7 @@
 """The measured memory bandwidth of the device, which limits decoding at small batches.
 
-A decoding step reads every weight once, so weight bytes over bandwidth is the minimum time of a step if the weights do
-not fit into the caches.
+A decoding step reads every weight once. If the weights do not fit into the caches, a step takes at least their bytes
+divided by the bandwidth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _BYTES = 1 << 29  # much more than fits into the caches
 
 
 def read_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
-    """Return the bytes per second of reading a large array with all threads of the device: the best of `num_rounds`."""
+    """Return the bytes per second when all threads of the device read a large array: the best of `num_rounds`
+    rounds."""
     import torch
 
     rows, device = 1 << 14, bench_device()
@@ -64,7 +65,7 @@ def wait_for_device() -> None:
 
 
 def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
-    """Return the iterations of a Python loop per second: the best of `num_rounds`."""
+    """Return the iterations of a Python loop per second: the best of `num_rounds` rounds."""
 
     def count() -> None:
         number = 0
@@ -75,8 +76,8 @@ def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
 
 
 def product_rate(*, num_rounds: int = 3, side: int = 768) -> float:
-    """Return the multiply-adds per second in a matrix product, with all threads of the device: the best of
-    `num_rounds`."""
+    """Return the multiply-adds per second of a matrix product, with all threads of the device: the best of `num_rounds`
+    rounds."""
     import torch
 
     matrix = torch.ones(side, side, device=bench_device())

@@ -43,7 +43,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def _of_dev() -> dict[str, str]:
-    """Return the benchmarks of `dev/`; none if another package has that name."""
+    """Return the developers' benchmarks in `dev/`. The result is empty if another package has that name."""
     try:
         found: dict[str, str] = import_module(DEV).BENCHMARKS
     except (ImportError, AttributeError):
@@ -74,8 +74,8 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
 
 
 def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple[Mapping[str, Any], Phases]:
-    """Return the figures of a benchmark's module, and the state of its parts. The benchmark's estimated time is printed
-    first."""
+    """Run a benchmark's module; return its figures, and the state of its parts. The benchmark's estimated time is
+    printed first."""
     set_up(settings, getattr(benchmark, "THREADS", None))
     phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()
@@ -84,7 +84,7 @@ def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple
 
 
 def conditions(settings: BenchSettings) -> dict[str, Any]:
-    """Return the conditions of the measurement, which must be reported along with any figure."""
+    """Return the conditions of the measurement (versions, machine, threads), which belong to any figure."""
     import torch
 
     return {

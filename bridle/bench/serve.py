@@ -1,11 +1,12 @@
-"""Benchmark of the HTTP server: the whole of `bridle serve`, driven over real connections.
+"""Benchmark of the HTTP server: `bridle serve` in its own process, with clients over real connections.
 
-1. Throughput of 16 clients that stream, compared with the offline engine on the same requests. Server and engine take
-turns; the best run of each counts.
-2. Growing numbers of clients and growing arrival rates: time to the first token, time between tokens, good requests per
-second.
+1. The first part measures the throughput of 16 streaming clients, compared with the offline engine on the same
+requests. Server and engine take turns, and the best run of each counts.
+2. The other parts increase the number of clients, then the arrival rate. They measure time to first token, time between
+tokens, and good requests per second.
 
-The server runs in its own process. The processor time of the clients, in this process, is reported separately.
+The server runs in its own process. The processor time of the clients is reported separately; the clients run in this
+process.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COMMON = ("--control", "off", "--no-prefix-caching")
 
 @dataclass(frozen=True, slots=True)
 class LoadScale:
-    """Scale of the measurement. `seconds` is the length of an open loop."""
+    """Sizes and durations of the measurement. `seconds` is the duration of a part with an arrival rate."""
 
     max_tokens: int
     num_requests: int
@@ -76,13 +77,14 @@ def _prompts(checkpoint: BenchCheckpoint, scale: LoadScale) -> Prompts:
 
 
 def _used(prompts: Prompts, num_clients: int) -> Prompts:
-    """Return the first prompts. Few clients finish only few prompts."""
+    """Return the prompts for a part with `num_clients` clients. Few clients need fewer prompts, because they finish
+    fewer in the same time."""
     return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each part: for reading prompts, and for steps with one sequence per client. Parts
-    with an arrival rate have a fixed duration."""
+    """Return the estimated seconds of each part: the time to read prompts, and the time of steps with one sequence per
+    client. Parts with an arrival rate have a fixed duration."""
     scale, name = _chosen(settings)
     checkpoint = planned_checkpoint(name)
     prompts = _prompts(checkpoint, scale)
@@ -99,7 +101,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The benchmark over one checkpoint."""
+    """The benchmark of the server with one checkpoint."""
 
     checkpoint: BenchCheckpoint
     threads: int | None
@@ -113,8 +115,7 @@ class _Bench:
         return _prompts(self.checkpoint, self.scale)
 
     def sweep(self) -> dict[str, Any]:
-        """Measure sixteen clients compared with the offline engine, then other numbers of clients, then arrival
-        rates."""
+        """Measure 16 clients against the offline engine, then other numbers of clients, then arrival rates."""
         room = ("--kv-memory", str(self.checkpoint.token_bytes * _KV_TOKENS))
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *room, threads=self.threads) as server:
             with self.phases.part(_RACE):
@@ -162,7 +163,7 @@ class _Bench:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run clients on the fastest event loop that is installed."""
+    """Run the clients on the fastest event loop that is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Runs `bridle serve` in a separate process, and measures it from outside."""
+"""Runs `bridle serve` in a separate process, and measures that process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HttpServer:
 
     @property
     def cpu_seconds(self) -> float:
-        """Return the processor time so far, of all threads of the server."""
+        """Return the processor seconds that all threads of the server have used."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         if tasks.is_dir():  # Linux reports nanoseconds, other systems hundredths of a second
             return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
@@ -34,7 +34,7 @@ class HttpServer:
         return float(times.user + times.system)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics without labels, by name."""
+        """Return the server's metrics that have no labels, by name."""
         headers = {"Authorization": f"Bearer {self.target.keys[0]}"} if self.target.keys else {}
         pairs = read_metrics(self.target.host, self.target.port, headers)
         return {name: value for name, value in pairs if "{" not in name}
@@ -44,8 +44,8 @@ class HttpServer:
 def http_server(
     model: str | Path, folder: Path, *options: str, num_users: int = 0, threads: int | None = None
 ) -> Iterator[HttpServer]:
-    """Serve `model` with further command-line `options`, to `num_users` users with keys (0: without keys). Files of the
-    server go into `folder`."""
+    """Serve `model` with further command-line `options`, to `num_users` users with API keys (0: without keys). The
+    server's files go into `folder`."""
     command = [sys.executable, "-m", "bridle", "serve", str(model), "--port", "0", "--log-format", "json", *options]
     keys: Sequence[str] = ()
     if num_users:

@@ -1,5 +1,5 @@
-"""The settings of benchmarks. Each benchmark reads the settings that concern it; the number of threads is set for
-all."""
+"""The settings of all benchmarks. Each benchmark reads only the settings that it uses; `threads` is set for all
+benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """The settings. With empty `model_sizes` or `batches`, or `threads` None, the benchmark chooses."""
+    """The settings. If `model_sizes` or `batches` is empty, or `threads` is None, the benchmark chooses the value."""
 
     quick: bool = False
     model_sizes: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class BenchSettings:
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:
-    """Set the number of threads: that in the settings, or `threads`. Also silence transformers. Raises `InvalidRequest`
-    for an invalid number of threads."""
+    """Set the number of threads: the number in the settings, or else `threads`. Also silence transformers. Raises
+    `InvalidRequest` for an invalid number of threads."""
     import torch
     from transformers.utils import logging
 

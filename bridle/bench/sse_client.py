@@ -1,7 +1,8 @@
-"""A client of streaming HTTP that costs little, so that a benchmark measures the server and not its own client.
+"""An HTTP client for streams that takes little processor time, so that a benchmark measures the server and not the
+client.
 
 Each request has its own connection and protocol object, which finds events in the received bytes and does not parse
-them.
+their JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _KEPT = 2_048  # bytes at the end of a stream, which contain the token counts
 
 @dataclass(slots=True)
 class Sample:
-    """The result of one request. Times are seconds; `event_times` are times of the monotonic clock, one for each event
-    with text (a server may put several tokens into one event)."""
+    """The result of one request. Times are in seconds. `event_times` are monotonic clock times of the events with text;
+    the server may put several tokens into one event."""
 
     sent: float
     status: int = 0
@@ -35,23 +36,23 @@ class Sample:
 
     @property
     def first(self) -> float:
-        """Return the seconds from sending to the first token."""
+        """Return the seconds from sending the request to its first token."""
         return self.event_times[0] - self.sent
 
     @property
     def gaps(self) -> list[float]:
-        """Return the seconds between consecutive events."""
+        """Return the seconds between consecutive events of a stream."""
         return [after - before for before, after in pairwise(self.event_times)]
 
     @property
     def pace(self) -> float:
-        """Return the mean time per token after the first."""
+        """Return the mean seconds per token after the first token."""
         return (self.event_times[-1] - self.event_times[0]) / max(self.num_tokens - 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTarget:
-    """Address of a server, and the keys of its users."""
+    """Address of a server, and the API keys of its users."""
 
     host: str
     port: int
@@ -68,9 +69,9 @@ async def complete(
     never_ends: bool = False,
     done: asyncio.Future[None] | None = None,
 ) -> Sample:
-    """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`, no end
-    token is sampled before `max_tokens`. Special tokens are shown, because tokens without text look like one long gap.
-    The connection is also closed when the future `done` completes."""
+    """Stream one completion. With `drop_after`, the client closes the connection after that many tokens. With
+    `never_ends`, no end token is sampled before `max_tokens`. Special tokens are shown as text, because tokens without
+    text would look like one long pause. The client also closes the connection when the future `done` completes."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
     done = loop.create_future() if done is None else done
@@ -109,7 +110,8 @@ def _request(target: ServerTarget, tenant: int, prompt: Sequence[int], max_token
 
 
 class _Reader(asyncio.Protocol):
-    """Sends a request and records the answer. An event that arrives in two pieces counts once, with the second."""
+    """Sends one request and records its answer. An event that is received in two parts counts once, when its second
+    part is received."""
 
     def __init__(self, request: bytes, sample: Sample, drop_after: int | None, done: asyncio.Future[None]) -> None:
         self._request = request
@@ -135,7 +137,7 @@ class _Reader(asyncio.Protocol):
             self._finish()
 
     def _complete(self) -> None:
-        """Record that the stream is complete; its last event has the token counts and no text."""
+        """Record that the stream is complete. Its last event has the token counts and no text."""
         if usage := _USAGE.search(self._end):
             self._sample.num_tokens = int(usage.group(1))
             del self._sample.event_times[-1:]
@@ -153,7 +155,7 @@ class _Reader(asyncio.Protocol):
 async def closed_loop(
     target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
 ) -> list[Sample]:
-    """Run `num_clients` clients, each with one request at a time, until all prompts are done."""
+    """Run `num_clients` clients, each with one request at a time, until all prompts are answered."""
     waiting = list(reversed(prompts))
     samples: list[Sample] = []
 
@@ -168,8 +170,8 @@ async def closed_loop(
 async def open_loop(
     target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, rate: float, seconds: float, seed: int = 0
 ) -> list[Sample]:
-    """Send requests as a Poisson process of `rate` per second, independent of the server's speed. Requests that still
-    run half a minute after the last arrival are cancelled."""
+    """Send requests at random times (a Poisson process with `rate` requests per second), independent of the server's
+    speed. Requests that still run 30 seconds after the last arrival are cancelled."""
     rng = random.Random(seed)
     tasks: list[asyncio.Task[Sample]] = []
     begin = due = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Runs servers as child processes of a benchmark: reads the announced port and the metrics, and ends the processes.
+"""Starts servers as child processes of a benchmark, reads their ports and metrics, and ends them.
 
 A server ends with the benchmark, also if Ctrl-C or SIGTERM interrupts the benchmark.
 """
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Let SIGTERM leave this block as Ctrl-C does, by an exception, so that child processes are ended. This works only
+    """Let SIGTERM raise an exception in this block, as Ctrl-C does, so that child processes are ended. This works only
     in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,7 +54,7 @@ def child_process(
 
 
 def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """Return the port that `bridle serve` announces in its output. Raises `EngineClosed` if it announces none."""
+    """Return the port that `bridle serve` prints when it starts. Raises `EngineClosed` if no port is printed."""
     deadline = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if found := _ADDRESS.search(log.read_text()):
@@ -71,7 +71,7 @@ def free_port() -> int:
 
 
 def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, float]]:
-    """Yield a server's metrics at `/metrics`: names with their labels, and values."""
+    """Yield a server's metrics from `/metrics`: each name with its labels, and its value."""
     request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=dict(headers or {}))
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
@@ -82,7 +82,7 @@ def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None)
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Ask a process to end, and kill it after `seconds`, or at once if the wait is interrupted."""
+    """Ask a process to end, and kill it after `seconds`. An interrupt during the wait kills it at once."""
     process.terminate()
     try:
         process.wait(seconds)
