@@ -1,7 +1,7 @@
 """Lookahead of controllers: their answers to draft tokens before the draft tokens are sampled.
 
-A controller in this process is asked for each draft token. A remote one gets the likely next tokens together with a
-regular ask.
+A controller in this process is asked for each draft token. A controller in another process gets the likely next tokens
+together with a regular ask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN = DRAW.branches
 
 @dataclass(eq=False, repr=False)
 class ControllerLookahead:
-    """Asks ahead about live `sequences` and checks the predicted answers with the `rules`."""
+    """Asks controllers of active `sequences` in advance; `rules` validates the predicted answers."""
 
     _sequences: Mapping[int, Sequence]
     _rules: DecisionValidator
@@ -33,7 +33,7 @@ class ControllerLookahead:
     _clock: Callable[[], float]
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """Return the asks, with the tokens that are likely to be sampled next."""
+        """Return the asks, with the tokens that will probably be sampled next added."""
         asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
         drafts = self._speculation.draft_for_remote_controllers(asked)
         if not drafts:
@@ -41,8 +41,9 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """Return the known and valid branches of `seq` along `drafts`. For each draft token: how it is sampled or which
-        tokens are forced. At the end: how the sequence continues."""
+        """Return the predicted and valid branches of `seq` along `drafts`. The result has one branch for each draft
+        token: how the token is sampled, or which tokens are forced. The last branch says how the sequence continues
+        after the draft tokens."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))
@@ -61,8 +62,8 @@ class ControllerLookahead:
         return known
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
-        """Send the logs and variables of the predicted answer after `num_tokens` draft tokens, because that answer now
-        applies."""
+        """Send the logs and variables of the answer that was predicted after `num_tokens` draft tokens, because these
+        tokens were sampled."""
         words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:

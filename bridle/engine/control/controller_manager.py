@@ -1,8 +1,8 @@
-"""Asks controllers for the engine, keeps their answers and validates them.
+"""Asks controllers for decisions, and stores and validates their answers.
 
-A controller is asked as soon as tokens of its sequence become known. The answer is applied
-at the sequence's next logits row, or earlier if it needs no row (forced tokens, a stop, a wait). If a controller has
-not answered when the row is ready, its sequence is left out of that step. This module does not know devices or text.
+A controller is asked as soon as tokens of its sequence become known. The answer is applied at the sequence's next
+logits row. Forced tokens, stops and waits need no row, so they are applied earlier. A sequence is left out of a step if
+its controller has not answered in time. This module uses no device and no text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAX_ROUNDS = 32
 
 
 class ControllerManager:
-    """Asks the controller pools and keeps their answers.
+    """Asks the controller pools and stores their answers.
 
-    In `config`, `max_idle_steps` limits how long an output waits, and `max_noops` how often all outputs of a request do
-    nothing. `emit` sends the `Finished` events that `words` held back. `speculation` drafts tokens for sequences that
-    are about to be asked.
+    In `config`, `max_idle_steps` limits how long an output waits. `max_noops` limits how often in a row all outputs of
+    a request may answer with a no-op. `emit` sends the `Finished` events that `words` held back. `speculation` drafts
+    tokens for sequences whose controllers are about to be asked.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ControllerManager:
         self.foresight = ControllerLookahead(self.sequences, self._rules, self.words, progress, speculation, clock)
 
     def pool_for(self, controller: object) -> ControllerPool | None:
-        """Return the pool that runs `controller`, or None."""
+        """Return the pool that runs `controller`, or None if no pool does."""
         return next((pool for pool in self.pools if pool.accepts(controller)), None)
 
     def check_lookahead(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if the request asks for lookahead and its controller's forced tokens cannot be
-        known ahead."""
+        """Raise `UnsupportedFeature` if a request wants lookahead but the forced tokens of its controller cannot be
+        predicted."""
         pool = None if request.controller is None else self.pool_for(request.controller)
         if pool is None or "forced_text" in pool.capabilities:
             return
@@ -82,23 +82,24 @@ class ControllerManager:
     # -- asking ------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence, first: Ask) -> None:
-        """Control a new sequence. `first` introduces it to its pool at the next `ask`."""
+        """Control a new sequence. `first` is the sequence's ask that introduces it to its pool when `ask` is called
+        next."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.pending_ask = first
         seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """Forget a sequence that was rolled back before its controller's pool was asked about it."""
+        """Forget a sequence that was rolled back before its pool heard of it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
     def report(
         self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None, probes: tuple[float, ...] = ()
     ) -> None:
-        """Note that the tokens of `seq` differ from those its controller knows, so that it is asked for a decision.
-        `sampled` is the sampled token, chosen among `candidates`; `probes` are the readings of hidden states at its
-        position."""
+        """Record that `seq` has tokens that its controller does not know, so that the controller is asked for a
+        decision. `sampled` is the sampled token, chosen among `candidates`. `probes` are the projections of hidden
+        states at its position."""
         control = seq.control
         if control.pool is None:
             return
@@ -132,15 +133,15 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Note that a predicted answer ended the output. The logs and variables of that answer still count."""
+        """Record that a predicted answer ended the output. The logs and variables of that answer are still sent."""
         news = _take_news(seq)
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
 
     def ask(self) -> None:
-        """Ask about all sequences with changes in this step. A parent and its forks are in the same call. A waiting
-        controller is asked again once its answer was applied. If only the scores of a sequence are missing, its
-        controller is asked for its last logs."""
+        """Ask the controllers of all sequences that changed in this step. A parent and its forks are reported in the
+        same call. A controller that waits is asked again after its answer was applied. A sequence that lacks only its
+        scores is finished: its controller is asked for its last logs."""
         asks = defaultdict[ControllerPool, list[Ask]](list)
         sampled = defaultdict[ControllerPool, dict[int, int]](dict)
         self._watch.next_round()
@@ -171,7 +172,7 @@ class ControllerManager:
             self._send(pool, asks[pool], sampled[pool])
 
     def _next_ask(self, seq: Sequence) -> Ask | None:
-        """Return the ask for a sequence that did not just gain a sampled token, or None if nothing is to be asked."""
+        """Return the ask for a sequence without a newly sampled token, or None if its controller need not be asked."""
         control, ask = seq.control, _take_news(seq)
         if ask is None and control.is_suspended and not (control.awaits_answer or control.answer):
             ask = Ask(seq.id, turns=self._watch.turns_due(seq))
@@ -180,7 +181,7 @@ class ControllerManager:
         return ask
 
     def _send(self, pool: ControllerPool, asks: list[Ask], sampled: dict[int, int]) -> None:
-        """Send asks to one pool, in the order of sequence ids."""
+        """Send the asks for one pool, in the order of sequence ids."""
         is_told_ahead = "remote_lookahead" in pool.capabilities and pool.is_told_ahead
         if not (asks or is_told_ahead):
             pool.ask_sampled({seq_id: sampled[seq_id] for seq_id in sorted(sampled)})
@@ -190,7 +191,8 @@ class ControllerManager:
         pool.ask(self.foresight.with_drafts(asks) if is_told_ahead else asks)
 
     def end(self, seq: Sequence, event: Finished) -> bool:
-        """Note that an output ended. Returns whether its `Finished` event waits for the controller's last logs."""
+        """Record that an output ended. Returns True if its `Finished` event waits for the last logs of the
+        controller."""
         if self.sequences.pop(seq.id, None) is None:
             return False
         self._watch.drop(seq)
@@ -199,8 +201,8 @@ class ControllerManager:
     # -- collecting answers ------------------------------------------------------------------------------
 
     def collect_answers(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
-        """Process the answers that have arrived; wait for the answers of `due` until `deadline`. This often runs
-        between a forward pass and sampling, so the usual answer (sample) has a fast path."""
+        """Process the answers that have been received. Wait until `deadline` for the answers of the sequences in `due`.
+        This runs between the forward pass and sampling in most steps, so the usual answer (sample) has a fast path."""
         for pool in self.pools:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
@@ -217,11 +219,11 @@ class ControllerManager:
             self.words.release_overdue()
 
     def gather_any(self, deadline: float) -> None:
-        """Wait for any answer that is due, because nothing can be computed before one arrives."""
+        """Wait for any missing answer, because nothing can be computed before one is received."""
         self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
     def _on_answer(self, seq: Sequence, answer: Answer) -> None:
-        """Process one answer about a live sequence."""
+        """Process one answer about an active sequence."""
         if seq.trace is not None:
             self._progress.tracer.heard(seq, answer, self._clock())
         if answer.log or answer.stored:
@@ -246,7 +248,7 @@ class ControllerManager:
                 self._progress.fail_by_controller(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
-        """Note that the sequence's controller is dead and must not be asked again."""
+        """Record that the sequence's controller has failed and must not be asked again."""
         del self.sequences[seq.id]
         self._watch.drop(seq)
         if seq.control.pool is not None:
@@ -256,7 +258,7 @@ class ControllerManager:
     # -- applying answers that need no logits row --------------------------------------------------------
 
     def apply_early(self) -> None:
-        """Apply stops, waits and forced tokens that are already known, so that they count for this step."""
+        """Apply the stops, waits and forced tokens that are already known, so that this step includes them."""
         for seq in [seq for seq in self.sequences.values() if seq.control.missed_deadline]:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
@@ -271,7 +273,7 @@ class ControllerManager:
             self.ask()
 
     def _apply_early(self, seq: Sequence) -> bool:
-        """Apply one answer if it needs no logits row. Returns whether tokens were forced."""
+        """Apply one answer, if it needs no logits row. Returns whether tokens were forced."""
         decision = seq.control.answer
         if decision is None or seq.output.ending is not None:
             return False
@@ -297,8 +299,8 @@ class ControllerManager:
         scales: Mapping[str, float] | None = None,
         probes: tuple[float, ...] = (),
     ) -> None:
-        """Roll back `backtrack` tokens and append `tokens`, with new `scales` of control vectors. If given, `sampled`
-        is the token, sampled among `candidates`, that the appended tokens replace."""
+        """Roll back `backtrack` tokens and append `tokens`. `scales` are the new scales of control vectors. `sampled`
+        is the token that the appended tokens replace, and was sampled among `candidates` (None: no such token)."""
         self._progress.rewind(seq, backtrack)
         seq.scale_vectors(scales)
         is_kept = self._progress.force(seq, tokens)
@@ -306,7 +308,8 @@ class ControllerManager:
         self.report(seq, *((sampled, candidates, probes) if is_kept else ()))
 
     def suspend(self, seq: Sequence) -> None:
-        """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""
+        """Suspend a sequence whose controller waits: keep its KV, compute nothing for it, and ask the controller
+        again."""
         decision, seq.control.answer = seq.control.answer, None
         seq.control.is_suspended = True
         seq.control.awaited = () if decision is None else decision.awaited
@@ -314,15 +317,15 @@ class ControllerManager:
         self.idle(seq, decision)
 
     def mark_late(self, seq: Sequence) -> None:
-        """Note that the sequence's controller did not answer in time for its row."""
+        """Record that the controller of a sequence did not answer in time for the sequence's logits row."""
         self._statistics.num_late_answers += 1
         seq.control.missed_deadline = True
         seq.clamp_computed()
         self.idle(seq)
 
     def idle(self, seq: Sequence, decision: Decision | None = None) -> None:
-        """Count a step in which the sequence made no progress: by `decision`, or because no decision came. Too many
-        such steps in a row end the output."""
+        """Count a step in which the sequence made no progress, because of `decision` or because its controller was
+        late. An output ends after too many such steps in a row."""
         now = self._clock()
         if seq.trace is not None:
             self._progress.tracer.held(seq, decision, now)
@@ -337,7 +340,7 @@ class ControllerManager:
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
         """Return the branches by which the controller of `seq` continues it. There are no branches if the sequence
-        ended or its controller waits or is late."""
+        ended, or if its controller waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.mark_late(seq)
@@ -355,7 +358,7 @@ class ControllerManager:
         return decision.branches
 
     def _go_on(self, seq: Sequence) -> None:
-        """Note that the controller no longer holds up the sequence."""
+        """Record that the sequence no longer waits for its controller."""
         seq.control.is_suspended = False
         if seq.control.awaited:
             seq.control.held_seconds += self._clock() - seq.control.held_at
@@ -365,7 +368,8 @@ class ControllerManager:
             self._progress.tracer.resumed(seq, self._clock())
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
-        """Return whether `decision` is valid. If not, the sequence ends with an error that names the problem."""
+        """Return whether `decision` is valid. If `decision` is invalid, the sequence ends with an error that names the
+        problem."""
         problem = self._rules.problem(seq, decision)
         if problem is not None:
             self._progress.fail(seq, problem)
@@ -373,7 +377,7 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return the changes to report to the controller as one ask, which may report more than one token. Returns None if
+    """Return one ask that reports all changes to the controller, even if several tokens are new. The result is None if
     there are no changes."""
     control = seq.control
     if control.pending_token is not None:
@@ -382,7 +386,7 @@ def _take_news(seq: Sequence) -> Ask | None:
 
 
 def as_controller_error(error: BaseException) -> BridleError:
-    """Return the error that the client gets if opening a controller failed."""
+    """Return the client's error for a controller that could not be created."""
     if isinstance(error, BridleError):
         return error
     return ControllerError(f"the controller could not be started: {error!r}")

@@ -1,7 +1,7 @@
-"""Logs and variables of controllers, and the output of their final call.
+"""Logs and variables of controllers, and the output of a controller's last call.
 
-The `Finished` event of a controlled output waits for its controller's last logs, for at most `LAST_WORDS` seconds.
-Policies apply to logs and variables as they do to text.
+The `Finished` event of a controlled output waits for the last logs of its controller, at most `LAST_WORDS` seconds.
+Policies apply to logs and variables as they apply to outputs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ControllerOutputs:
             self._progress.events.append(Stored(seq.request.id, seq.index, *_held_to(seq.request.guard, stored)))
 
     def hold(self, seq: Sequence, event: Finished) -> bool:
-        """Hold back the event of an output that ended, unless its controller has nothing left to report. Returns
-        whether it is held."""
+        """Hold back the `Finished` event of an output, if its controller may still send logs. Returns True if the event
+        is held back."""
         control = seq.control
         if control.pool is None:
             return False
@@ -62,7 +62,7 @@ class ControllerOutputs:
             self._let_go(held[0], held[1])
 
     def release_overdue(self) -> None:
-        """Send the held events whose wait has reached its limit."""
+        """Send the held-back events whose waiting time has ended."""
         now = self._clock()
         for seq_id, (seq, event, deadline) in list(self.held.items()):
             if now >= deadline:
@@ -76,7 +76,7 @@ class ControllerOutputs:
 
 
 def _log_of(seq: Sequence, log: str) -> str:
-    """Return the part of a log that the policies permit, by the same rules as for output."""
+    """Return the part of a log that the policies permit, by the same rules as for an output."""
     guard = seq.request.guard
     if guard is None:
         return log

@@ -1,10 +1,11 @@
-"""Finds requests that can never continue, because each of their outputs waits for another one.
+"""Finds deadlocks: requests that can never continue, because each of their outputs waits for another output.
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
-without a time limit, and every output was asked again after all had begun to wait. Then no answer can change. A
-deadlock is found within two turns. An output that only answers with a no-op may be counting. So a request is ended
-after many turns in which all its outputs wait or answer with a no-op. Turns have a fixed rate: if the engine is slower,
-a controller is asked several times in one step. This module does not know pools or steps.
+without a time limit. In addition, the controller of every output was asked after all outputs had begun to wait. After
+that, no answer can change. A deadlock is found after at most two turns. An output that answers only with no-ops may be
+counting the turns. So a request ends only after many turns in which all its outputs wait or answer with a no-op. Turns
+have a fixed rate. If a step takes longer than a turn, a controller is asked several times in one step. This module uses
+no controller pools and no steps.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """State of an output that waits. `since` and `answered` are numbers of rounds: when the output began to wait, and
-    when it was asked for its last answer."""
+    """State of an output and its wait. `since` and `answered` are numbers of rounds. The output began to wait in round
+    `since`, and its last answer belongs to an ask of round `answered`."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: the output is active
@@ -38,8 +39,8 @@ class _Rest:
 
 
 class DeadlockWatch:
-    """Records every answer of controllers. `max_turns` limits how often in a row all outputs of a request may do
-    nothing."""
+    """Records each answer of each controller, to find deadlocks. `max_turns` limits the turns in a row in which all
+    outputs of a request do nothing."""
 
     def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
@@ -48,12 +49,12 @@ class DeadlockWatch:
         self._groups: dict[str, dict[int, _Rest]] = {}
 
     def add(self, seq: Sequence) -> None:
-        """Watch a controlled output that was created."""
+        """Start to watch a new output that has a controller."""
         self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
-        """Stop watching an output that is over. Idempotent. Other outputs may wait for a variable that it wrote last,
-        so they count as not asked since then."""
+        """Stop watching an output that has ended. Idempotent. Other outputs may wait for a variable that this output
+        wrote last. So they must be asked once more before they count as stuck."""
         group = self._groups.get(seq.request.id)
         if group is None or group.pop(seq.id, None) is None:
             return
@@ -63,12 +64,12 @@ class DeadlockWatch:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
-        """Begin a round, before the asks of this round are sent."""
+        """Begin a new round, before its asks are sent."""
         self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:
-        """Return how often in a row `seq` may be asked in this round while it does nothing. The result is 1 if another
-        output of its request is active."""
+        """Return how many times the controller of `seq` may be asked in this round while it does nothing. The result is
+        1 if any output of the request is active."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):
             return 1
@@ -78,7 +79,8 @@ class DeadlockWatch:
         return min(max(due, 1), _MAX_AT_ONCE)
 
     def note_decision(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
-        """Process an answer that took `turns` turns. Returns the reason why its request can never continue, or None."""
+        """Process an answer for which the controller was asked `turns` times. Returns the reason why the request can
+        never continue, or None."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)
         if rest is None:
@@ -96,7 +98,7 @@ class DeadlockWatch:
         return self._verdict(list(group.values()))
 
     def members(self, seq: Sequence) -> list[Sequence]:
-        """Return all outputs of the request of `seq` that are not over."""
+        """Return all outputs of the request of `seq` that have not ended."""
         return [rest.seq for rest in self._groups.get(seq.request.id, {}).values()]
 
     def _verdict(self, group: list[_Rest]) -> str | None:
@@ -113,7 +115,7 @@ class DeadlockWatch:
 
 
 def _described(group: list[_Rest]) -> str:
-    """Return text that says which output waits for which variable."""
+    """Return a text that names the output that waits and the variable that it waits for."""
     parts = []
     for rest in group[:_MAX_NAMED]:
         names = " and ".join(repr(name[:_MAX_NAME_CHARS]) for name, _ in rest.target or ())

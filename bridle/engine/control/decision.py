@@ -1,7 +1,7 @@
-"""Decisions of a controller about the next token of one sequence, in AICI's terms. A `Decision` is a list of branches.
-One branch continues the sequence, several branches fork it, and an empty list stops it. Each branch either samples
-(under a mask, a bias, its own sampling parameters) or splices: rolls tokens back and appends others. A decision can
-also be to wait. Decisions are immutable plain data."""
+"""A controller's decision about the next token of one sequence, in the terms of AICI. A `Decision` is a list of
+branches. One branch continues the sequence, several branches fork it, and an empty list stops it. Each branch either
+samples or splices. Sampling may have a mask, a bias and its own parameters; a splice rolls tokens back and appends
+others. A decision can also be to wait. Decisions are immutable plain data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WaitsFor = tuple[tuple[str, int], ...]
 
 
 class Awaited(Protocol):
-    """Something outside of the engine that an output waits for, such as a call of a tool."""
+    """Something outside of the engine that an output waits for, such as a tool call."""
 
     @property
     def is_done(self) -> bool:
@@ -28,7 +28,7 @@ class Awaited(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The set of tokens that `mask` does not allow, as the condition of a splice."""
+    """The set of tokens that `mask` forbids, as the condition of a splice."""
 
     mask: bytes
 
@@ -40,9 +40,10 @@ class Outside:
 class Splice:
     """Roll back `backtrack` tokens, then append `ff_tokens`.
 
-    In a branch that samples, it applies if the sampled token is in `when_sampled` (empty: any token), and `backtrack`
-    counts that token: 0 keeps it, 1 replaces it, k also rolls back k-1 older ones. In a branch that does not sample,
-    `when_sampled` must be empty and `backtrack` counts the sequence's last tokens.
+    In a branch that samples, the splice applies if the sampled token is in `when_sampled` (empty: any token).
+    `backtrack` then includes that token: 0 keeps it, 1 replaces it, k also rolls back k-1 older tokens. In a branch
+    that does not sample, `when_sampled` must be empty, and `backtrack` is the number of tokens at the end of the
+    sequence.
     """
 
     backtrack: int = 0
@@ -52,11 +53,11 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how many
-    of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled next if nothing
-    is rolled back. Draft tokens are computed ahead, which changes only the time. They are used as long as they are
-    right, and the next draft replaces them. `control_vectors` are new scales of vectors that the request names, valid
-    from the branch's first token on."""
+    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is the
+    number of most probable tokens that the next ask reports. `draft` are tokens that will probably be sampled next,
+    unless tokens are rolled back. Draft tokens are computed in advance. They change the speed, but not the output.
+    Draft tokens are used until the first wrong one; the next draft replaces them. `control_vectors` are new scales of
+    the request's control vectors, valid from the branch's first token on."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -70,25 +71,27 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Token sequences, one of which is appended as a whole, chosen by its probability under the model. With
-    `is_reported` the client gets the probabilities of all options."""
+    """Token sequences among which the engine chooses one by its probability under the model, and appends it as a whole.
+    With `is_reported`, the client gets the probabilities of all options."""
 
     tokens: tuple[tuple[int, ...], ...]
     is_reported: bool = False
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of the longest option."""
+        """Return the number of tokens in the longest option."""
         return max(map(len, self.tokens), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for one sequence. Build it with the class methods. `reason` is sent to the client on a stop.
+    """A controller's answer for one sequence. Build a decision with the class methods. `reason` is sent to the client
+    when the decision stops the sequence.
 
-    `waited` names what may end a wait. None: any event, or time. Variables: only writes to these by outputs of the same
-    request. Empty: only the controller itself, when it is asked again. `awaited` are events outside of the engine: the
-    controller is asked again once one of them is done, and costs nothing until then.
+    `waited` names the events that may end a wait. None means any event, or time. A set of variables means only writes
+    to these variables by outputs of the same request. An empty set means that only the controller itself ends the wait,
+    when it is asked again. `awaited` are events outside of the engine. The controller is asked again once one of them
+    is done, and takes no time until then.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -132,12 +135,12 @@ class Decision:
 
     @classmethod
     def wait(cls, waited: WaitsFor | None = None) -> Decision:
-        """Compute nothing now. The sequence keeps its KV, and the controller is asked again in the next step."""
+        """Compute nothing now. The sequence keeps its KV, and its controller is asked again in the next step."""
         return cls(is_wait=True, waited=waited)
 
     @classmethod
     def wait_for(cls, *awaited: Awaited) -> Decision:
-        """Compute nothing, and keep the KV, until any of `awaited` is done: calls of tools, as `view.tool` returns
+        """Keep the KV and compute nothing until one of `awaited` is done. These are tool calls, as `view.tool` returns
         them."""
         if not awaited:
             raise ValueError("wait_for needs at least one call")
@@ -147,9 +150,9 @@ class Decision:
     def choose(
         cls, tokens: Iterable[Iterable[int]], mask: bytes | None = None, *, is_reported: bool = False
     ) -> Decision:
-        """Append one of these token sequences: the engine scores all of them and samples one by its whole probability.
-        If the longest one does not fit into the output, a token is sampled under `mask` instead. Without a mask, that
-        is an error."""
+        """Append one of these token sequences. The engine scores all of them and chooses one by its total probability.
+        If the longest sequence does not fit into the output, one token is sampled under `mask` instead. Without a mask,
+        this is an error."""
         return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
@@ -159,7 +162,7 @@ class Decision:
 
     @property
     def is_draw(self) -> bool:
-        """Return whether the first branch samples a token: no stop, no wait, nothing forced."""
+        """Return True if the first branch samples a token: the decision does not stop, wait or force tokens."""
         return bool(self.branches) and self.branches[0].sample
 
     @property
@@ -168,21 +171,22 @@ class Decision:
 
     @property
     def is_forced(self) -> bool:
-        """Return whether there is one branch, which does not sample, so that it can be applied without a logits row."""
+        """Return True if the decision has one branch and it does not sample. Such a decision can be applied without a
+        logits row."""
         return len(self.branches) == 1 and not self.branches[0].sample
 
     @property
     def is_noop(self) -> bool:
-        """Return whether there is one branch that neither samples, rolls back nor appends: AICI's way to wait one
-        step."""
+        """Return True if the only branch neither samples nor rolls back nor appends. In AICI, this decision waits for
+        one step."""
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Return the only events that can end this wait, as in `waited`. None if this is no wait, or if any event may
-        end it."""
+        """Return the events that alone can end this wait, as in `waited`. None if the decision is not a wait, or if any
+        event may end the wait."""
         return self.waited if self.is_wait else () if self.is_noop else None
 
 
@@ -209,7 +213,7 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
 
 
 def both_masks(mask: bytes | None, other: bytes) -> bytes:
-    """Return the intersection of two masks; None allows all."""
+    """Return the intersection of two masks; None stands for a mask that allows all tokens."""
     if mask is None:
         return other
     both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")

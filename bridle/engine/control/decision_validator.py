@@ -1,6 +1,6 @@
 """Validation of controllers' decisions: the masks, tokens and splices that a sequence supports.
 
-A decision is checked when it is applied, and also when it is predicted.
+A decision is checked when it is predicted, and again when it is applied.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from bridle.sampling_values import MAX_OPTION_TOKENS, check_scales
 
 @dataclass(frozen=True, slots=True)
 class DecisionValidator:
-    """Checks decisions for a model with `vocab_size` ids. The `unnamed` ids are never sampled."""
+    """Checks decisions for a model whose vocabulary has `vocab_size` ids. Ids in `unnamed` have no token and are never
+    sampled."""
 
     vocab_size: int
     unnamed: PaddedVocab = NONE_UNNAMED
 
     def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> BridleError | None:
-        """Return the reason why `decision` would be invalid after earlier decisions that were not applied yet; None if
-        it is valid."""
+        """Return why `decision` would be invalid after earlier decisions that are not applied yet; None if it is
+        valid."""
         num_moves = seq.control.num_moves + num_ahead
         try:
             if num_moves >= seq.control.max_moves:

@@ -1,8 +1,8 @@
-"""Scales of the control vectors of one sequence, by position.
+"""Scales of the control vectors of one sequence, for each position.
 
-A control vector adds a direction to the hidden states of each token, so the KV of a token depends on the scales in
-force when it is computed. Scales are kept for every position. So a token that is computed again, after a preemption or
-in another chunk, gets the same scales. A rollback also undoes the changes that came with the removed tokens.
+A control vector adds a direction to the hidden states of each token. So the KV of a token depends on the scales at its
+position. The scales are stored for every position. So a token that is computed again, after a preemption or in another
+chunk, gets the same scales. A rollback of tokens also undoes the changes of scales that began with these tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARK = b"control vectors"
 
 @dataclass(frozen=True, slots=True)
 class VectorSpan:
-    """The vectors of `length` tokens from `offset` on, within a row."""
+    """The control vectors of `length` tokens of a logits row, from the offset `offset` on."""
 
     offset: int
     length: int
@@ -33,42 +33,42 @@ class VectorSpan:
 
 @dataclass(frozen=True, slots=True)
 class VectorScales:
-    """Scales of the control vectors of one sequence. `keys` maps names in the request to keys of vectors. `runs` are
-    positions, beginning with 0, each with the scales by name that hold from that position on."""
+    """Scales of the control vectors of one sequence. `keys` maps the names in the request to the keys of loaded
+    vectors. `runs` are pairs of a position and the scales by name from that position on; the first position is 0."""
 
     keys: Mapping[str, str]
     runs: tuple[tuple[int, Mapping[str, float]], ...]
 
     @classmethod
     def of(cls, keys: Mapping[str, str], scales: Mapping[str, float]) -> VectorScales:
-        """Return scales that hold for all positions."""
+        """Return scales that hold at all positions."""
         return cls(keys, ((0, dict(scales)),))
 
     def changed(self, position: int, scales: Mapping[str, float]) -> VectorScales:
-        """Return the scales with changes from `position` on, where the sequence ends. Vectors that `scales` does not
-        name keep their scales."""
+        """Return the scales with changes from `position` on, which is the end of the sequence. Vectors that `scales`
+        does not name keep their scales."""
         new = {**self.runs[-1][1], **scales}
         if new == self.runs[-1][1]:
             return self
         return VectorScales(self.keys, (*self.before(position).runs, (position, new)))
 
     def before(self, num_tokens: int) -> VectorScales:
-        """Return the scales of the first `num_tokens` tokens. The scales of the last of these tokens hold from there
-        on."""
+        """Return the scales of the first `num_tokens` tokens. The scales of the last of these tokens also hold for
+        later tokens."""
         if self.runs[-1][0] < num_tokens or len(self.runs) == 1:
             return self
         return VectorScales(self.keys, (self.runs[0], *(run for run in self.runs[1:] if run[0] < num_tokens)))
 
     def spans(self, start: int, end: int) -> tuple[VectorSpan, ...]:
-        """Return the vectors of tokens `start .. end-1`, with offsets from `start`. Spans without a vector are left
-        out."""
+        """Return the vectors of tokens `start .. end-1`; offsets count from `start`. Tokens without a vector have no
+        span."""
         return tuple(
             VectorSpan(first - start, last - first, mix) for first, last, mix in self._parts(start, end) if mix
         )
 
     def marks(self, start: int, end: int) -> bytes:
-        """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other vectors or scales. The
-        result is empty if the tokens have no vector."""
+        """Return bytes that differ if tokens `start .. end-1` have other vectors or scales. The result is empty if the
+        tokens have no vector."""
         parts = [
             struct.pack("<qq", span.offset, span.length)
             + b"".join(struct.pack("<qd", len(key), scale) + key.encode() for key, scale in span.mix)

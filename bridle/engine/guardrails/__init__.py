@@ -1,1 +1,1 @@
-"""Output policies of an operator, matched against text while it grows."""
+"""Output policies of an operator, matched against an output while it grows."""

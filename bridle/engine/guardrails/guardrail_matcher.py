@@ -1,8 +1,8 @@
-"""Matching of guardrails against one growing output.
+"""Matches guardrails against one growing output.
 
-Every token of an output passes through a matcher, whether it was sampled, forced, or put in place of another token, and
-whatever steers the output. `OutputText` gives a `GuardrailMatcher` each new piece of text, and the matcher returns the
-text to remove. Text that may still become part of a match is not settled, and so is not sent to the client.
+Every token of an output passes through a matcher. It does not matter what steers the output, or if the token was
+sampled, forced or put in as a replacement. `OutputText` passes each new piece of text to a `GuardrailMatcher`, which
+returns the text to remove. Text that can still become part of a match is held back from the client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CONTEXT = 64
 
 @dataclass(slots=True)
 class _Scan:
-    """State of one rule. `anchors` has one position per token: no match can begin before it any more."""
+    """Search state of one rule. `anchors` has one position per token: from that token on, no match can begin before
+    this position."""
 
     rule: TextRule
     anchors: list[int] = field(default_factory=list)
@@ -59,8 +60,8 @@ class _Scan:
 
 
 class GuardrailMatcher:
-    """Matches one growing text, which follows `lead`, against the rules of a guard. Positions count from the end of the
-    lead."""
+    """Matches one growing text, which follows the text `lead`, against the rules of the guardrails. Positions count
+    from the end of `lead`."""
 
     def __init__(self, guard: Guardrails, lead: str) -> None:
         self.guard = guard
@@ -78,7 +79,7 @@ class GuardrailMatcher:
         return self._texts[rule.reading]
 
     def _first_anchor(self, rule: TextRule) -> int:
-        """Return the first position in the lead at which a match can begin that ends after the lead."""
+        """Return the first position in `lead` where a match can begin that ends after `lead`."""
         whole = self._text_of(rule).whole()
         first = max(len(whole) - rule.max_length, 0)
         try:
@@ -87,7 +88,7 @@ class GuardrailMatcher:
             return len(whole)
 
     def push(self, piece: str) -> GuardrailMatch | None:
-        """Add the text of one more token. Returns the match to remove that begins first, if any."""
+        """Add the text of one more token. Returns the match that begins first and must be removed, or None."""
         for text in self._texts.values():
             text.push(piece)
         hits = [hit for number in range(len(self._scans)) if (hit := self._look(number)) is not None]
@@ -121,15 +122,15 @@ class GuardrailMatcher:
         return next((GuardrailMatch(rule) for rule in self.guard.loops if _loops(rule, tail)), None)
 
     def rewind(self, num_tokens: int) -> None:
-        """Roll back the last tokens."""
+        """Roll back the last `num_tokens` tokens."""
         for text in self._texts.values():
             text.rewind(num_tokens)
         for scan in self._scans:
             del scan.anchors[-num_tokens:]
 
     def num_settled(self, most: int, least: int) -> int:
-        """Return how many of the first `most` tokens cannot be part of a match. The first `least` tokens were already
-        sent."""
+        """Return how many of the first `most` tokens can no longer be part of a match. The first `least` tokens were
+        already sent to the client."""
         return next((count for count in range(most, least, -1) if self._is_settled(count)), min(most, least))
 
     def _is_settled(self, count: int) -> bool:
@@ -142,7 +143,7 @@ class GuardrailMatcher:
         return True
 
     def pending(self, num_chars: int) -> GuardrailMatch | None:
-        """Return the first match if the text ends after `num_chars` characters; None if there is no match."""
+        """Return the first match of a text that ends after `num_chars` characters; None if there is no match."""
         hits = [hit for scan in self._scans if not scan.is_off and (hit := self._pending(scan, num_chars)) is not None]
         return min(hits, key=lambda hit: hit.start, default=None)
 
@@ -162,7 +163,7 @@ class GuardrailMatcher:
         return tail[: max(end - start, 0)]
 
     def before(self, start: int) -> str:
-        """Return the characters before `start` that can be part of a match after it."""
+        """Return the characters before `start` that a match which ends after `start` can include."""
         begin = max(self._lead + start - self.guard.reach, 0)
         return self._raw.tail(begin)[: self._lead + start - begin]
 
@@ -177,8 +178,8 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Map the number of each rule for folded text to the number of its twin, if there is one: the same rule for text as
-    seen."""
+    """Map each rule for folded text to the same rule for text as seen, if there is one. Rules are given by their
+    numbers."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}
@@ -204,6 +205,6 @@ def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
 
 
 def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
-    """Return the index of the first token to remove for a match at `start`. `ends` are the positions after each token.
-    The first `num_told` tokens stay, because they were sent."""
+    """Return the index of the first token to remove for a match at `start`. `ends` are the positions at which the
+    tokens end. The first `num_told` tokens stay, because the client already has them."""
     return max(bisect_right(ends, start), num_told)

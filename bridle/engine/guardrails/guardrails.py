@@ -1,6 +1,7 @@
-"""Guardrails on outputs as plain data, and the search for their patterns. Matches are searched in the text, normalized
-as each rule says, regardless of token boundaries. The end of the prompt is included, so that a prompt cannot contain
-the first half of a match. `guardrail_matcher.py` applies guardrails to a growing output."""
+"""Guardrails on outputs as plain data, and the search for their matches. Patterns are searched in the text, not in
+tokens. Each rule says how the text is normalized first. The search includes the end of the prompt. So a prompt cannot
+contain the first half of a match that the output completes. `guardrail_matcher.py` applies guardrails to a growing
+output."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """A forbidden pattern, matched against the text normalized by `reading`. A rule that `is_late` waits until
-    further text can no longer change the match. `check` names a test of the matched text."""
+    """A forbidden pattern, matched against the text after the normalization `reading`. A rule with `is_late` applies
+    only when further text can no longer change its match. `check` names an additional test of the matched text, such as
+    a check digit."""
 
     policy: str
     pattern: str
@@ -43,7 +45,7 @@ class TextRule:
 
 @dataclass(frozen=True, slots=True)
 class LoopRule:
-    """A text of `min_length` to `max_length` characters may not be repeated `times` in a row."""
+    """A loop rule: a text of `min_length` to `max_length` characters may not occur `times` times in a row."""
 
     policy: str
     times: int = 8
@@ -55,8 +57,8 @@ class LoopRule:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """The maximum number of characters of an output, and of its sampled and forced tokens. Tokens that were rolled back
-    count too."""
+    """Limits on the length of an output: its characters, and its sampled and forced tokens. Tokens that were rolled
+    back count too."""
 
     policy: str
     max_chars: int | None = None
@@ -66,7 +68,7 @@ class BudgetRule:
 
 @dataclass(frozen=True, slots=True)
 class Guardrails:
-    """All rules for the texts of a request. `allowed` is a mask of the tokens that may be sampled."""
+    """All guardrails for the outputs of a request. `allowed` is a mask of the tokens that may be sampled."""
 
     texts: tuple[TextRule, ...] = ()
     loops: tuple[LoopRule, ...] = ()
@@ -74,8 +76,8 @@ class Guardrails:
     allowed: bytes | None = None
 
     def clean(self, text: str, before: str = "") -> str:
-        """Return a text that follows `before`, with all matches replaced or left out. The result is empty if a rule
-        neither replaces nor leaves out a match."""
+        """Return a text that follows `before`, with all matches of all rules replaced or removed. The result is empty
+        if a matched rule permits neither."""
         rules = list(self.texts)
         for rule in self.texts:
             try:
@@ -92,7 +94,7 @@ class Guardrails:
         return text if is_clean else ""
 
     def clean_error(self, error: BridleError) -> BridleError:
-        """Return a controller's error without the controller's own text if that text has a match of a rule."""
+        """Return a controller's error. The controller's own text is left out if a rule matches it."""
         said = error.logs if isinstance(error, ControllerError) else ""
         if (self.clean(str(error)), self.clean(said)) == (str(error), said):
             return error
@@ -105,18 +107,19 @@ class Guardrails:
 
     @property
     def looks_through(self) -> bool:
-        """Return whether a rule ignores invisible characters."""
+        """Return True if the rule ignores invisible characters."""
         return any(rule.reading != "written" for rule in self.texts)
 
     def tail(self, text: str) -> str:
-        """Return the end of a text that can be part of a match together with later text."""
+        """Return the part at the end of a text that can be part of a match together with later text."""
         text = without_unseen(text) if self.looks_through else text
         return text[max(len(text) - self.reach, 0) :]
 
 
 @dataclass(frozen=True, slots=True)
 class GuardrailMatch:
-    """A rule's match: the characters from `start` to `end` of the whole text, or an output that must end."""
+    """The match of a rule: the characters from `start` to `end` of the whole text. A match can also mean that the
+    output must end."""
 
     rule: TextRule | LoopRule | BudgetRule
     start: int = 0
@@ -124,12 +127,12 @@ class GuardrailMatch:
 
     @property
     def policy(self) -> str:
-        """Return the name of the policy that the rule belongs to."""
+        """Return the name of the policy to which the rule belongs."""
         return self.rule.policy
 
     @property
     def takes_another_way(self) -> bool:
-        """Return whether other tokens are to be sampled instead of the match."""
+        """Return True if the match is rolled back and other tokens are sampled."""
         return isinstance(self.rule, TextRule) and self.rule.action == "retry"
 
     @property
@@ -139,7 +142,7 @@ class GuardrailMatch:
 
 
 class RuleFailed(Exception):
-    """Applying a rule failed, for example because its search took too long."""
+    """A rule could not be applied, for example because its search took too long."""
 
     def __init__(self, rule: TextRule) -> None:
         super().__init__(rule.policy)
@@ -165,8 +168,8 @@ def _luhn(digits: str) -> bool:
 
 
 def _card_end(text: str, start: int, end: int) -> int | None:
-    """Return the end of a card number that begins at `start`, at the end of a group of digits; None if there is none. A
-    card number has 13 to 19 digits and a valid check digit."""
+    """Return the end of a card number that begins at `start`; None if there is none. The end is the end of a group of
+    digits. A card number has 13 to 19 digits and a valid check digit."""
     places = [at for at in range(start, end) if text[at].isdecimal()]
     digits = "".join(str(int(text[at])) for at in places)
     for count in range(min(len(digits), 19), 12, -1):
@@ -182,8 +185,8 @@ CHECKS: Mapping[str, Callable[[str, int, int], int | None]] = {"card": _card_end
 
 
 def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """Return the first match from `pos` on that ends after `least_end`, and the position where an incomplete match
-    may begin. A possible match with too many invisible characters after it counts as a match."""
+    """Return the first match from `pos` on that ends after `least_end`. Also return the position where an incomplete
+    match may begin. A possible match that is followed by too many invisible characters counts as a match."""
     at = pos
     while rule.reading != "written" and (cut := text.find(HIDDEN, at)) >= 0:
         found, start = _find_before(cut, rule, text, at, least_end)
@@ -196,7 +199,7 @@ def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tup
 
 
 def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """Do the search of `find_match` in a text that ends at `limit`."""
+    """Search like `find_match`, in a text that ends at `limit`."""
     pattern, check = compiled(rule.pattern), CHECKS.get(rule.check)
     at = pos
     try:
@@ -215,7 +218,7 @@ def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int
 
 
 def may_grow(rule: TextRule, text: str, start: int, end: int | None = None) -> bool:
-    """Return whether further text after `end` could extend a match that begins at `start`."""
+    """Return True if text after `end` could extend a match that begins at `start`."""
     return compiled(rule.pattern).fullmatch(text, start, end, partial=True, timeout=_TIMEOUT) is not None
 
 
@@ -224,7 +227,7 @@ def _whole(rule: TextRule, text: str) -> str:
 
 
 def _cleaned(rule: TextRule, before: str, text: str) -> str:
-    """Return `text`, which follows `before`, with the matches of one rule replaced or left out."""
+    """Return `text`, which follows `before`, with all matches of one rule replaced or removed."""
     growing = read_text(before + text, rule.reading)
     whole, folded, made, at = before + text, growing.whole(), "", len(before)
     pos = 0

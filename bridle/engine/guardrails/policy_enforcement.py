@@ -1,7 +1,7 @@
 """Enforces banned phrases and an operator's policies on outputs.
 
-`output_holdback` still holds back forbidden text, so that this module can roll it back. Then other tokens are sampled,
-or the output ends, as the rule says.
+`output_holdback` has not sent the forbidden text to the client yet, so this module can roll it back. After the
+rollback, other tokens are sampled or the output ends, depending on the rule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "fai
 
 
 class Changes(Protocol):
-    """The changes of an output that a `PolicyEnforcer` can make; `OutputProcessor` implements them."""
+    """The changes that a `PolicyEnforcer` makes to an output; `OutputProcessor` implements them."""
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None: ...
     def drop_held(self, seq: Sequence, num_tokens: int) -> None: ...
@@ -32,7 +32,7 @@ class Changes(Protocol):
 
 
 class PolicyEnforcer:
-    """Enforces the rules of an output by calls of `changes`."""
+    """Enforces the rules of an output by calling methods of `changes`."""
 
     def __init__(self, changes: Changes, statistics: EngineStatistics, decoder: TextDecoder | None) -> None:
         self._changes = changes
@@ -40,7 +40,7 @@ class PolicyEnforcer:
         self._decoder = decoder
 
     def end_by(self, seq: Sequence, hit: GuardrailMatch) -> bool:
-        """End an output because of a match of a rule."""
+        """End an output because a rule matched."""
         self._note(hit.policy, hit.rule.version, "ended")
         is_budget = isinstance(hit.rule, BudgetRule)
         reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
@@ -48,13 +48,13 @@ class PolicyEnforcer:
         return True
 
     def _note(self, name: str, version: str, action: str) -> None:
-        """Count an action of a policy."""
+        """Count an action of a policy for the metrics."""
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
-        """Roll back the tokens of forbidden text. Returns the tokens that a policy puts in their place. Returns None if
-        the output ended, or if other tokens are to be sampled. In the latter case the first forbidden token is banned
-        at its position. After too many attempts, the output ends with an error."""
+        """Roll back the tokens of forbidden text. Returns the tokens with which a policy replaces them. Returns None if
+        the output ended, or if other tokens will be sampled. If other tokens are sampled, the first forbidden token is
+        banned at its position. After too many attempts, the output ends with an error."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
         output.num_banned, output.hit = 0, None
         replaced = None
@@ -67,7 +67,8 @@ class PolicyEnforcer:
         return replaced
 
     def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
-        """Record, for the controller, changes at the end of the sequence that differ from its decision."""
+        """Record a change at the end of the sequence that differs from the controller's decision. The controller is
+        notified of it."""
         if seq.control.pool is not None:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 
@@ -77,7 +78,7 @@ class PolicyEnforcer:
         return tuple(changes)
 
     def _ban_phrase(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back one of the request's own banned phrases."""
+        """Roll back a banned phrase of the request."""
         output = seq.output
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
@@ -89,7 +90,7 @@ class PolicyEnforcer:
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
 
     def _ban_by(self, seq: Sequence, hit: GuardrailMatch, num_tokens: int) -> tuple[int, ...] | None:
-        """Roll back text that a rule forbids, and do the action that the rule names."""
+        """Roll back text that a rule forbids, and take the action that the rule names."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
@@ -115,15 +116,16 @@ class PolicyEnforcer:
         return None
 
     def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
-        """Return the tokens that replace the last `num_tokens`, and those tokens after the match that stay unchanged.
-        The last unchanged token may end inside a character."""
+        """Return the tokens that replace the last `num_tokens` tokens. Tokens after the match that stay unchanged are
+        included. The last unchanged token may end inside a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)
         spelled = self._decoder.tokens_of(before + rule.replacement + behind)
         return spelled, seq.tokens[len(seq.tokens) - num_kept :]
 
     def close(self, seq: Sequence) -> str:
-        """Remove forbidden text from the held text at the end of the output. Returns the remaining text."""
+        """Remove forbidden text from the text that is held back at the end of the output. Returns the remaining
+        text."""
         output = seq.output
         if output.text is None:
             return ""

@@ -1,6 +1,6 @@
-"""Growing texts and their normalized forms. The reading `seen` leaves out invisible characters and uses the plainest
-form of each character. The reading `folded` also ignores case and joins spaces. So a match is found however it is
-spelled. Each position in a normalized text maps to a position in the original text."""
+"""Growing texts with their normalized forms. The normalization `seen` removes invisible characters and uses the
+plainest form of each character. The normalization `folded` also ignores case and joins spaces. So a rule matches all
+spellings of a text. Each position in a normalized text maps to a position in the original text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HIDDEN = "\uffff"
 
 
 class NormalizedStream:
-    """A growing text, made of a `lead` and the text of each token after it."""
+    """A growing text: the text `lead`, then the text of each token."""
 
     def __init__(self, lead: str = "") -> None:
         self._pieces = [lead]
@@ -37,7 +37,7 @@ class NormalizedStream:
 
     @property
     def is_as_written(self) -> bool:
-        """Return whether the normalized text still equals the original."""
+        """Return True if the normalized text still equals the original text."""
         return True
 
     def push(self, piece: str) -> None:
@@ -46,7 +46,7 @@ class NormalizedStream:
         self._ends.append(self._ends[-1] + len(piece))
 
     def rewind(self, num_tokens: int) -> None:
-        """Roll back the last tokens."""
+        """Roll back the last `num_tokens` tokens."""
         if num_tokens:
             del self._pieces[-num_tokens:], self._ends[-num_tokens:]
 
@@ -67,15 +67,15 @@ class NormalizedStream:
         return "".join(self._pieces)
 
     def raw(self, place: int) -> int:
-        """Return the position in the original text of the character at `place`."""
+        """Return the position in the original text of the character at `place` in the normalized text."""
         return place
 
     def raw_end(self, place: int) -> int:
-        """Return the end of the original text that corresponds to the text before `place`."""
+        """Return the end of the original text from which the normalized text before `place` was made."""
         return place
 
     def folded(self, place: int) -> int:
-        """Return the position in the normalized text of a position in the original."""
+        """Return the position in the normalized text of a position in the original text."""
         return place
 
     def copy(self) -> NormalizedStream:
@@ -86,9 +86,9 @@ class NormalizedStream:
 
 
 class CasefoldedStream(NormalizedStream):
-    """A text normalized for comparison: `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a row
-    become `HIDDEN`, or one more space if they are spaces. So a part of the normalized text is a bounded part of the
-    original."""
+    """A text normalized for comparison, as `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a row
+    become `HIDDEN`; if they are spaces, they become one more space. So the length of each part of the normalized text
+    limits the length of the original part."""
 
     def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class CasefoldedStream(NormalizedStream):
 
     @property
     def is_as_written(self) -> bool:
-        """Return whether the normalized text still equals the original."""
+        """Return True if the normalized text still equals the original text."""
         return not self._is_other[-1]
 
     def push(self, piece: str) -> None:
@@ -132,29 +132,29 @@ class CasefoldedStream(NormalizedStream):
         self._add("".join(made), places, piece)
 
     def _add(self, read: str, places: Iterable[int], piece: str) -> None:
-        """Add the normalized form of a piece, with the positions of its characters."""
+        """Append the normalized form of a piece of text, with the original positions of its characters."""
         super().push(read)
         self._places.extend(places)
         self._num_raw.append(self._num_raw[-1] + len(piece))
         self._is_other.append(self._is_other[-1] or read != piece)
 
     def rewind(self, num_tokens: int) -> None:
-        """Roll back the last tokens."""
+        """Roll back the last `num_tokens` tokens."""
         super().rewind(num_tokens)
         if num_tokens:
             del self._num_raw[-num_tokens:], self._is_other[-num_tokens:]
             del self._places[self._ends[-1] :]
 
     def raw(self, place: int) -> int:
-        """Return the position in the original text of the character at `place`."""
+        """Return the position in the original text of the character at `place` in the normalized text."""
         return self._places[place] if place < len(self._places) else self._num_raw[-1]
 
     def raw_end(self, place: int) -> int:
-        """Return the end of the original text that corresponds to the text before `place`."""
+        """Return the end of the original text from which the normalized text before `place` was made."""
         return self._places[place - 1] + 1 if place else 0
 
     def folded(self, place: int) -> int:
-        """Return the position in the normalized text of a position in the original."""
+        """Return the position in the normalized text of a position in the original text."""
         return bisect_left(self._places, place)
 
     def copy(self) -> CasefoldedStream:
@@ -169,7 +169,7 @@ class CasefoldedStream(NormalizedStream):
 
 @lru_cache(8192)
 def fold_char(char: str) -> str:
-    """Return the case-folded form of a character for comparison; an empty string for an invisible one."""
+    """Return the case-folded form of a character; an empty string for an invisible character."""
     if char.isspace():
         return " "
     return without_unseen("".join(part.casefold() for part in unicodedata.normalize("NFKD", char.casefold())))
@@ -177,7 +177,8 @@ def fold_char(char: str) -> str:
 
 @lru_cache(8192)
 def seen_char(char: str) -> str:
-    """Return the normalized form of a character, with its case; an empty string for an invisible one."""
+    """Return the normalized form of a character without folding its case; an empty string for an invisible
+    character."""
     return without_unseen(unicodedata.normalize("NFKD", char))
 
 
@@ -188,7 +189,7 @@ def without_unseen(text: str) -> str:
 
 
 def read_text(text: str, reading: Reading) -> NormalizedStream:
-    """Return a text normalized for a rule's `reading`."""
+    """Return a text after the normalization `reading` of a rule."""
     return NormalizedStream(text) if reading == "written" else CasefoldedStream(text, reading)
 
 
