@@ -1,8 +1,8 @@
-"""The protocols between the engine and its neighbours: executors, controllers, stores of adapters, and text decoders.
+"""The interfaces (protocols) of the engine: executors, controllers, adapter stores and text decoders.
 
-The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any other
-backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a `ControllerPool`;
-`bridle.tokenizer` brings `TextDecoder`. No tensor type appears here.
+The engine depends only on these protocols. Backends such as `bridle.model` (torch) and `bridle.testing` (scripted)
+implement `Executor`. Python objects, constraints and the Wasm runtime each provide a `ControllerPool`;
+`bridle.tokenizer` provides `TextDecoder`. These interfaces contain no tensor types.
 """
 
 from typing import TYPE_CHECKING

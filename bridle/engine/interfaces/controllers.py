@@ -1,4 +1,4 @@
-"""Interfaces of controllers: the asks about a sequence, the answers, and the pools that run controllers."""
+"""Interfaces of controllers: asks about a sequence, answers, and the pools that run controllers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bridle.errors import ControllerError
 
 
 class Change(NamedTuple):
-    """Changes of tokens that a controller did not decide: from position `start` on, `policy` removed `num_removed`
-    tokens and added `num_added`. No tokens are added if other tokens are to be sampled. Positions count from the start
-    of the sequence, after the earlier changes and with all pending forced tokens."""
+    """A change of tokens that a controller did not decide. At position `start`, `policy` removed `num_removed` tokens
+    and added `num_added` tokens. No tokens are added if other tokens are to be sampled. Positions count from the start
+    of the sequence, after earlier changes and including pending forced tokens."""
 
     start: int
     num_removed: int
@@ -26,18 +26,19 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)  # not frozen, because one is made per token and that is faster; it is never changed
 class Ask:
-    """A request for a decision, because tokens of a sequence became known.
+    """A call of a controller for a decision, because new tokens of its sequence are known.
 
-    `tokens` were appended after `backtrack` older ones were rolled back. `sampled` is the token that was sampled, even
-    if a splice replaced it. `candidates` are the most probable tokens at that position with their log-probabilities, if
-    the branch asked for them. The first ask of a request names `request`. The first ask of a fork names its `parent`
-    (which is in the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The
-    first `num_foreseen` of the tokens were sampled as the pool predicted them. A `final` ask needs no decision, only
-    the last logs. `turns` is how often in a row the controller may be asked if it does nothing. If `may_force` is
-    False, because another controller does not allow forced tokens, the controller should answer with alternatives.
-    `variables` are set before the controller is asked, if its pool supports variables. `ahead` are tokens that are
-    likely to be sampled next, for a pool that `is_told_ahead`. `changes` are tokens that a policy changed after the
-    decision. `probes` are the readings of the request's probes at the position from which `sampled` was sampled.
+    `backtrack` older tokens were rolled back, then `tokens` were appended. `sampled` is the token that was sampled,
+    even if a splice replaced it. `candidates` are the most probable tokens at that position with their
+    log-probabilities, if the branch requested them. The first ask of a request has its `request`. The first ask of a
+    fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. Its `index` is its place
+    among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled tokens. A `final` ask
+    needs no decision, only the last logs. `turns` is the number of times in a row that the controller may be asked
+    while it does nothing. With `may_force` False, another controller forbids forced tokens. The controller should then
+    allow several tokens. `variables` are set before the controller is asked, if its pool supports variables. `ahead`
+    are tokens that will probably be sampled next, for a pool that `is_told_ahead`. `changes` are tokens that a policy
+    changed after the controller's decision. `probes` are the values of the request's probes at the position where
+    `sampled` was sampled.
     """
 
     seq_id: int
@@ -60,18 +61,18 @@ class Ask:
 
     @property
     def rewritten_by(self) -> str:
-        """Return the policy that replaced a part of the sampled or forced tokens, if everything else followed the
+        """Return the name of the policy that replaced sampled or forced tokens, if all other tokens followed the
         decision. Otherwise return an empty string."""
         return self.changes[-1].policy if self.changes else ""
 
 
 def ask_after(seq_id: int, token: int) -> Ask:
-    """Return the ask about a sequence in which only one sampled token is new."""
+    """Return the ask about a sequence whose only change is one newly sampled token."""
     return Ask(seq_id, (token,), 0, token)
 
 
 class StoredValue(NamedTuple):
-    """A shared variable that a controller wrote, or to which it appended `value`."""
+    """A write of a shared variable by a controller: it sets the variable to `value`, or appends `value`."""
 
     name: str
     value: bytes
@@ -80,9 +81,9 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
-    often the controller was asked for it. `ahead` is read only by the pool itself: possible next tokens, each with the
-    controller's answer after that token."""
+    """The answer of a controller to an ask. Exactly one of `decision` and `error` is set; for a final ask both may be
+    missing. `turns` is the number of times that the controller was asked for this answer. Only the pool itself reads
+    `ahead`: possible next tokens, each with the controller's answer after that token."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -105,9 +106,10 @@ Capability = Literal["lookahead", "remote_lookahead", "draft_masks", "draft_filt
 
 
 class ControllerPool(ABC):
-    """Runs controllers of one kind. The engine's thread calls it, except for `abandon`. Only `collect` may block.
+    """Runs controllers of one kind. Only the engine's thread calls a pool, except for `abandon`. Only `collect` may
+    block.
 
-    `capabilities` names the optional methods that a pool implements; the engine calls no others.
+    `capabilities` names the optional methods that a pool implements; the engine calls no other optional methods.
     """
 
     capabilities: frozenset[Capability] = frozenset()
@@ -115,13 +117,12 @@ class ControllerPool(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether `collect` must be called again, because the pool has messages to send or receive although
-        nothing was asked."""
+        """Return True if `collect` must be called again, because messages are outstanding although no ask is."""
         return False
 
     @property
     def is_told_ahead(self) -> bool:
-        """Return whether a pool with `remote_lookahead` currently uses the tokens `ahead`."""
+        """Return True if a pool with `remote_lookahead` currently uses the tokens in `ahead`."""
         return False
 
     @abstractmethod
@@ -130,65 +131,67 @@ class ControllerPool(ABC):
 
     @abstractmethod
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Create an instance for a request. The future returns the prompt, which a controller may rewrite, or raises
-        `ControllerError`. A cancelled future leaves no instance behind."""
+        """Create a controller instance for a request. The future returns the prompt, which a controller may rewrite, or
+        it raises `ControllerError`. A cancelled future leaves no controller instance behind."""
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """Return the names of a request's controllers and the hashes of their modules. Called between the end of the
-        opening and the first ask."""
+        """Return the names of a request's controllers, and the hashes of their modules. Called after the controller was
+        created and before the first ask."""
         return ()
 
     @abstractmethod
     def abandon(self, request: Request) -> None:
-        """Drop the instance that was opened for `request`. The engine has not called it and never will. This is called
-        after the opening has ended, perhaps from another thread."""
+        """Drop the controller instance that was created for `request`. The engine has not asked this instance and never
+        will. Called after the creation has ended, perhaps from another thread."""
 
     @abstractmethod
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Send the asks. Callbacks may start now; the answers are due at the next logits row of each sequence."""
+        """Send the asks. The controllers may start to compute now. Each answer is due at the next logits row of its
+        sequence."""
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
-        """Ask about sequences, by ascending id, in each of which only one sampled token is new. A pool may override
-        this method to do the work of `ask` without an `Ask` for each sequence."""
+        """Ask about sequences, by ascending id. In each sequence the only change is one newly sampled token. A pool may
+        override this method to do the work of `ask` without an `Ask` for each sequence."""
         self.ask([ask_after(seq_id, token) for seq_id, token in tokens.items()])
 
     @abstractmethod
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Return the answers that have arrived, of any asked sequence. Waits until the answers of `seq_ids` have
-        arrived, or until `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
+        """Return the answers that have been received, for any sequence that was asked about. Waits until the answers of
+        `seq_ids` are received, or until `deadline` (engine clock, None: do not wait). Each answer is returned once."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the controller's answers after each of `tokens`, if they came next. Only answers that sample and are
-        quickly known are returned. The controller may also force tokens that are among `tokens`; its next answer is
-        then the one after the last forced token. The controller does not change until tokens are reported as predicted.
-        Called for a sequence whose last answer was collected."""
+        """Return the controller's answers after each of `tokens`, as if each came next. Only answers that sample and
+        that are known quickly are returned. If the controller forces tokens that are in `tokens`, its next answer is
+        the one after the last forced token. The state of the controller does not change until tokens are reported as
+        predicted. Called for a sequence whose last answer was already returned."""
         return []
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which were
-        now sampled. Each log and variable is returned once: the controller's later answer to these tokens leaves them
-        out."""
+        """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which have
+        now been sampled. Each log and variable is returned once: the controller's later answer to these tokens does not
+        repeat them."""
         return None
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return the controller's answer after all of `tokens`, if they came next; None if it is not quickly known. The
-        controller does not change. While a draft is made, this method is called after each of its tokens."""
+        """Return the controller's answer after all of `tokens`, as if they came next; None if it is not known quickly.
+        The state of the controller does not change. This is called after each new token of a draft, while the draft is
+        made."""
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the leading `tokens` that are allowed one after the other, each with the tokens that are then forced.
-        Also return whether the forced tokens differ from those that come next in `tokens`. A later call continues from
-        the last allowed token."""
+        """Return the first tokens of `tokens`, as far as the controller allows one after the other. Each has the tokens
+        that are forced after it. Also return True if the forced tokens differ from those that come next in `tokens`. A
+        later call continues after the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-        """Return, for each of `tokens`, the tokens that the controller would force after it, at most `limit`. The
-        controller does not change. Called for a sequence whose last answer was collected."""
+        """Return, for each of `tokens`, the tokens that the controller would force after it, at most `limit` of them.
+        The state of the controller does not change. Called for a sequence whose last answer was already returned."""
         return [() for _ in tokens]
 
     @abstractmethod
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the instances of these sequences, which are over. Unknown ids are ignored."""
+        """Drop the controller instances of these sequences, which have ended. Unknown ids are ignored."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -196,7 +199,7 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Passes every call to another pool. Base class of pools that change some of the calls."""
+    """Passes every call to another pool. This is the base class of pools that change some calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool
@@ -257,7 +260,8 @@ class DelegatingPool(ControllerPool):
 
 
 def check_pools(pools: Iterable[object]) -> None:
-    """Raise `TypeError` for an object that is no `ControllerPool`, such as a pool written for an earlier version."""
+    """Raise `TypeError` if the object is not a `ControllerPool`, for example because it was written for an earlier
+    version."""
     for pool in pools:
         if not isinstance(pool, ControllerPool):
             raise TypeError(

@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class TextState(Protocol):
-    """The text of one growing output. A fork copies the text."""
+    """The text of one growing output. A fork of the output gets a copy of this object."""
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the last token ends inside of a character, whose other bytes are still to come."""
+        """Return True if the last token ends inside of a character, whose other bytes are still missing."""
 
     def push(self, token: int) -> str:
-        """Append a token. Returns the characters that became certain."""
+        """Append a token. Returns the characters that are now complete."""
 
     def rewind(self, num_tokens: int) -> int:
-        """Roll back the last tokens. Returns how many of the returned characters disappear."""
+        """Roll back the last `num_tokens` tokens. Returns the number of returned characters that are removed."""
 
     def flush(self) -> str:
-        """End the text. Returns the remaining characters; an unfinished character becomes U+FFFD."""
+        """End the text. Returns the remaining characters. An unfinished character becomes U+FFFD."""
 
     def copy(self) -> TextState: ...
 
@@ -29,10 +29,10 @@ class TextDecoder(Protocol):
     """Converts tokens to text."""
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> TextState:
-        """Return the state for an output that follows `prompt`."""
+        """Return the decoding state of an output that follows `prompt`."""
 
     def token_text(self, token: int) -> str:
         """Return the text of one token by itself, for display."""
 
     def tokens_of(self, text: str) -> Sequence[int]:
-        """Return tokens that spell `text` inside of an output."""
+        """Return tokens that spell `text` in the middle of an output."""
