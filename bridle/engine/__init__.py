@@ -1,7 +1,7 @@
-"""The engine: scheduling, KV blocks, control and stopping, in plain Python.
+"""The engine in plain Python: scheduling, KV blocks, controllers and stop conditions.
 
 The engine computes no tensors itself. A backend implements `Executor`, a runner of controllers implements
-`ControllerPool`, and a tokenizer implements `TextDecoder`. Each part can be used alone.
+`ControllerPool`, and a tokenizer implements `TextDecoder`. Each part of the engine can be used alone.
 """
 
 from bridle.engine.async_engine import AsyncEngine as AsyncEngine

@@ -1,8 +1,8 @@
-"""Live requests: how they begin and end.
+"""Active requests: how they begin and end.
 
 A request holds its adapter and its images until its last output has ended. A request ends early if it is cancelled,
-misses its deadline, or loses its adapter or image. Other threads ask for an end, which is applied between two steps.
-This module does not know plans or readers of events.
+misses its deadline, or loses its adapter or image. Other threads only ask for an end; the engine applies it between two
+steps. This module does not use step plans or event streams.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_STALE = 64
 
 @dataclass(eq=False, repr=False)
 class ActiveRequests:
-    """The outputs of each live request, in `outputs` by request id. `progress` makes all changes of outputs; `ids`
-    numbers new sequences."""
+    """Active requests; `outputs` has the outputs of each request, by request id. `progress` makes all changes to
+    outputs; `ids` numbers new sequences."""
 
     _intake: InputProcessor
     _progress: OutputProcessor
@@ -51,8 +51,8 @@ class ActiveRequests:
         self._cancelled: list[str] = []
 
     def open(self, request: Request) -> Sequence:
-        """Add a request and return its first sequence. Raises `InvalidRequest` if the id is in use, or
-        `UnknownAdapter`."""
+        """Add a request and return its first sequence. Raises `InvalidRequest` if the id is already used, and
+        `UnknownAdapter` for an unknown adapter."""
         if request.id in self.outputs:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
         vectors = None
@@ -86,7 +86,7 @@ class ActiveRequests:
             self._vectors.leave(vectors.keys.values())
 
     def end(self, seq: Sequence, event: Finished) -> None:
-        """End an output with an event. After its last output, the request ends too."""
+        """End an output with an event. The request ends with its last output."""
         request, outputs = seq.request, self.outputs[seq.request.id]
         outputs.sequences.pop(seq.id)
         is_last = not outputs.sequences
@@ -106,12 +106,11 @@ class ActiveRequests:
         self._progress.events.append(event)
 
     def cancel_nowait(self, request_id: str) -> None:
-        """End a request when `apply` is called next; unknown ids are ignored. Safe from any thread."""
+        """Mark a request to end when `apply` is called next; unknown ids are ignored. Safe from any thread."""
         self._cancelled.append(request_id)
 
     def apply(self, now: float) -> None:
-        """End the requests whose deadline has passed by `now`, that were cancelled, or whose adapter or image
-        failed."""
+        """End the requests that missed their deadline before `now`, were cancelled, or lost their adapter or image."""
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)
@@ -124,8 +123,8 @@ class ActiveRequests:
             self._fail_users(refused, lambda seq: [run.key for run in seq.runs])
 
     def blocks_by_tenant(self) -> Counter[str]:
-        """Count the KV blocks of each tenant's live requests. A block that outputs of a tenant share counts once. Safe
-        from any thread."""
+        """Return the number of KV blocks that the active requests of each tenant use. A block that several outputs of a
+        tenant share counts once. Safe from any thread."""
         held: dict[str, set[int]] = {}
         for outputs in list(self.outputs.values()):
             for seq in list(outputs.sequences.values()):
@@ -145,7 +144,7 @@ class ActiveRequests:
 
 
 def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
-    """Return the error for a missed deadline. The message says how far the output had come, so that the client can
+    """Return the error for a missed deadline. The message says how many tokens the output had, so that the client can
     adapt its request."""
     if seq.queue.status is SequenceStatus.OPENING:
         state = "while its controller was being made"
@@ -157,7 +156,7 @@ def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
 
 
 class Deadlines:
-    """Deadlines by request. One thread at a time; times are of one clock."""
+    """Deadlines by request. Only one thread may use this object at a time. All times are of the same clock."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
@@ -179,7 +178,7 @@ class Deadlines:
         self._due.pop(request_id, None)
 
     def pop_due(self, now: float) -> Iterator[tuple[str, float]]:
-        """The requests whose deadline has passed, each once, with how late it is in seconds."""
+        """Yield each request whose deadline has passed, once, with the seconds by which it is late."""
         while self.heap and self.heap[0][0] <= now:
             deadline, request_id = heapq.heappop(self.heap)
             if self._due.get(request_id) == deadline:
@@ -188,5 +187,5 @@ class Deadlines:
 
 
 def vector_names(sampling: SamplingParams) -> list[str]:
-    """Return the names of the control vectors that a request scales or reads along."""
+    """Return the names of the control vectors that a request scales or probes."""
     return list(dict.fromkeys((*sampling.control_vectors, *(split_probe(probe)[0] for probe in sampling.probes))))

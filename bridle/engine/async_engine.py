@@ -1,9 +1,10 @@
-"""The engine on its own thread, with an inbox. Readers of an event loop are woken once per step.
+"""The engine on its own thread; other threads put requests into its queue. Readers in an event loop are woken once per
+step.
 
-Any thread may submit and cancel. In each step the engine's thread empties the inbox, runs the step, and hands each
-request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
-many streams have new events. Readers are woken when the engine's thread is about to wait for the device; before that,
-they would compete with it for the interpreter. This module knows no HTTP and no wire format.
+Any thread may submit or cancel a request. In each step, the engine's thread empties the queue, runs the step, and
+passes each request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and
+step, however many streams have new events. Readers are woken just before the engine's thread waits for the device.
+Earlier, they would compete with it for the interpreter. This module uses no HTTP and no wire format.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FORKED = (
 
 
 class WakeupQueue:
-    """A `threading.Event` that a destructor can set safely, whatever its thread is doing at that moment."""
+    """A `threading.Event` that a destructor can set safely at any moment, in any thread."""
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()
@@ -57,7 +58,7 @@ class WakeupQueue:
         self._rings.put(None)
 
     def clear(self) -> None:
-        """Clear the event. Only the waiting thread may call this."""
+        """Clear the event. Only the thread that waits may call this."""
         while not self._rings.empty():
             self._rings.get()
 
@@ -67,7 +68,7 @@ class WakeupQueue:
 
 
 class AsyncEngine:
-    """An `EngineClient` over an engine in this process. `start` it, `close` it; or use it in a `with` block."""
+    """An `EngineClient` over an engine in this process. Call `start` and `close`, or use it in a `with` block."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -100,7 +101,7 @@ class AsyncEngine:
 
     @property
     def fault(self) -> BridleError | None:
-        """The error that ended the engine; None while it runs, and if it was closed."""
+        """The error that ended the engine; None while the engine runs, and after a regular close."""
         return self._fault
 
     @property
@@ -110,11 +111,11 @@ class AsyncEngine:
 
     @property
     def num_live(self) -> int:
-        """The number of requests that are not over."""
+        """The number of active requests."""
         return len(self._streams)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request. Raises at once if the request is invalid or the engine is closed."""
+        """Start a request. Raises the error at once if the request is invalid or the engine is closed."""
         if self._is_orphan:
             raise EngineClosed(FORKED)
         self._engine.check(request)
@@ -134,39 +135,39 @@ class AsyncEngine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; unknown ids are ignored. Takes no lock, because the garbage collector may cancel an unread
-        stream in any thread at any moment."""
+        """End a request; unknown ids are ignored. Takes no lock: the garbage collector may cancel an unread stream in
+        any thread at any moment."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._cancels.append(stream)
             self._wake.set()
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Release the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the retained KV of a finished request; unknown ids are ignored."""
         with self._lock:
             self._unparks.append(request_id)
         self._wake.set()
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the engine was paused."""
+        """Return True if the engine is paused."""
         return self._engine.is_paused
 
     def pause(self, *, cancels: bool = False) -> None:
-        """Compute nothing from the next step on. Requests wait and keep their KV; with `cancels`, all current requests
-        end as cancelled."""
+        """Pause the engine: it computes no further step. Requests wait and keep their KV. With `cancels`, all current
+        requests are cancelled."""
         self._engine.is_paused = True
         for request_id in list(self._streams) if cancels else ():
             self.cancel(request_id)
         self._wake.set()
 
     def resume(self) -> None:
-        """Continue after `pause`. Outputs are as if there had been no pause."""
+        """Continue after `pause`. A pause does not change the outputs."""
         self._engine.is_paused = False
         self._wake.set()
 
     def wake(self) -> None:
-        """Make an idle engine take a step, because an event that it waits for has happened outside of its thread."""
+        """Let an idle engine take a step, because an event outside of its thread has happened that it waits for."""
         self._wake.set()
 
     def statistics(self) -> EngineStatistics:
@@ -184,8 +185,8 @@ class AsyncEngine:
         return self
 
     def close(self, drain: float = 0.0) -> None:
-        """Accept no more requests, give running requests `drain` seconds, then end the remaining ones as cancelled.
-        Blocks until the engine's thread has ended. Idempotent."""
+        """Accept no new requests, give running requests `drain` seconds to end, then cancel the remaining ones. Blocks
+        until the engine's thread has ended. Idempotent."""
         with self._lock:
             started = self._state != "new"
             if self._state in ("new", "running"):
@@ -204,8 +205,9 @@ class AsyncEngine:
             self._thread.join()
 
     def abandon(self, error: BridleError) -> None:
-        """Fail all requests with `error`, because a step does not end. A thread cannot be ended from outside: the
-        engine's thread ends after its step, and then frees its resources. `close` no longer waits for it."""
+        """Fail all requests with `error`, because the current step does not end. A thread cannot be ended from outside.
+        So the engine's thread ends after its step, and then frees its resources. After this, `close` does not wait for
+        the engine's thread."""
         self._is_abandoned, self._fault = True, self._fault or error
         self._fail_streams()
         self._wake.set()
@@ -244,7 +246,7 @@ class AsyncEngine:
             self._end()
 
     def _cycle(self) -> None:
-        """Take one step, or sleep until there is something to do."""
+        """Run one step, or sleep until there is work."""
         self._wake.clear()
         self._take_inbox()
         if self._state != "running":
@@ -270,8 +272,8 @@ class AsyncEngine:
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
-        """Take new requests from the inbox, then the cancellations that were there before, so that a request is
-        always added before it is cancelled."""
+        """Take new requests from the queue, but only the cancellations that were there before. So a request is always
+        added before it is cancelled."""
         cancels = [self._cancels.popleft() for _ in range(len(self._cancels))]
         with self._lock:
             requests, self._inbox = self._inbox, []
@@ -289,7 +291,8 @@ class AsyncEngine:
             self._engine.release_retained_kv(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Hand events to their streams. The readers of the streams are woken at the next wait."""
+        """Add events to the streams of their requests. The readers of the streams are woken when the engine waits
+        next."""
         self._wake_readers()  # the step had nothing to compute, so readers are still asleep
         by_request: dict[str, list[Event]] = {}
         for event in events:
@@ -318,8 +321,7 @@ class AsyncEngine:
         self._wake_readers()
 
     def _end(self) -> None:
-        """End every stream that is still open when the engine's thread ends for any reason, so that no reader waits for
-        ever."""
+        """End every open stream when the engine's thread ends for any reason, so that no reader waits forever."""
         self._fail_streams()
         self._engine.close()
 
@@ -337,8 +339,8 @@ _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
 def _orphan_all() -> None:
-    """Fail the parent process's engines in a fork. Their threads do not run in the fork, and their locks may be held
-    for ever."""
+    """Fail the requests of engines that a fork inherited from its parent process. The engines' threads do not run in
+    the fork, and their locks may never be released."""
     for engine in list(_engines):
         engine.orphan()
 

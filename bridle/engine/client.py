@@ -1,10 +1,11 @@
-"""Interface between an engine and its front ends: submit, cancel, events. The engine may run in any process.
+"""Interface between an engine and its front ends: submit, cancel, events. The engine may run in this process or in
+another one.
 
-`EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
-The reader empties a list of events, so a slow reader gets more events at once. The list is bounded by the tokens that
-the request can generate and by an `EventBuffer`. The request's limits bound its tokens, but not its controllers' logs
-and variables. So logs and variables are merged when many wait: only the end of the logs and the last value of each
-variable are kept.
+`EventStream` carries the events of one request from the engine's thread to a reader in another thread or in an asyncio
+loop. The reader takes all events from a list at once, so a slow reader gets more events each time. The size of the list
+is limited by the tokens that the request can generate and by an `EventBuffer`. The limits of a request bound its
+tokens, but not the logs and variables of its controllers. So the logs and variables that wait for the reader are
+merged: the end of the logs and the last value of each variable are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CUT = "[...]\n"
 
 
 class EngineClient(Protocol):
-    """An engine as front-ends see it. All methods are safe from any thread."""
+    """The engine's interface for front ends. All methods are safe from any thread."""
 
     @property
     def info(self) -> ExecutorInfo: ...
@@ -55,21 +56,22 @@ class EngineClient(Protocol):
         """End a request; unknown ids are ignored."""
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Release the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the retained KV of a finished request; unknown ids are ignored."""
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the engine's counters."""
 
 
 class EventStream:
-    """Events of one request, for one reader, sync (`for`) or async (`async for`); both give lists of events.
+    """Events of one request, for one reader: sync (`for`) or async (`async for`). Each iteration gives a list of
+    events.
 
     The iteration ends after the last output's `Finished`. Leaving the iteration early, or leaving a `with` block,
     cancels the request. If the engine ends with an error, the iteration raises that error.
 
-    While an async reader waits, the stream's `listener` may take events in the reader's event loop, which costs no
-    switch of tasks. Next, the iteration returns the events that the listener left. The listener is then removed until
-    the reader sets one again.
+    While an async reader waits, the stream's `listener` may take events in the reader's event loop. This saves
+    switching tasks. The next iteration returns the events that the listener did not take. The listener is then removed
+    until the reader sets one again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -90,15 +92,15 @@ class EventStream:
         self._fault: Exception | None = None  # error that the listener raised
 
     def with_progress(self) -> EventStream:
-        """Make the stream also yield each `PromptProgress` from now on. Returns the stream."""
+        """Let the stream also yield each `PromptProgress` event from now on. Returns the stream."""
         self._backlog.keeps_progress = True
         return self
 
     # -- the engine's side -------------------------------------------------------------------------------
 
     def put(self, events: list[Event]) -> None:
-        """Add events, in order; `wake` then wakes the reader. If too many bytes wait for the reader, its request
-        fails."""
+        """Add events in order; a later call of `wake` wakes the reader. The request fails if too many bytes wait for
+        the reader."""
         with self._lock:
             if self._error is not None:
                 return
@@ -120,18 +122,18 @@ class EventStream:
             self._cancel(self.request_id)
 
     def fail(self, error: BridleError) -> None:
-        """End the stream with `error`; no more events will come."""
+        """End the stream with `error`; no further events follow."""
         with self._lock:
             self._error = error
 
     def orphan(self, error: BridleError) -> None:
-        """Fail the stream in a forked process, which has no engine. The stream gets new locks, since no other thread
-        can release the old ones here."""
+        """Fail the stream in a forked process, which has no engine. The stream gets new locks, because no thread of
+        this process can release the old ones."""
         self._lock, self._ready = threading.Lock(), threading.Event()
         self._backlog, self._error = EventBuffer(), error
 
     def wake(self) -> None:
-        """Wake a reader in another thread. `notify` does the same for a reader in asyncio, in its event loop."""
+        """Wake a reader in another thread. For a reader in asyncio, `notify` does the same in its event loop."""
         self._ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class EventStream:
             self._cancel(self.request_id)
 
     def read_nowait(self) -> list[Event] | None:
-        """Return the events since the last read, without waiting; None after the end."""
+        """Return the events since the last read, without waiting; None after the end of the stream."""
         with self._lock:
             events = self._backlog.drain()
             if self.loop is None:
@@ -183,12 +185,13 @@ class EventStream:
             self.cancel()
 
     def _read(self) -> list[Event] | None:
-        """Return the events that the listener left, else the events since the last read; None after the end."""
+        """Return the events that the listener left, else the events since the last read; None after the end of the
+        stream."""
         return self.read_nowait() if self._left is None else self._left
 
     def notify(self) -> None:
-        """Notify the reader of new events: the listener takes them, or the reader is woken. Runs in the reader's event
-        loop."""
+        """Notify the reader of new events: the listener takes the events, or the reader is woken. Runs in the reader's
+        event loop."""
         if self.listener is not None and self._is_heard(self.listener):
             return
         waiter, self._waiter = self._waiter, None
@@ -196,7 +199,7 @@ class EventStream:
             waiter.set_result(None)
 
     def _is_heard(self, listener: Listener) -> bool:
-        """Return whether the listener took all new events and waits for further ones."""
+        """Return True if the listener took all new events and waits for more."""
         try:
             events = self.read_nowait()
             if events:
@@ -225,7 +228,7 @@ class EventStream:
 
 @dataclass(slots=True)
 class EventBuffer:
-    """A list of events with a limit on its bytes. For one thread at a time."""
+    """A list of events with a limit on its bytes. Only one thread at a time may use it."""
 
     max_bytes: int = MAX_NOTE_BYTES
     #: Whether `PromptProgress` events are kept.
@@ -234,7 +237,7 @@ class EventBuffer:
     num_bytes: int = 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append events. Raises `ControllerError` if too many bytes wait, even after merging."""
+        """Append events. Raises `ControllerError` if too many bytes wait for the reader, even after merging."""
         for event in events:
             if type(event) is TokenEvent:  # nearly all are
                 self.events.append(event)
@@ -269,9 +272,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Return the same content in fewer events. Each output has one log event, in the position of its first one. Each
-    variable has one event, in the position of its last write. A request's outputs share their variables, so the order
-    of writes counts across outputs."""
+    """Return the same content in fewer events. Each output has one log event, in the place of its first log event. Each
+    variable has one event, in the place of its last write. The outputs of a request share variables, so the order of
+    writes is kept across outputs."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:
@@ -293,7 +296,7 @@ def _merged(events: list[Event]) -> list[Event]:
 
 @dataclass(slots=True)
 class _Value:
-    """The result of several writes of a variable."""
+    """The combined result of several writes of a variable."""
 
     last: Stored
     pieces: list[bytes]
@@ -301,7 +304,8 @@ class _Value:
 
     @classmethod
     def after(cls, known: _Value | None, event: Stored) -> _Value:
-        """Return the result after one more write. A write replaces the earlier value; an append extends it."""
+        """Return the result after one more write of the variable. A write replaces the earlier value; an append extends
+        it."""
         if known is None or not event.is_append:
             return cls(event, [event.value], event.is_append)
         known.pieces.append(event.value)

@@ -1,9 +1,9 @@
-"""The engine: requests in, events out, one step at a time.
+"""The engine takes requests and returns events, one step at a time.
 
-`step` is all of continuous batching in one function: apply the controllers' answers, plan, compute, branch, sample,
-commit, ask. The work is done by the engine's parts (`Scheduler`, `ControllerManager`, `SamplePlanner`,
-`OutputProcessor`) and by the `Executor`; the engine only passes data between them. The engine is single-threaded and
-never sleeps; `AsyncEngine` runs it in a thread of its own.
+`step` is the whole of continuous batching: apply the controllers' answers, plan, compute, branch, sample, commit, ask.
+The parts `Scheduler`, `ControllerManager`, `SamplePlanner` and `OutputProcessor` and the `Executor` do the work. The
+engine only passes data between them. The engine is single-threaded and never sleeps; `AsyncEngine` runs it in a
+separate thread.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ from bridle.sampling_values import split_probe
 class Engine:
     """Continuous batching over one `Executor`.
 
-    `pools` run controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
-    adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
-    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps KV on disk, if the executor
-    has `KVBlocks` or `SequenceStates`. `vectors` are the control vectors of the executor (None: it applies none). Ids
-    that are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
+    `pools` run controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads adapters to
+    the device (None: the executor already has all adapters). `media` encodes images (None: requests have no images).
+    `draft` computes a smaller model with the same vocabulary, which drafts tokens. `store` keeps KV on disk, if the
+    executor implements `KVBlocks` or `SequenceStates`. `vectors` are the control vectors of the executor (None: the
+    executor supports none). Ids in `unnamed` are never sampled. Only one thread may call the methods; any thread may
+    call `cancel`.
     """
 
     def __init__(
@@ -116,24 +117,24 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any request is unfinished, or events wait to be returned."""
+        """Return True if a request is unfinished, or if events are ready to be returned."""
         return bool(self._live.outputs or self._progress.events) or self._is_steering
 
     @property
     def _is_steering(self) -> bool:
-        """Return whether messages of controllers are still to be received or sent."""
+        """Return True if messages to or from controllers are still outstanding."""
         steering, words = self._steering, self._steering.words
         is_talking = bool(steering.sequences or words.pending_final_asks or words.held)
         return is_talking or any(pool.is_busy for pool in steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of requests that are not over."""
+        """The ids of all active requests."""
         return tuple(self._live.outputs)
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of sequences that wait for blocks or for their controller to be ready."""
+        """Return the number of sequences that wait for KV blocks or for the creation of their controller."""
         return len(self._scheduler.waiting) + len(self._openings.waiting)
 
     @property
@@ -145,8 +146,8 @@ class Engine:
 
     @property
     def is_parked(self) -> bool:
-        """Return whether all sequences wait for unfinished work outside of the engine. Then only deadlines and new or
-        cancelled requests change anything."""
+        """Return True if all sequences wait for work outside of the engine, such as tool calls. In this state, only
+        deadlines and new or cancelled requests change anything."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         words = self._steering.words
         is_quiet = not (self._openings.waiting or words.pending_final_asks or words.held)
@@ -159,8 +160,8 @@ class Engine:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the engine computes nothing until this is set to False. Requests are still accepted and
-        cancelled, and deadlines hold. Safe from any thread."""
+        """True if the engine is paused; it computes nothing until this is set to False. While paused, the engine still
+        accepts and cancels requests, and deadlines still apply. Safe from any thread."""
         return self._scheduler.is_paused
 
     @is_paused.setter
@@ -168,12 +169,12 @@ class Engine:
         self._scheduler.is_paused = value
 
     def watch_device(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, from any thread, when the device is lost or available again."""
+        """Set a function that is called, from any thread, when the device is lost or available again."""
         if self._interruptible is not None:
             self._interruptible.on_change = on_change
 
     def check(self, request: Request) -> None:
-        """Raise the errors of `add` that depend only on the request. Safe from any thread."""
+        """Raise the errors of `add` that depend only on the request itself. Safe from any thread."""
         self._intake.check(request)
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
@@ -210,16 +211,16 @@ class Engine:
             self._vectors.check_probe(*split_probe(probe))
 
     def add(self, request: Request) -> None:
-        """Accept a request, which begins with the next step.
+        """Accept a request; it begins with the next step.
 
-        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; the engine is
-        then unchanged.
+        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`. After an error
+        the engine is unchanged.
         """
         self.check(request)
         self.accept(request)
 
     def accept(self, request: Request) -> None:
-        """Add a request that was already checked, perhaps by another thread."""
+        """Add a request that was already checked, possibly by another thread."""
         if self._closed:
             raise EngineClosed("the engine is shut down")
         if self.num_waiting >= self.config.max_waiting:
@@ -236,7 +237,7 @@ class Engine:
             self._openings.open(seq)
 
     def _begin(self, seq: Sequence) -> None:
-        """Hand a sequence whose prompt is final to the scheduler."""
+        """Pass a sequence to the scheduler once its prompt is final."""
         self._progress.begin(seq)
         self._scheduler.add(seq)
         if self._scheduler.blocks.parking.num_blocks:
@@ -249,16 +250,16 @@ class Engine:
         self._live.cancel_nowait(request_id)
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Release the KV that a request has left parked; unknown ids are ignored."""
+        """Release the retained KV of a finished request; unknown ids are ignored."""
         self._scheduler.blocks.parking.release(request_id)
 
     def end_parking(self) -> None:
-        """Release all parked KV and park no KV from now on, because no further request will come that could use it."""
+        """Release all retained KV and retain none from now on, because no further request can use it."""
         self._scheduler.blocks.parking.close()
 
     def expire_retained_kv(self) -> float | None:
-        """Release parked KV whose time has run out. Returns the seconds until the next expiry, or None if nothing is
-        parked."""
+        """Release the retained KV whose time has ended. Returns the seconds until the next KV expires, or None if no KV
+        is retained."""
         parking = self._scheduler.blocks.parking
         if not parking.num_blocks:
             return None
@@ -267,13 +268,13 @@ class Engine:
         return None if until is None else max(until - now, 0.0)
 
     def rest(self) -> float | None:
-        """Do the pending work of an idle engine. Returns the seconds until the next call is due, or None if it is
-        needed only after a new request."""
+        """Do the pending work of an idle engine. Returns the seconds until this must be called again, or None if only a
+        new request makes that necessary."""
         pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def close(self) -> None:
-        """Shut the pools and the executor down; live requests get no further event. Idempotent."""
+        """Shut down the controller pools and the executor. Active requests get no further events. Idempotent."""
         if not self._closed:
             self._closed = True
             self.end_parking()
@@ -324,8 +325,8 @@ class Engine:
         return self._progress.take_events()
 
     def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
-        """Finish the step whose tokens are being sampled, if there is one. Returns the next step if it was already
-        launched, else None."""
+        """Finish the step whose tokens are being sampled, if there is such a step. Returns the next step if it was
+        already started, else None."""
         if not ahead.is_under_way:
             return None
         flight = ahead.finish_previous_step()
@@ -345,8 +346,8 @@ class Engine:
         return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
-        """Forward, branch, sample, commit. An error ends only the request that caused it. Planning began at the time
-        `planned`."""
+        """Run the forward pass, branch, sample, and commit. An error ends only the request that caused the error.
+        Planning began at the time `planned`."""
         branched = PlannedSamples(SampleBatch(plan.step))
         began = self.clock()
         self.on_wait()
@@ -370,7 +371,7 @@ class Engine:
         self._conclude(flight, result, vectors, sampled)
 
     def _conclude(self, flight: InFlightStep, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
-        """Count a step and apply its tokens, which arrived at the time `sampled`."""
+        """Count a step and apply its tokens, which were received at the time `sampled`."""
         statistics, speculation, scheduled = self._statistics, self._scheduler.speculation, flight.scheduled
         if self._recovery.num_failed_steps:
             self._recovery.note_success(scheduled)
@@ -410,7 +411,7 @@ class Engine:
         return OverlapScheduler(late, *parts, ends, self.clock, self.config.step_timeout)
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
-        """Send the `Finished` event of an output: now, or after its controller's last logs."""
+        """Send the `Finished` event of an output, either now or after the last logs of its controller."""
         if seq.is_probe:
             self._branching.choices.fail(seq, event.error)
             return
@@ -461,7 +462,8 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InternalError` if blocks, queues and live requests are inconsistent. For tests and idle moments."""
+        """Raise `InternalError` if blocks, queues and live requests are inconsistent. For tests, and for times without
+        load."""
         queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
         self._scheduler.blocks.check_integrity(queued)
         known = {seq_id for outputs in self._live.outputs.values() for seq_id in outputs.sequences}
@@ -472,4 +474,4 @@ class Engine:
 
 
 def _do_nothing() -> None:
-    """Do nothing while the engine waits for the device."""
+    """Do nothing: the default of `on_wait`, which is called before the engine waits for the device."""

@@ -1,4 +1,4 @@
-"""Makes the parts of an engine from its settings."""
+"""Creates the parts of an engine from its settings."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from bridle.engine.spec_decode.speculation import Speculation
 
 
 def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
-    """Return the maximum number of parked blocks."""
+    """Return the maximum number of blocks with retained KV."""
     if config.park_memory is None or (config.park_memory and not info.block_bytes):
         return int(info.num_blocks * PARKED_SHARE)
     return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
 
 
 def max_retained_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
-    """Return the maximum number of blocks that a user retains."""
+    """Return the maximum number of blocks that one user may retain."""
     if config.max_retained_tokens is None:
         return int(max_parked_blocks(info, config) * RETAINED_SHARE)
     return config.max_retained_tokens // max(info.block_size, 1)
 
 
 def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) -> ExecutorInfo:
-    """Return the executor's info, limited by the engine's configuration."""
+    """Return the executor's info, limited by the configuration of the engine."""
     info = replace(batching.limit(executor.info), unnamed=unnamed)
     return info if isinstance(executor, Embedder) else replace(info, embedding_size=0)
 
@@ -42,7 +42,7 @@ def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) ->
 def make_speculation(
     info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
 ) -> Speculation:
-    """Return the speculation, with the draft model if there is one."""
+    """Return the speculative decoding, with the draft model if there is one."""
     proposer = None if draft is None else DraftModelProposer(draft, info.vocab_size, clock, unnamed=info.unnamed)
     timer = time.thread_time if clock is time.monotonic else clock  # the CPU time of other threads is no cost of drafts
     return Speculation(config.speculate, proposer, info.vocab_size, timer)

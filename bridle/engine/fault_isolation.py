@@ -1,9 +1,9 @@
-"""Decides which sequences end after a failed step, and which continue.
+"""Decides which sequences end after a failed step and which continue.
 
-To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device
+To find the request that made a step fail, the step's sequences run again, one at a time. The loss of the device
 preempts all sequences, because its cause is usually not a request. But a request may crash the device repeatedly. So
-after two losses in a row, the sequences that were computed run alone too. A sequence ends if it loses the device again
-while it runs alone.
+after two losses in a row, the sequences of the lost step also run one at a time. A sequence ends if the device is lost
+again while the sequence runs alone.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _MAX_LOSSES_OF_ALL = 6
 
 
 class FaultIsolator:
-    """Remembers losses of the device between steps."""
+    """Remembers losses of the device across steps."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
         self._suspects: dict[int, Sequence] = {}  # sequences to run alone because the device was lost
 
     def judge(self, computed: list[Sequence], error: Exception) -> tuple[list[Sequence], list[Sequence]]:
-        """Judge a failed step over `computed`. Returns the sequences that end with its error, and those to
-        run alone."""
+        """Decide about the sequences of `computed` after their step failed. Returns the sequences that end with the
+        error, and the sequences that must run alone."""
         if not isinstance(error, ShardUnavailable):
             return (computed, []) if len(computed) == 1 else ([], computed)
         self._in_a_row += bool(computed)
@@ -43,13 +43,13 @@ class FaultIsolator:
         return failed, [seq for seq in self._suspects.values() if not seq.is_finished]
 
     def clear(self, computed: Iterable[Sequence]) -> None:
-        """Record that a step over `computed` succeeded."""
+        """Record that a step with the sequences of `computed` succeeded."""
         self._in_a_row = 0
         if self._suspects:
             self._acquit(computed)
             self._acquit([seq for seq in self._suspects.values() if seq.is_finished])
 
     def _acquit(self, sequences: Iterable[Sequence]) -> None:
-        """Record that these sequences need not run alone any more."""
+        """Record that these sequences no longer need to run alone."""
         for seq in sequences:
             self._suspects.pop(seq.id, None)

@@ -1,10 +1,10 @@
-"""Turns a request into its first sequence. Here, requests that can never be served are refused and controllers are
-created.
+"""Creates the first sequence of a request. This module refuses requests that can never be served, and starts to create
+controllers.
 
-`InputProcessor` knows the model's limits, but no state that changes while the engine runs. `ControllerOpenings` has the
-sequences whose controller is being created. Such a sequence has no blocks and is in no queue. If the sequence ends
-meanwhile, its controller is dropped once the controller exists. Otherwise the sequence begins once its controller
-exists, because a controller may rewrite the prompt.
+`InputProcessor` knows the limits of the model, but no state that changes while the engine runs. `ControllerOpenings`
+has the sequences whose controllers are being created. Such a sequence has no KV blocks and is not queued. If the
+sequence ends meanwhile, its controller is dropped as soon as it exists. Otherwise the sequence begins when its
+controller exists, because the controller may rewrite the prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPARE_MOVES = 256
 
 
 class InputProcessor:
-    """Checks requests against a model's limits and makes their sequences."""
+    """Checks requests against the model's limits and creates their first sequences."""
 
     def __init__(self, info: ExecutorInfo, config: EngineConfig) -> None:
         self._info = info
@@ -40,7 +40,8 @@ class InputProcessor:
         self._max_input_tokens = Batching.of(config, info).max_input_tokens
 
     def check(self, request: Request) -> None:
-        """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
+        """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the model can never serve the
+        request."""
         sampling, vocab_size = request.sampling, self._info.vocab_size
         if request.embeds or self._info.task != "generate":
             check_task(self._info, request.embeds)
@@ -63,7 +64,7 @@ class InputProcessor:
             self._check_generated(request, max_len)
 
     def _check_named(self, field: str, tokens: Collection[int]) -> None:
-        """Raise `InvalidRequest` if a request's field names a token id that is never sampled."""
+        """Raise `InvalidRequest` if a field of the request names a token id that is never sampled."""
         if max(tokens) >= self._info.num_drawable:
             raise InvalidRequest(
                 f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
@@ -80,7 +81,7 @@ class InputProcessor:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
-        """Return the length at which an output is complete, for a prompt of `num_prompt` tokens. Raises
+        """Return the number of tokens at which an output ends, for a prompt of `num_prompt` tokens. Raises
         `ContextOverflow`. A request for an embedding needs no room for output."""
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size
@@ -123,7 +124,8 @@ class InputProcessor:
         return seq
 
     def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        """Give the sequence the prompt that its controller returned. Raises `ControllerError` or `ContextOverflow`."""
+        """Set the prompt of the sequence to the one that its controller returned. Raises `ControllerError` or
+        `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         if seq.runs:
@@ -131,13 +133,12 @@ class InputProcessor:
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
 
     def max_moves(self, seq: Sequence) -> int:
-        """Return the maximum number of samples and splices of a controlled output."""
+        """Return the maximum number of samples and splices of an output with a controller."""
         return self._config.max_draws_factor * (seq.max_len - seq.num_prompt) + _SPARE_MOVES
 
 
 def check_task(info: ExecutorInfo, embeds: bool) -> None:
-    """Raise `UnsupportedFeature` if the request wants vectors and the model gives none, or wants text and it generates
-    none."""
+    """Raise `UnsupportedFeature` if the request wants vectors or text that the model cannot give."""
     if embeds and not info.embedding_size:
         raise UnsupportedFeature("this model computes no embeddings here", "model")
     if not embeds and info.task != "generate":
@@ -148,7 +149,7 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
 
 
 def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
-    """Raise `InvalidRequest` if a field contains an id without a token, which is never sampled."""
+    """Raise `InvalidRequest` if a field contains an id that has no token and so is never sampled."""
     wrong = info.unnamed.among(tokens)
     if wrong:
         raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)
@@ -169,7 +170,7 @@ class ControllerOpenings:
 
     @property
     def is_any_ready(self) -> bool:
-        """Return whether `begin_ready` would begin a request."""
+        """Return True if `begin_ready` would begin a sequence now."""
         return any(future.done() for _, future in self.waiting.values())
 
     def open(self, seq: Sequence) -> None:
@@ -209,7 +210,8 @@ class ControllerOpenings:
 
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
-    """Drop the controller of a request that ended before its controller was asked. The controller may not exist yet."""
+    """Drop the controller of a request that ended before the controller was asked. The controller may not be created
+    yet."""
     pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:

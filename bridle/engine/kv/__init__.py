@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: sharing, lookup by hash, freeing and retention."""
+"""Blocks of the KV cache: sharing, lookup by hash, freeing, and retention."""

@@ -1,19 +1,19 @@
-"""KV blocks of all sequences: shared by reference counts, found again by chained hashes, copied on write.
+"""KV blocks of all sequences. Blocks are shared by reference counts, found by chained hashes, and copied on write.
 
-Position p of a sequence is in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
+Position p of a sequence is in slot `block_table[p // B] * B + p % B`. These rules hold at all times:
 
-1. A block is written only if one sequence refers to it and it has no hash. A shared block is copied before a write, and
-a block with a hash loses the hash.
+1. A block is written only if exactly one sequence refers to it and it has no hash. Before a write, a shared block is
+copied, and a block with a hash loses its hash.
 2. A block has a hash only if it is full and its KV was computed.
-3. Every block is free or referenced. Free blocks with a hash are the prefix cache. Parked blocks are evicted after all
-   others (`KVRetention`).
+3. Every block is either free or referenced. Free blocks with a hash are the prefix cache. Blocks with retained KV are
+evicted after all others (`KVRetention`).
 
 The hash of a full block covers all tokens up to the block's end, with their images and control vectors. A hash is
-blake2b over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits
-and cannot be forged, so equal hashes mean equal tokens, images and vectors.
+blake2b over (parent's hash, token ids, marks). A chain starts at the hash of (model, adapter, tenant). Hashes have 128
+bits and cannot be forged, so equal hashes mean equal tokens, images and vectors.
 
-Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after the prefix, or
-with other tokens, is hashed with its tenant, so all blocks after it belong to that tenant alone.
+The blocks of a prefix that a group of tenants shares are in a chain that starts at the group. The first block that is
+not in the shared prefix is hashed with its tenant. So all blocks from there on belong to that tenant alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_RESERVED = 64
 
 
 def root_hash(*parts: str) -> bytes:
-    """Return the start of a hash chain. Chains with different parts never share blocks."""
+    """Return the hash with which a chain starts. Chains with different `parts` never share blocks."""
     digest = blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
@@ -46,20 +46,20 @@ def root_hash(*parts: str) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> bytes:
-    """Return the hash of a full block of `tokens` that follows the chain `parent`. `beside` identifies the block's
-    images and control vectors."""
+    """Return the hash of a full block of `tokens` that follows the chain `parent`. `beside` identifies the images and
+    control vectors in the block."""
     return blake2b(parent + array("q", tokens).tobytes() + beside, digest_size=16).digest()
 
 
 def own_hash(root: bytes, shared: bytes) -> bytes:
-    """Return the hash that a tenant's first own block follows after the last `shared` block. `root` starts the tenant's
-    chains."""
+    """Return the parent hash of a tenant's first own block, which follows the shared block with the hash `shared`.
+    `root` is the start of the tenant's chains."""
     return blake2b(root + shared, digest_size=16, person=b"bridle-kv-own").digest()
 
 
 class BlockManager:
-    """Owns `num_blocks` blocks of `block_size` positions each. The manager only counts blocks; the KV is in the
-    backend."""
+    """Owns `num_blocks` blocks of `block_size` positions each. The manager only does the accounting; the backend has
+    the KV itself."""
 
     def __init__(
         self,
@@ -102,23 +102,22 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Return the number of blocks that can be allocated, cached ones included."""
+        """Return the number of blocks that can be allocated, including cached blocks."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Return the number of free blocks whose content may still be reused."""
+        """Return the number of free blocks whose KV may still be reused."""
         return self._free.num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks that hold `num_tokens` positions."""
+        """Return the number of blocks needed for `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
     # -- needed blocks -----------------------------------------------------------------------------------
 
     def num_needed(self, seq: Sequence, end: int) -> int:
-        """Return how many blocks must be allocated so that `seq` can write positions `num_computed .. end-1`, copies on
-        write included."""
+        """Return how many blocks `seq` needs to write positions `num_computed .. end-1`, including copies on write."""
         table = seq.kv.block_table
         first = seq.kv.num_computed // self.block_size
         fresh = max(self.blocks_for(end) - len(table), 0)
@@ -126,7 +125,7 @@ class BlockManager:
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
     def can_write(self, seq: Sequence, end: int) -> bool:
-        """Return whether `seq` can write positions `num_computed .. end-1` without allocation. True for most decode
+        """Return True if `seq` can write positions `num_computed .. end-1` without a new block. True for most decode
         steps."""
         size, kv = self.block_size, seq.kv
         if self.states.is_used and not self.states.can_write(seq):
@@ -140,7 +139,7 @@ class BlockManager:
         return True
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return whether `seq` can write position `num_computed` without allocation. This is `can_write` for a decode
+        """Return True if `seq` can write position `num_computed` without a new block. This is `can_write` for a decode
         step."""
         if self.states.is_used and not self.states.can_write(seq):
             return False
@@ -148,21 +147,22 @@ class BlockManager:
         return number < len(table) and self._num_refs[table[number]] == 1 and table[number] not in self._hash_of
 
     def num_exclusive(self, seq: Sequence) -> int:
-        """Return the number of blocks that would become free if `seq` gave up all of its blocks."""
+        """Return the number of blocks that become free if `seq` releases all of its blocks."""
         return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)
 
     # -- allocation and release --------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> int:
-        """Return the number of leading tokens of `seq` in the cache, at most `seq.max_reusable`. In a model with
-        recurrent layers the cached tokens end with a state. Changes only the cached hashes of the sequence."""
+        """Return the number of leading tokens of `seq` whose KV is in the cache, at most `seq.max_reusable`. In a model
+        with recurrent layers, a state must follow the last of these tokens. This only updates the stored hashes of the
+        sequence."""
         num_blocks = self.match_blocks(seq)
         if num_blocks and self.states.is_used:
             num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
         return num_blocks * self.block_size
 
     def match_blocks(self, seq: Sequence) -> int:
-        """Return how many of the first blocks of `seq` are in the cache, regardless of recurrent states."""
+        """Return how many of the first blocks of `seq` are in the cache. Recurrent states are not considered."""
         if not self._caching:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
@@ -174,8 +174,8 @@ class BlockManager:
         return num_blocks
 
     def missing_block(self, seq: Sequence) -> int | None:
-        """Return the number of the first block of waiting `seq` that could be in the cache but is not. None in a model
-        with recurrent layers, where a block without a state cannot be used."""
+        """Return the number of the first block of the waiting sequence `seq` that could be cached but is not. The
+        result is None for a model with recurrent layers, where a block without a state cannot be used."""
         if self.states.is_used:
             return None
         number = self.match_prefix(seq) // self.block_size
