@@ -6,7 +6,7 @@
     print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].text)
 
 All names in `__all__` are stable; the modules that define them may move. Names are loaded when they are first used:
-`import bridle` alone costs nothing, and `from bridle import SamplingParams` does not import torch.
+`import bridle` alone imports little, and `from bridle import SamplingParams` does not import torch.
 """
 
 from __future__ import annotations

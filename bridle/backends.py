@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def check_backend(config: ModelConfig) -> None:
-    """Raise the backend's errors for settings that it does not support, before a model is fetched."""
+    """Check the settings before a model is fetched: raise the backend's error for each setting that it does not
+    support."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import check_settings
 
@@ -24,7 +25,7 @@ def check_backend(config: ModelConfig) -> None:
 def load_executor(
     config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | PooledExecutor | LlamaExecutor:
-    """Load a model with its backend, ready to compute. Raises the backend's errors."""
+    """Load a model with its backend, ready to compute. Raises the same errors as the backend's own loader."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import load_executor as load_into_llamacpp
 

@@ -1,8 +1,9 @@
-"""The resources of this process: memory, processor time, and the number of cores on which it may run.
+"""Limits of this process: memory, processor time, and the number of cores that it may use.
 
-Containers and service managers set limits of memory and processor time in control groups.
+Containers and service managers limit memory and processor time with control groups (cgroups).
 
-Linux has two versions of control groups, which may be mounted at the same time. Other systems have no such limits.
+Linux has two versions of control groups, which may be mounted at the same time. Other systems than Linux have no
+control groups.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ _MEMORY_FILES = {
 
 
 def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Return the bytes that may still be allocated before the tightest limit; None if there is no limit."""
+    """Return the number of bytes that may still be allocated under the tightest limit; None if there is no limit."""
     rooms = (_room(folder, version) for folder, version in _folders("memory", root, membership))
     return min((room for room in rooms if room is not None), default=None)
 
 
 def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
-    """Return the number of cores that this process may use, at least 1. The result is the number of cores on which it
-    may run, or its share of processor time if that is less."""
+    """Return the number of cores that this process may use, at least 1. The result is the number of available cores, or
+    the limit on processor time if that is lower."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))
     return max(min([allowed, *(math.ceil(share) for share in shares if share is not None)]), 1)
 
 
 def _folders(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the control groups of this process, from the innermost to the outermost."""
+    """Yield the folders of this process's control groups, from the innermost to the outermost."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -67,7 +68,7 @@ def _room(folder: Path, version: int) -> int | None:
 
 
 def _share(folder: Path, version: int) -> float | None:
-    """Return the allowed processor time, in seconds per second; None if there is no limit."""
+    """Return the limit on processor time, in processor seconds per second; None if there is no limit."""
     try:
         if version == 2:
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,4 +1,4 @@
-"""Settings of a model and of the engine around it, as plain checked values.
+"""Settings of a model and its engine, as plain checked values.
 
 Front ends (command line, environment, `LLM`) fill in these settings; this module loads and computes nothing.
 """
@@ -71,23 +71,25 @@ class ModelConfig:
     """The checkpoint to load, and the settings for loading it.
 
     `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `mmproj` is the GGUF file with the vision tower
-    of a GGUF model (None: the one next to it, if there is one). `backend` computes the model. `dtype` `auto` is float32
-    on a CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto` is
-    `dtype`, `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for `kv_tokens`
-    tokens, or takes `kv_memory` bytes. Without these three, the KV cache gets the memory that the largest step leaves
-    free, which `warm_up` runs. `max_kv_memory` bytes are the limit, and `num_sharers` processes like this one share the
-    memory. The KV cache leaves `reserved_memory` bytes of the device's memory free for adapters that are loaded later
-    (0: there will be none, and no CUDA graphs for them). The largest step has `step_tokens` prompt tokens and
-    `step_seqs` sequences (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of
-    that name has the sampling parameters of requests that leave them out. `draft_model` is a smaller checkpoint of the
-    same vocabulary, which drafts tokens and takes a part of the KV cache's memory. Images that requests name by an
-    address are fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that requests
-    may scale, each as NAME=FILE. With `enforce_eager` a GPU computes short steps without CUDA graphs, like long steps.
-    `tool_format` and `reasoning_format` name the formats of calls and reasoning (`auto`: as the chat template shows).
-    With `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls` a
-    call needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused. The
-    model continues with `thinking_budget_message` when a budget of reasoning ends. After `max_repeated_calls` equal
-    tool calls in a row, with equal results, the model is offered no tools (0: no limit).
+    of a GGUF model (None: such a file next to the model, if there is one). `backend` names the backend that computes
+    the model. `dtype` `auto` is float32 on a CPU, and the checkpoint's own type on a GPU. `kv_cache_dtype` is the type
+    of keys and values on a CPU: `auto` is `dtype`; `int8` has one scale for each head of a token. The size of the KV
+    cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. Without these three, `warm_up` runs the
+    largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
+    `max_kv_memory` bytes; `num_sharers` processes like this one share the memory. The KV cache leaves `reserved_memory`
+    bytes of device memory free for adapters that are loaded later. With 0, no adapters are loaded later and CUDA graphs
+    have none. The largest step has `step_tokens` prompt tokens and `step_seqs` sequences (None: the default of the
+    device). With `generation_config` `auto`, the checkpoint's file of that name sets the sampling parameters that a
+    request leaves out. `draft_model` is a smaller checkpoint with the same vocabulary. It drafts tokens and takes part
+    of the KV cache's memory. If a request names an image by its address, the image is fetched only from `image_hosts`.
+    `control_vectors` are files of control vectors that requests may scale, each as NAME=FILE. With `enforce_eager`, a
+    GPU computes all steps without CUDA graphs. By default only long steps run without them. `tool_format` and
+    `reasoning_format` name the formats of tool calls and reasoning (`auto`: detected from the chat template). With
+    `parse_special_text`, text in messages that spells a special token becomes that token. Without `bare_calls`, a tool
+    call without its markup is read as text. If the chat template cannot show tools, `tool_prompt` decides whether they
+    are described in the prompt or refused. When the reasoning budget ends, `thinking_budget_message` is appended and
+    the model continues after it. After `max_repeated_calls` equal tool calls in a row with equal results, the model is
+    offered no tools (0: no limit).
     """
 
     model: str = "demo"
@@ -140,8 +142,8 @@ class ModelConfig:
             )
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
-        """Return the settings with room for an engine with these limits. Values that are set in this configuration
-        stay."""
+        """Return these model settings, with the memory that an engine with the given limits needs. Values that are
+        already set are not changed."""
         is_sized = self.num_blocks is not None or self.kv_memory is not None
         step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
         if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:
@@ -164,44 +166,45 @@ def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of scheduling: the size of a step, the waiting time of prompts, the length of requests. None takes the
-    default of the backend. `bridle.engine.scheduling.batching` has these defaults, and docs/batching.md explains the
+    """Limits of the scheduler: the size of a step, the waiting time of prompts, and the length of requests. None means
+    the backend's default. `bridle.engine.scheduling.batching` has the defaults; docs/batching.md explains the
     trade-offs.
 
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
     A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
-    While sequences decode, queued prompts get their part of a step once `waiting_served_ratio` times as many are queued
-    as decode, or `max_waiting_tokens` steps after prompts last did. Without `chunked_prefill` prompts are computed
-    whole, in steps of their own. A prompt has at most `max_input_tokens` tokens, prompt and output at most
-    `max_total_tokens`.
+    While sequences decode, queued prompts wait. They get part of a step when `waiting_served_ratio` times as many are
+    queued as decode, or `max_waiting_tokens` steps after the last prompts. Without `chunked_prefill`, each prompt is
+    computed as a whole, in a step without decoding. A prompt has at most `max_input_tokens` tokens; prompt and output
+    together have at most `max_total_tokens`.
 
-    `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, suspended or forked within
-    two limits. A sequence may sample at most `max_draws_factor` times its `max_tokens` (plus a small constant) tokens
-    in all, and spend at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of
-    its controllers do nothing `max_noops` times in a row. `max_forks` bounds the outputs of one request. A step waits
-    at most `step_timeout` seconds for controllers after its forward pass. A level of priority equals `priority_seconds`
-    of waiting: a request of a lower level that has waited that much longer comes first.
+    `max_waiting` limits the number of queued requests. Two limits apply to a sequence that is rolled back, suspended or
+    forked. It samples at most `max_draws_factor` times its `max_tokens` tokens (plus a small constant). It spends at
+    most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its controllers answer
+    with a no-op `max_noops` times in a row. `max_forks` limits the number of outputs of one request. A step waits at
+    most `step_timeout` seconds for controllers after its forward pass. One level of priority equals `priority_seconds`
+    of waiting: a request one level lower that has waited that much longer comes first.
 
-    A step computes with at most `max_step_adapters` adapters; if more are needed, adapters take turns. Adapters in use
-    take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory` bytes
-    on the host. None means 1 GiB and 4 GiB; if memory is reserved for adapters, an eighth of the free memory if that is
-    less.
+    A step computes with at most `max_step_adapters` adapters; if requests need more, the adapters take turns. Adapters
+    in use take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory`
+    bytes on the host. None means 1 GiB on the device and 4 GiB on the host. The device gets an eighth of its free
+    memory if that is less and memory is reserved for adapters.
 
-    After a tool call the KV of a conversation is parked for `park_seconds`, which means that it is evicted last. Parked
-    KV takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked). Within that
-    limit, a user may retain `max_retained` prefixes and caches, of `max_retained_tokens` tokens (None: half of the
-    parked tokens).
+    After a tool call, the KV of a conversation is retained for `park_seconds`: it is evicted last. Retained KV takes at
+    most `park_memory` bytes of the KV cache (None: a quarter of the cache; 0: no KV is retained). Within that limit,
+    one user may retain `max_retained` prefixes and caches with `max_retained_tokens` tokens (None: half of the retained
+    tokens).
 
-    The folder `kv_store` keeps blocks of the KV cache that are evicted, and those in memory when the engine closes.
-    `auto` is a folder in the user's cache, if the model can use it; None keeps no blocks. The folder takes at most
-    `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file
-    `kv_store_key` blocks are encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV.
-    Blocks of a GPU are first kept in `kv_host_bytes` bytes of the host's memory (0: not at all).
+    The folder `kv_store` keeps evicted blocks of the KV cache, and the blocks that are in memory when the engine
+    closes. `auto` is a folder in the user's cache, if the model can use such a folder; None keeps no blocks. The folder
+    takes at most `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less). Blocks are
+    encrypted with the key in the file `kv_store_key`, if one is given. `kv_store_format` is `exact`, or `int8`, which
+    takes less disk space and makes the KV approximate. Blocks of a GPU first go to the host's memory, at most
+    `kv_host_bytes` bytes (0: directly to disk).
 
-    Ids of the model that no token of the tokenizer has are never sampled, unless `unnamed_ids` allows it.
+    Ids without a token in the tokenizer are never sampled, unless `unnamed_ids` allows it.
 
-    `speculate` is the default number of draft tokens for requests that do not set a number: 0 for none, -1 for as many
-    as increase the speed. None means -1 with a draft model, else 0. With `allow_probes` controllers may read hidden
+    `speculate` is the number of draft tokens for requests that set none: 0 for none, -1 for the number that gives the
+    highest speed. None means -1 if there is a draft model, else 0. With `allow_probes` controllers may read hidden
     states along control vectors.
     """
 

@@ -1,7 +1,7 @@
-"""Effects of steering on one output: how much probability masks removed, and how likely forced text was.
+"""Effects of a constraint on one output: how much probability its masks removed, and how likely its forced tokens were.
 
-A constraint makes a text valid, not likely. These figures show where a valid text is unlikely. They are measured only
-for requests that ask for them (`constraint_report`, `constraint_floor`).
+A constraint makes an output valid, but not likely. These figures show where a valid output is unlikely under the model.
+They are measured only for requests that ask for them (`constraint_report`, `constraint_floor`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ForcedText:
-    """A run of forced tokens: its text, and its log-probability (natural logarithm) under the model."""
+    """Consecutive forced tokens: their text, and its log-probability (natural logarithm) under the model."""
 
     text: str
     logprob: float
@@ -20,13 +20,13 @@ class ForcedText:
 
 @dataclass(slots=True)
 class ConstraintUsage:
-    """Figures of one output, or of several together.
+    """Constraint figures of one output, or of several outputs together.
 
-    Each of `removed_sum`'s terms and `removed_max` is a probability, for one of the `masked_tokens`, which were sampled
-    under a mask. A scored choice counts as one token. `least_likely` is the forced run with the lowest log-probability.
-    `noncanonical_tokens` counts tokens that the tokenizer would not produce for the same text. `runs_below_floor`
-    counts runs that stayed in the text although they are less likely than `constraint_floor`; `rewound_runs` counts
-    runs that were rolled back.
+    `removed_sum` adds up, and `removed_max` is the highest of, the probabilities that masks removed from the
+    `masked_tokens` sampled tokens. A choice between scored options counts as one token. `least_likely` is the run of
+    forced tokens with the lowest log-probability. `noncanonical_tokens` counts tokens that the tokenizer would not
+    produce for the same text. `runs_below_floor` counts forced runs that stayed in the output although they are less
+    likely than `constraint_floor`; `rewound_runs` counts forced runs that were rolled back.
     """
 
     masked_tokens: int = 0
@@ -40,11 +40,11 @@ class ConstraintUsage:
 
     @property
     def removed_mean(self) -> float:
-        """Return the mean probability that a mask removed; 0 without a mask."""
+        """Return the mean probability that masks removed; 0 if no token had a mask."""
         return self.removed_sum / self.masked_tokens if self.masked_tokens else 0.0
 
     def add_removed(self, probability: float) -> None:
-        """Count one token sampled under a mask that removed tokens of this total probability."""
+        """Count one token that was sampled under a mask. The mask removed tokens with the probability `removed`."""
         self.masked_tokens += 1
         self.removed_sum += probability
         self.removed_max = max(self.removed_max, probability)

@@ -1,6 +1,6 @@
-"""Names of the previous release: modules, exports and fields of the log that were renamed.
+"""Names that the previous release used for modules, exports and log fields.
 
-They still work, and names in Python give a warning. The next release will remove them.
+The old names still work, but old Python names give a warning. The next release will remove the old names.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def old_names(module: str, more: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, which finds its old names, and then names that `more` knows."""
+    """Return a module's `__getattr__`, which resolves old names first and then the names that `more` resolves."""
 
     def get(name: str) -> Any:
         new = NAMES[module].get(name)
@@ -97,7 +97,7 @@ def new_module(name: str) -> str | None:
 
 
 class _Renamed(MetaPathFinder, Loader):
-    """Imports a module of an old name as the module with the new name, so that there is only one copy."""
+    """Imports a renamed module under its old name as the same module object, so that no second copy exists."""
 
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
@@ -118,12 +118,12 @@ class _Renamed(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but restore the spec: the module ran already, and importing set its spec to the one of the old
+        """Restore the spec and run nothing: the module ran already, but the import replaced its spec by that of the old
         name."""
         module.__spec__ = self._specs.pop(module.__name__)
 
 
 def install() -> None:
-    """Install this finder before others, which would load a second copy of the modules of a renamed package."""
+    """Install this finder first, because other finders would load a second copy of a renamed module."""
     if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

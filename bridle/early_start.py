@@ -1,5 +1,5 @@
-"""Prepares a model's files while the serving libraries are imported, because imports keep only one core busy. A thread
-reads torch's own library, and another process unpacks a new GGUF file."""
+"""Prepares a model's files while the serving modules are imported, because an import uses only one core. A thread reads
+torch's shared library into memory, and another process unpacks a new GGUF file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNPACKING: list[subprocess.Popen[bytes]] = []
 
 
 def preload_torch() -> Future[None]:
-    """Read torch's library in a thread, without importing torch. The future completes when that is done, or at once
-    without torch."""
+    """Read torch's shared library in a thread, without importing torch. The returned future completes when the library
+    is read, or at once if torch is not installed."""
     return start_thread(_load_library, "bridle-preload")
 
 
@@ -31,8 +31,8 @@ def _load_library() -> None:
 
 
 def begin_unpacking(path: Path) -> bool:
-    """Unpack a GGUF file in a separate process. Returns whether a process was started. None is started if the file is
-    already unpacked, or if there is no spare core."""
+    """Unpack a GGUF file in a separate process. Returns whether a process was started. No process is started if the
+    file is already unpacked, or if there is no free core."""
     from bridle.gguf.folder import is_unpacked
 
     if num_cores() < 2 or not path.is_file() or is_unpacked(path):
@@ -44,7 +44,7 @@ def begin_unpacking(path: Path) -> bool:
 
 
 def await_unpacking() -> None:
-    """Wait until the GGUF files are unpacked. Meanwhile this thread imports torch, which is needed next."""
+    """Wait until the GGUF files are unpacked. Meanwhile this thread imports torch, which the next step needs."""
     while UNPACKING:
         process = UNPACKING.pop()
         if process.poll() is None:
