@@ -182,7 +182,8 @@ class BlockManager:
         return number if self._caching and number < seq.max_reusable // self.block_size else None
 
     def num_missing(self, seq: Sequence) -> int:
-        """Return the number of free blocks that all tokens of `seq` would take. `seq` must hold no block."""
+        """Return the number of free blocks that `seq` needs for all of its tokens. `seq` must not have any block
+        yet."""
         cached = self._cached(seq)
         num_idle = sum(self._num_refs[block] == 0 for block in cached)
         return self.blocks_for(len(seq.tokens)) - len(cached) + num_idle
@@ -192,8 +193,9 @@ class BlockManager:
         return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
 
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Give `seq`, which has no block, its cached blocks if there is room for all of its tokens and `num_kept` more
-        blocks. Returns whether there was room. Unused cached blocks count as free, but using them takes room too."""
+        """Give `seq`, which has no block, its cached blocks. This happens only if all of its tokens and `num_kept` more
+        blocks have room. Returns whether there was room. Cached blocks that no sequence uses are free, but using them
+        takes room too."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         if self.states.is_used and not self.states.has_room(seq):
@@ -213,8 +215,8 @@ class BlockManager:
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
-        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free, and also a state
-        slot if the model has recurrent layers."""
+        """Make positions `num_computed .. end-1` of `seq` writable, by allocating or copying blocks. `num_needed`
+        blocks must be free. In a model with recurrent layers, a state slot must be free too."""
         table = seq.kv.block_table
         if self.states.is_used:
             self.states.make_writable(seq)
@@ -239,7 +241,7 @@ class BlockManager:
         return BlockCopy(source, target)
 
     def _unpublish(self, seq: Sequence, i: int) -> None:
-        """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
+        """Drop the hash of block i, because the block is about to be rewritten. Only `seq` may refer to it."""
         digest = self._hash_of[seq.kv.block_table[i]]
         if self.parking.num_blocks:
             self.parking.lose(digest)
@@ -278,7 +280,7 @@ class BlockManager:
             self._free.free_cached(block)
 
     def free(self, seq: Sequence) -> None:
-        """Release all blocks of `seq`. Blocks with a hash stay in the cache; blocks at the end of the sequence are
+        """Release all blocks of `seq`. Blocks with a hash stay in the cache; the blocks at the end of the sequence are
         evicted first."""
         if self.states.is_used:
             self.states.free(seq, self._computed_hashes(seq))
@@ -310,13 +312,14 @@ class BlockManager:
     # -- recurrent states --------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence) -> None:
-        """Lower `num_computed` of running `seq` to a position with a recurrent state, if its own state is no longer
-        that of its tokens."""
+        """Lower `num_computed` of the running sequence `seq` if its recurrent state does not match its tokens any more.
+        The new value is a position with a matching state."""
         if self.states.has_news(seq):
             self.states.settle(seq, self._computed_hashes(seq))
 
     def has_state_for(self, seq: Sequence) -> bool:
-        """Return whether `seq` has a slot of its own for its recurrent state, or can get one, or needs none."""
+        """Return whether `seq` needs no slot for its recurrent state, has one that it does not share, or can get
+        one."""
         return not self.states.is_used or self.states.has_room(seq)
 
     def _computed_hashes(self, seq: Sequence) -> list[bytes]:
@@ -349,7 +352,7 @@ class BlockManager:
             self._hash_of[block], self._tenant_of[block] = digest, tenant
 
     def forget_content(self) -> None:
-        """Clear the prefix cache, because all KV is lost (the executor was reset). No sequence may have blocks."""
+        """Clear the prefix cache, because all KV is lost after a reset of the executor. No sequence may have blocks."""
         self.parking.clear()
         self.states.forget_content()
         for block in self._hash_of:
@@ -371,8 +374,8 @@ class BlockManager:
         return blocks
 
     def take_run(self, seq: Sequence, after: int | None, count: int) -> list[int]:
-        """Take `count` blocks for content that `seq` will use, if possible after block `after`. `count` blocks must be
-        free."""
+        """Allocate `count` blocks for KV that `seq` will use, if possible right after block `after`. `count` blocks
+        must be free."""
         blocks: list[int] = []
         for _ in range(count):
             blocks.append(self._take(seq, blocks[-1] if blocks else after))
@@ -380,7 +383,7 @@ class BlockManager:
         return blocks
 
     def release(self, blocks: list[int]) -> None:
-        """Release the blocks that `hold` and `take_run` have returned."""
+        """Release the blocks that `hold` or `take_run` returned."""
         for block in reversed(blocks):
             self._held[block] -= 1
             if not self._held[block]:
@@ -388,21 +391,21 @@ class BlockManager:
             self._release(block)
 
     def idle_hashed(self) -> Iterator[tuple[int, bytes, str]]:
-        """Yield the blocks of the prefix cache that no sequence uses, with hash and tenant. The block that would be
-        evicted last comes first."""
+        """Yield the blocks of the prefix cache that no sequence uses, each with its hash and tenant. The block that
+        would be evicted last comes first."""
         for block in self._free.newest():
             yield block, self._hash_of[block], self._tenant_of[block]
 
     # -- parked KV ---------------------------------------------------------------------------------------
 
     def park(self, seq: Sequence, now: float) -> None:
-        """Protect the cached blocks of `seq`, which is about to end, from eviction."""
+        """Protect the cached blocks of `seq` from eviction, because `seq` is about to end."""
         request = seq.request
         self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
 
     def retain(self, seq: Sequence, now: float) -> None:
-        """Protect the blocks that the request of `seq`, which is about to end, asked to retain. Sets
-        `seq.kv.num_retained` to the number of their tokens."""
+        """Protect the blocks that the request of `seq` asked to retain, because `seq` is about to end. Sets
+        `seq.kv.num_retained` to the number of protected tokens."""
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
@@ -418,7 +421,7 @@ class BlockManager:
         return list(takewhile(self._block_of.__contains__, digests))
 
     def renew(self, seq: Sequence, now: float) -> None:
-        """Extend the protection of the parked blocks that `seq`, which waits in the queue, will reuse."""
+        """Extend the protection of the retained blocks that the queued sequence `seq` will reuse."""
         num_cached = self.match_prefix(seq)
         digests = seq.kv.block_hashes[: num_cached // self.block_size]
         self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
@@ -448,7 +451,8 @@ class BlockManager:
             hashes.append(block_hash(parent, seq.tokens[start : start + size], beside))
 
     def _parent_hash(self, seq: Sequence) -> bytes:
-        """Return the hash that the next block of `seq` follows. Also record whether that block is shared."""
+        """Return the parent hash of the next block of `seq`. Also record whether the next block belongs to the shared
+        prefix."""
         hashes, kv, request = seq.kv.block_hashes, seq.kv, seq.request
         if kv.num_shared < len(hashes):
             return hashes[-1]
@@ -460,15 +464,15 @@ class BlockManager:
         return own_hash(root, hashes[-1]) if hashes else root
 
     def _is_shared(self, seq: Sequence, number: int, num_tokens: int) -> bool:
-        """Return whether a block has tokens of the prompt and lies within the first `num_tokens` tokens, which are
-        shared."""
+        """Return whether a block has only prompt tokens of the shared prefix, which is the first `num_tokens`
+        tokens."""
         start, end = number * self.block_size, (number + 1) * self.block_size
         return end <= num_tokens and tuple(seq.tokens[start:end]) == seq.request.prompt[start:end]
 
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if these sequences, which must be all live ones, break a rule of this module."""
+        """Raise `InternalError` if a rule of this module does not hold. `seqs` must be all active sequences."""
         refs = [0] * self.num_blocks
         sequences = list(sequences)
         self.states.check_integrity(sequences)

@@ -1,9 +1,9 @@
-"""Pool of free KV blocks, which decides the block to allocate next. The choice has two goals. Content that may be
-reused (full, hashed blocks of finished sequences) should stay cached as long as possible. And a sequence's blocks
+"""Pool of free KV blocks; it decides which block is allocated next. The choice of a block has two goals. KV that may be
+reused (full, hashed blocks of finished sequences) should stay cached as long as possible. The blocks of a sequence
 should be adjacent, because a backend can then read its KV as one slice instead of gathering it. So when a sequence
-takes its first block, the blocks after it are *reserved* for that sequence. This is only a hint: any sequence may take
-a reserved block when no other block is free. This module does not know sequences, tokens or hashes: owners and blocks
-are numbers."""
+takes its first block, the blocks after it are *reserved* for that sequence. A reservation is only a hint: any sequence
+may take a reserved block when no other block is free. This module uses no sequences, tokens or hashes: it gets owners
+and blocks as numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OPEN, _CLOSED = 0, 1
 
 
 class FreeBlocks:
-    """Free KV blocks `0 .. num_blocks-1`, all free at first.
+    """Free KV blocks with the numbers `0 .. num_blocks-1`; all of them are free at first.
 
-    A free block is *plain* (without reusable content), *cached* or *parked*. A cached block may be reused until it is
-    evicted, oldest first. A parked block is cached, and is not evicted before its owner releases it. Plain blocks may
-    be reserved for one owner.
+    A free block is *plain* (its KV cannot be reused), *cached*, or *parked* (retained). A cached block may be reused
+    until it is evicted. The oldest cached block is evicted first. A parked block is also cached, but is not evicted
+    until its owner releases it. Plain blocks may be reserved for one owner.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -36,7 +36,7 @@ class FreeBlocks:
 
     @property
     def num_cached(self) -> int:
-        """Return the number of blocks whose content may still be reused, parked ones included."""
+        """Return the number of blocks whose KV may still be reused, including parked blocks."""
         return len(self._cached) + len(self._parked)
 
     @property
@@ -45,10 +45,10 @@ class FreeBlocks:
         return not self._num_plain and not self._cached
 
     def allocate(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
-        """Allocate one block for `owner`, next to block `after` if possible. Returns the block, with the cached blocks
+        """Allocate one block for `owner`, next to block `after` if possible. Returns the block, and the cached blocks
         that were evicted for it.
 
-        `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
+        `num_expected` is the number of blocks that the owner will probably need from now on, including this one.
         """
         if after is not None and after + 1 < self.num_blocks:
             beside = after + 1
@@ -67,16 +67,16 @@ class FreeBlocks:
         raise InternalError("no block is free; free blocks must be counted before allocation")
 
     def free_plain(self, block: int) -> None:
-        """Free `block`, whose content cannot be reused."""
+        """Free `block`. Its KV cannot be reused."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Free `block`, whose content may be reused. The block is evicted after all blocks that are cached now."""
+        """Free `block`. Its KV may be reused. All blocks that are cached now are evicted before it."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:
-        """Free `block` as a parked block, which is not evicted."""
+        """Free `block` as a parked block, which is protected from eviction."""
         self._parked.add(block)
 
     def park(self, block: int) -> None:
@@ -85,24 +85,24 @@ class FreeBlocks:
         self._parked.add(block)
 
     def unpark(self, block: int) -> None:
-        """Turn a parked block into a cached one, which is evicted after all blocks that are cached now."""
+        """Turn a parked block into a cached block. All blocks that are cached now are evicted before it."""
         self._parked.remove(block)
         self._cached[block] = None
 
     def revive(self, block: int) -> None:
-        """Take a cached block back into use with its content."""
+        """Take a cached block back into use together with its KV."""
         if block in self._parked:
             self._parked.remove(block)
         else:
             del self._cached[block]
 
     def forget(self, block: int) -> None:
-        """Turn a cached block into a plain one: its content cannot be reused any more."""
+        """Turn a cached block into a plain block, because its KV cannot be reused any more."""
         self.revive(block)
         self.free_plain(block)
 
     def release_reservation(self, owner: int) -> None:
-        """Drop the reservation of `owner`, because it takes no more blocks."""
+        """Drop the reservation of `owner`, because it needs no more blocks."""
         for block in self._reservations.pop(owner, ()):
             if self._reserved.get(block) == owner:
                 del self._reserved[block]
@@ -114,7 +114,7 @@ class FreeBlocks:
         return plain | set(self._reserved) | set(self._cached) | self._parked
 
     def newest(self) -> list[int]:
-        """Return the blocks whose content may be reused. The block that would be evicted last comes first."""
+        """Return the blocks whose KV may be reused. The block that would be evicted last comes first."""
         return [*self._parked, *reversed(self._cached)]
 
     def parked_ids(self) -> set[int]:
@@ -127,8 +127,8 @@ class FreeBlocks:
         self._num_plain -= 1
 
     def _allocate_run(self, owner: int, length: int) -> int | None:
-        """Return the first block of the first free run of `length`, or of a shorter run, and reserve its other
-        blocks."""
+        """Return the first of `length` adjacent free blocks, or of fewer if there are not as many. Reserve the
+        others."""
         length = min(length, self._num_plain)
         while length:
             start = self._state.find(bytes(length))
@@ -146,8 +146,8 @@ class FreeBlocks:
         self._reservations.setdefault(owner, []).extend(blocks)
 
     def _evict_run(self, owner: int, length: int) -> tuple[int, list[int]]:
-        """Evict the oldest cached block and the blocks just below it. A finished sequence frees its last block first,
-        so its blocks lie downwards in order of age."""
+        """Evict the oldest cached block, and the blocks just below it (with lower numbers). A finished sequence frees
+        its last block first. So its oldest cached block has the highest number."""
         last = next(iter(self._cached))
         first = last
         while last - first + 1 < length and first - 1 in self._cached:

@@ -1,17 +1,18 @@
-"""Parked KV of conversations: blocks protected from eviction for a while, because they will be used again soon.
+"""KV that is retained (parked) for a while: its blocks are protected from eviction, because they will be used again
+soon.
 
-A client that received a tool call sends the result later, and its next prompt begins with all tokens that were computed
-so far. Until then the blocks are free, like those of the prefix cache, so running requests can always use them; but
-they are evicted last. A parked conversation is a list of block hashes. Parking ends when a request continues the
-conversation, when its time runs out, when its client releases it, or when other requests need the blocks. In the last
-case the user with the most parked blocks loses blocks: from the end of its oldest conversation.
+A client that receives a tool call sends the tool's result later. Its next prompt begins with all tokens that were
+computed so far. Until then the blocks are free, so running requests can always use them. They are evicted after all
+other free blocks. A retained conversation is stored as a list of block hashes. Retention ends when a request continues
+the conversation, when its time ends, when its client releases it, or when other requests need the blocks. In the last
+case, the user with the most retained blocks loses blocks, from the end of that user's oldest conversation.
 
-A client can also ask for a prefix to be retained. An entry for such a prefix *stays* when a request continues it. The
-continuation only restarts its time, unless the entry has a name. Each user has a limit of retained entries and of their
-blocks; beyond it, the entry that expires first is removed.
+A client can also ask for a prefix to be retained. An entry for such a prefix *stays* after a request continues it. A
+request that continues it only restarts its time, unless the entry has a name. Each user has a limit on retained entries
+and on their blocks. Beyond a limit, the entry that expires first is removed.
 
-This module knows hashes, users and times, but not blocks. Users share no hash, except hashes of prefixes that one of
-them shares with a group.
+This module uses hashes, users and times, but no blocks. Users share no hashes, except for prefixes that one user shares
+with a group.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ Key = tuple[str, int | bytes]
 
 @dataclass(slots=True)
 class RetainedPrefix:
-    """One conversation: the hashes of its blocks, kept until the time `until`; `seconds` is the full time of one
-    protection."""
+    """One retained conversation: the hashes of its blocks, which are kept until the time `until`. `seconds` is the full
+    duration of one protection."""
 
     user: str
     key: Key
@@ -48,19 +49,20 @@ class RetainedPrefix:
 
     @property
     def stays(self) -> bool:
-        """Return whether a client asked for the entry, so that it outlives the request that continues it."""
+        """Return whether a client asked for the entry. Such an entry stays after a request continues it."""
         return self.is_named or isinstance(self.key[1], bytes)
 
     @property
     def is_named(self) -> bool:
-        """Return whether the entry has a name: its client ends it by that name, and no use prolongs it."""
+        """Return whether the entry has a name. The client releases such an entry by its name, and use does not prolong
+        it."""
         return self.key[1] == NAMED
 
 
 @dataclass(slots=True)
 class _User:
-    """Entries of one user, the least recently used first, and how many of them hold each hash. `asked` counts only the
-    hashes of entries that stay."""
+    """Entries of one user, the least recently used first, with the number of entries that contain each hash. `asked`
+    counts only hashes in entries that stay."""
 
     parked: OrderedDict[Key, RetainedPrefix] = field(default_factory=OrderedDict)
     pins: Counter[bytes] = field(default_factory=Counter)
@@ -69,9 +71,9 @@ class _User:
 
 
 class KVRetention:
-    """Protects at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
-    conversation that holds a hash. A user retains at most `max_retained` prefixes with `max_asked_blocks` blocks (None:
-    any number) on request of clients."""
+    """Protects at most `max_blocks` blocks for `seconds`. `on_pin` is called for the first conversation that contains a
+    hash, `on_unpin` for the last one. At the request of clients, a user may retain `max_retained` prefixes with
+    `max_asked_blocks` blocks (None: unlimited)."""
 
     def __init__(
         self,
@@ -94,17 +96,17 @@ class KVRetention:
         self.num_hits = self.num_expired = self.num_given_way = 0
 
     def __len__(self) -> int:
-        """Return the number of parked conversations. Safe from any thread."""
+        """Return the number of retained conversations. Safe from any thread."""
         return len(self._user_of)
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of distinct protected blocks. Safe from any thread."""
+        """Return the number of different protected blocks. Safe from any thread."""
         return len(self._pins)
 
     @property
     def is_open(self) -> bool:
-        """Return whether parking is enabled."""
+        """Return whether blocks may be retained at all."""
         return self.max_blocks > 0
 
     @property
@@ -113,20 +115,20 @@ class KVRetention:
         return sum(isinstance(mark, bytes) or mark == NAMED for _, mark in list(self._user_of))
 
     def close(self) -> None:
-        """Release all entries, and park nothing from now on."""
+        """Release all entries, and retain nothing from now on."""
         self.max_blocks = 0
         self.clear()
 
     # -- adding entries ----------------------------------------------------------------------------------
 
     def park(self, user: str, key: Key, adapter: str | None, digests: Sequence[bytes], now: float) -> None:
-        """Park these blocks. Earlier conversations of the user that `digests` continue are dropped."""
+        """Park these blocks. Entries of the same user are dropped if `digests` continue them."""
         if self.seconds > 0:
             self._add(RetainedPrefix(user, key, adapter, list(digests), now + self.seconds, self.seconds))
 
     def retain(self, user: str, adapter: str | None, digests: Sequence[bytes], wish: Retention, now: float) -> int:
-        """Retain these blocks on request of a client. Returns how many are retained; the user's limits may allow
-        fewer."""
+        """Retain these blocks at the request of a client. Returns the number of retained blocks, which the limits of
+        the user may reduce."""
         if not digests or not self._max_retained:
             return 0
         key: Key = (wish.name, NAMED) if wish.name else (user, digests[-1])
@@ -181,8 +183,8 @@ class KVRetention:
     # -- using and releasing entries ---------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """Record that a request uses these blocks, or continues the parked conversation of another request. This ends
-        the parking. Returns whether anything was parked."""
+        """Record that a request uses these blocks, or continues the retained conversation of another request. This ends
+        the retention of that conversation. Returns whether any blocks were retained."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             if not self._entry(key).stays:
@@ -191,7 +193,7 @@ class KVRetention:
         return bool(continued)
 
     def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
-        """Restart the time of parked blocks from which a waiting request will continue."""
+        """Restart the time of retained blocks that a waiting request will reuse."""
         for key in self._continued_by(user, digests, request_id):
             known = self.users[user]
             entry = known.parked[key]
@@ -200,14 +202,14 @@ class KVRetention:
                 entry.until = max(entry.until, now + entry.seconds)
 
     def release(self, request_id: str) -> None:
-        """Release the parked outputs of a request, or a retained prefix by its name. Unknown ids and names are
-        ignored."""
+        """Release the retained KV of a request's outputs, or a prefix that was retained under a name. Unknown ids and
+        names are ignored."""
         for key in [key for key in self._user_of if key[0] == request_id and not isinstance(key[1], bytes)]:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
-        """Release entries that have ended by `now` or whose adapter was removed. Returns the time at which the next
-        entry expires, or None if there is none."""
+        """Release the entries that expired before `now`, or whose adapter was removed. Returns the time at which the
+        next entry expires, or None if there is no entry."""
         if now >= self._soonest:
             entries = [self._entry(key) for key in self._user_of]
             for entry in entries:
@@ -225,7 +227,7 @@ class KVRetention:
         return self.users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
-        """Release one block: the last one of the oldest conversation of the user with the most parked blocks."""
+        """Release one block: the last block of the oldest conversation of the user with the most retained blocks."""
         if not self.users:
             raise InternalError("a parked block must be released, but none is parked")
         known = max(self.users.values(), key=lambda each: len(each.pins))
@@ -237,8 +239,8 @@ class KVRetention:
         self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
     def lose(self, digest: bytes) -> None:
-        """Record that the block of this hash is being rewritten. Blocks after it in any conversation are released,
-        because they cannot be used any more."""
+        """Record that the block with this hash is being rewritten. The blocks after it in every conversation are
+        released, because they cannot be used any more."""
         for known in [each for each in self.users.values() if digest in each.pins]:
             for entry in [each for each in known.parked.values() if digest in each.digests]:
                 self._shorten(known, entry, entry.digests.index(digest))
@@ -260,7 +262,7 @@ class KVRetention:
         entry.has_given_way = True
 
     def _shorten(self, known: _User, entry: RetainedPrefix, length: int) -> None:
-        """Keep the first `length` blocks of a conversation. If none is left, the conversation is dropped."""
+        """Keep the first `length` blocks of a conversation. A conversation without blocks is dropped."""
         ends = known.ends[entry.digests[-1]]
         ends.discard(entry.key)
         if not ends:
@@ -299,7 +301,7 @@ class KVRetention:
         return set(self._pins)
 
     def check_integrity(self) -> None:
-        """Raise `InternalError` unless the counts match the parked entries."""
+        """Raise `InternalError` if the counts do not match the retained entries."""
         for user, known in self.users.items():
             entries = known.parked.values()
             pins = Counter(digest for entry in entries for digest in entry.digests)
@@ -320,8 +322,8 @@ class KVRetention:
             raise InternalError("parked KV expires before the recorded time of the next expiry")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
-        """Return the conversations of a user that end at one of these hashes or that the request has parked, the oldest
-        first."""
+        """Return the user's conversations that end with one of these hashes or that the request has retained, the
+        oldest first."""
         known = self.users.get(user)
         if known is None:
             return []
@@ -330,10 +332,10 @@ class KVRetention:
 
 
 def _first(known: _User, stays: bool = False) -> RetainedPrefix:
-    """Return the user's entry to release first: the next one to expire, among those that stay if `stays`."""
+    """Return the user's entry that expires first. With `stays`, only entries that stay are considered."""
     return min((each for each in known.parked.values() if each.stays or not stays), key=lambda each: each.until)
 
 
 def _replaces(entry: RetainedPrefix, older: RetainedPrefix) -> bool:
-    """Return whether `entry`, which continues `older`, makes `older` superfluous."""
+    """Return whether `older` is not needed any more, because `entry` continues it."""
     return not older.stays or (entry.stays and not older.is_named and older.until <= entry.until)

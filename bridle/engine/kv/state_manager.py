@@ -1,18 +1,20 @@
-"""Slots for the recurrent states of sequences: shared by reference counts, copied on write, kept under block hashes.
+"""Slots for the recurrent states of sequences. Slots are shared by reference counts, copied on write, and kept under
+block hashes.
 
 A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies are
-made while tokens are computed. Within a prompt, copies are made every `state_every` tokens, at its last full block, and
-where it leaves a chain of cached blocks (a junction). A sequence that decodes makes a copy at each block that it fills.
-A copy is *frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen state, and a sequence
-that is rewound continues from the nearest earlier one.
+made while tokens are computed. Within a prompt, copies are made every `state_every` tokens, at the prompt's last full
+block, and at a junction, where the prompt leaves a chain of cached blocks. A decoding sequence makes a copy each time
+it fills a block. A copy is *frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen
+state. A sequence that is rolled back continues from the nearest earlier frozen state.
 
-Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and no hash does. 2. Every slot is
-free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
+These rules hold at all times: 1. A slot is written only if exactly one sequence and no hash refers to it. 2. Every slot
+is either free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
-When slots run out, frozen states are evicted. States within prompts and answers are evicted first, then those at
-junctions and at the ends of prompts and sequences. States of retained conversations are last. Within each class the
-least recently used state is evicted first. A store may keep evicted states (`on_evict`), except copies within answers:
-there are many, and few are used again. This module only counts slots; the states are in the backend.
+When slots run out, frozen states are evicted. States within prompts and outputs are evicted first, then states at
+junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each of
+these classes, the least recently used state is evicted first. A store may keep evicted states (`on_evict`). States
+within outputs are not stored: there are many, and few are used again. This module only counts slots; the backend has
+the states themselves.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ _PASSING, _KEPT, _PINNED = range(3)
 
 
 class StateManager:
-    """Owns `num_slots` slots; 0 if the model has no recurrent layers. `is_pinned` returns whether a retained
-    conversation holds a hash."""
+    """Owns `num_slots` slots (0: the model has no recurrent layers). `is_pinned` returns whether a retained
+    conversation contains a hash."""
 
     def __init__(
         self, num_slots: int, block_size: int, is_pinned: Callable[[bytes], bool], state_every: int = STATE_EVERY
@@ -97,8 +99,8 @@ class StateManager:
     # -- allocation and release --------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, digest: bytes | None, position: int, junction: int) -> None:
-        """Let `seq` continue from the state frozen under `digest`, after `position` tokens. With None, `seq` starts
-        without a state."""
+        """Let `seq` continue from the state that is frozen under `digest`, which is the state after `position` tokens.
+        If `digest` is None, `seq` starts without a state."""
         seq.kv.recurrent = state = RecurrentSlots(junction=junction)
         if digest is not None:
             self._share(state, self._frozen[digest], position)
@@ -109,7 +111,7 @@ class StateManager:
         state.slot, state.position = slot, position
 
     def make_writable(self, seq: Sequence) -> None:
-        """Give `seq` a slot of its own, with its state. `has_room` must be true."""
+        """Give `seq` a slot that it does not share, with a copy of its state. `has_room` must be true."""
         state = _state_of(seq)
         old = state.slot
         if old >= 0 and self._is_exclusive(old):
@@ -124,12 +126,13 @@ class StateManager:
             self._release(old)
 
     def take_copies(self) -> list[StateCopy]:
-        """Return the state copies of the plan under way, which were made since the last call."""
+        """Return the copies of states that the current plan must make, collected since the last call."""
         copies, self._copies = self._copies, []
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Make `child` refer to the state of `parent`. The state is copied only when one of the two computes."""
+        """Make `child` refer to the state of `parent`. The state is copied only when one of the two sequences is
+        computed."""
         origin = _state_of(parent)
         child.kv.recurrent = state = RecurrentSlots(position=origin.position, tail=origin.tail)
         if origin.slot >= 0:
@@ -139,7 +142,8 @@ class StateManager:
             self._num_refs[origin.base.slot] += 1
 
     def free(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Release the state of `seq`, which ends or waits. The copy at its last full block stays."""
+        """Release the state of `seq`, because `seq` ends or must wait. The copy of the state at its last full block
+        stays."""
         state = seq.kv.recurrent
         if state is None:
             return
@@ -174,8 +178,9 @@ class StateManager:
     # -- rewinding ---------------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Make the state of `seq` the state of its first `num_computed` tokens. If there is no such state, use the
-        nearest earlier one; tokens after it count as not computed. `hashes` are those of its computed blocks."""
+        """Set the state of `seq` to the state after its first `num_computed` tokens. If there is no such state, the
+        nearest earlier state is used, and the tokens after it count as not computed. `hashes` are the hashes of the
+        computed blocks of `seq`."""
         state, kv = _state_of(seq), seq.kv
         self._harvest(seq, hashes)
         if state.position == kv.num_computed:
@@ -197,7 +202,8 @@ class StateManager:
         self._drop_base(state)
 
     def _nearest(self, state: RecurrentSlots, hashes: Seq[bytes], most: int) -> tuple[int, int]:
-        """Return slot and position of the newest state of at most `most` tokens; (-1, 0) if there is no state."""
+        """Return the slot and the position of the newest state after at most `most` tokens; (-1, 0) if there is no
+        state."""
         slot, position = -1, 0
         if state.base is not None and state.base.position <= most:
             slot, position = state.base.slot, state.base.position
@@ -207,13 +213,13 @@ class StateManager:
         return slot, position
 
     def last_frozen(self, hashes: Seq[bytes]) -> int:
-        """Return how many of these blocks, from the first on, end with a frozen state; 0 if none does."""
+        """Return the number of these blocks up to the last one that ends with a frozen state; 0 if there is none."""
         return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._frozen), 0)
 
     # -- copies ------------------------------------------------------------------------------------------
 
     def plan(self, seq: Sequence, row: PlanRow, end: int) -> None:
-        """Write the state's slot, and the copies to make of the state, into the planned row of `seq`. Tokens from
+        """Write the slot of the state, and the copies to make of it, into the planned row of `seq`. Tokens from
         position `end` on are draft tokens. If no slot is free, no further copy is planned."""
         state = _state_of(seq)
         row.state = state.slot
@@ -241,8 +247,8 @@ class StateManager:
         return wanted + sorted(inside, key=lambda each: -each[1])
 
     def _spare(self) -> int | None:
-        """Return a slot for a copy: a free slot, or the slot of a frozen state that can be evicted for the copy. None
-        if no slot can be had."""
+        """Return a slot for a copy of a state: a free slot, or the slot of a frozen state that is evicted for the copy.
+        The result is None if no slot is available."""
         if not self._free:
             digest = self._oldest((_PASSING, _KEPT))
             if digest is None:
@@ -251,16 +257,16 @@ class StateManager:
         return self._take()
 
     def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the copies that were made while the tokens of `seq` up to `num_computed` were computed."""
+        """Freeze the copies of states that were made while `seq` was computed up to `num_computed`."""
         self._harvest(seq, hashes)
 
     def has_news(self, seq: Sequence) -> bool:
-        """Return whether `seq` may need `publish` or `settle`."""
+        """Return whether `publish` or `settle` may have work to do for `seq`."""
         state = _state_of(seq)
         return bool(state.pending) or state.base is not None or state.position != seq.kv.num_computed
 
     def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the copies of the last step whose tokens were computed."""
+        """Freeze those copies of the last step whose tokens are computed by now."""
         state = _state_of(seq)
         for save in state.pending:  # ordered by position
             number = save.position // self._block_size
@@ -291,7 +297,7 @@ class StateManager:
         self._file(digest)
 
     def _file(self, digest: bytes) -> None:
-        """Put a frozen state at the end of its eviction class."""
+        """Make a frozen state the last one of its class to be evicted."""
         old = self._class_of.get(digest)
         if old is not None:
             del self._order[old][digest]
@@ -300,12 +306,14 @@ class StateManager:
         self._order[new][digest] = None
 
     def on_pin_change(self, digest: bytes) -> None:
-        """Note that the first retained conversation now holds this hash, or that the last one released it."""
+        """Record that a retained conversation now contains this hash, or that no retained conversation contains it any
+        more."""
         if digest in self._frozen:
             self._file(digest)
 
     def _oldest(self, classes: Iterable[int] = (_PASSING, _KEPT, _PINNED)) -> bytes | None:
-        """Return the hash of the frozen state to evict first; None if none of these classes can be evicted."""
+        """Return the hash of the frozen state to evict first; None if these classes have no state that can be
+        evicted."""
         refs, frozen = self._num_refs, self._frozen
         return next((one for number in classes for one in self._order[number] if refs[frozen[one]] == 1), None)
 
@@ -321,7 +329,7 @@ class StateManager:
         self._release(slot)
 
     def forget_content(self) -> None:
-        """Forget all states, because the executor was reset. To be called while no sequence has a state."""
+        """Forget all states, because the executor was reset. May be called only while no sequence has a state."""
         for digest in list(self._frozen):
             self._unfreeze(digest)
         self._copies.clear()
@@ -329,19 +337,19 @@ class StateManager:
     # -- states that a store reads and writes ------------------------------------------------------------
 
     def lasting(self, digest: bytes) -> int | None:
-        """Return the slot of a frozen state that is worth storing. None if there is no such state, or if it lies within
-        an answer."""
+        """Return the slot of a frozen state that should be stored. The result is None if there is no such state, or if
+        it lies within an output."""
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:
-        """Return a slot to fill from a store, for `end_load`. None if only states of retained conversations could be
-        evicted for it."""
+        """Return a slot that will be filled from a store; `end_load` must follow. The result is None if only states of
+        retained conversations could be evicted for it."""
         if (slot := self._spare()) is not None:
             self._loading.add(slot)
         return slot
 
     def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
-        """Freeze the state that was loaded into a slot under its hash; None if loading failed."""
+        """Freeze the state that was loaded into a slot under its hash. The hash is None if loading failed."""
         self._loading.remove(slot)
         if digest is None:
             self._release(slot)
@@ -351,7 +359,7 @@ class StateManager:
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if these sequences, which must be all live ones, break a rule of this module."""
+        """Raise `InternalError` if a rule of this module does not hold. `seqs` must be all active sequences."""
         refs = Counter([*self._frozen.values(), *self._loading])
         for seq in sequences:
             if (state := seq.kv.recurrent) is not None:

@@ -1,13 +1,13 @@
-"""Blocks of the prefix cache in a store below memory. Blocks are written when they are evicted or when a client retains
-them, and looked up before a prompt is computed.
+"""Stores blocks of the prefix cache outside of device memory: in host memory or on disk. Blocks are stored when they
+are evicted or when a client retains them. They are looked up before a prompt is computed.
 
-A block is copied before it is reused, so the store never sees later content. If the next blocks of a waiting sequence
-are stored, room for them is allocated and the sequence waits until they are read. The sequence then finds the blocks in
-the prefix cache. Steps do not wait for reads. Blocks that are being read are referenced only by their `_Loading`, so no
-sequence reads or writes them.
+A block is copied before it is reused, so the store never gets later content. If the next blocks of a waiting sequence
+are stored, blocks are allocated for them, and the sequence waits until they are read. The sequence then finds the
+blocks in the prefix cache. Steps do not wait for reads. Blocks that are being read are referenced only by their
+`_Loading`, so no sequence reads or writes them.
 
-In a model with recurrent layers, blocks can be used only up to a state. States are stored under a key that is derived
-from the hash of the block where they end, and each read ends with a state.
+In a model with recurrent layers, blocks can be used only up to a state. A state is stored under a key that is derived
+from the hash of the block where it ends. Each read ends with a state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _IDLE_ENTRIES, _IDLE_PAUSE = 8, 0.02
 
 
 class _Entry(NamedTuple):
-    """A block or a state to write: its key, its tenant's tag, its size, and the function that copies it."""
+    """A block or a state to store: its key, the tag of its tenant, its size in bytes, and the function that copies
+    it."""
 
     key: bytes
     tenant: bytes
@@ -48,27 +49,27 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Parts of a sequence that the store has and memory lacks. They are the blocks `digests` after the blocks `held` of
-    the prefix cache, and the recurrent state at the end of block `state`."""
+    """Stored parts of a sequence that are missing in memory. These are the blocks `digests`, which follow the cached
+    blocks `held`, and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return at most `num_blocks` of the missing blocks; without the state if blocks are left out."""
+        """Return the first `num_blocks` of the missing blocks. The state is left out if blocks are left out."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
     def keys(self) -> list[bytes]:
-        """Return the keys in the store, in the order in which they are read."""
+        """Return the keys of the missing parts, in the order in which they are read."""
         return self.digests if self.state is None else [*self.digests, state_key(self.state)]
 
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Reads of stored blocks in progress: the missing parts with their owners and the blocks before them. It also has
-    the blocks and the state slot that the reads fill, and the sequences that wait."""
+    """A read of stored blocks that is in progress: the missing parts, their owners, and the blocks before them. It also
+    has the blocks and the state slot to fill, and the sequences that wait for them."""
 
     owners: list[str]  # tenants of the parts with the keys `missing.keys`
     missing: _Missing
@@ -81,7 +82,7 @@ class _Loading:
 
 
 class StoredBlocks:
-    """The store of one engine, with the blocks of its device."""
+    """Connects the store of one engine with the KV blocks of its device."""
 
     def __init__(self, blocks: BlockManager, store: BlockStore, device: KVBlocks) -> None:
         self._blocks, self._store, self._device = blocks, store, device
@@ -96,7 +97,7 @@ class StoredBlocks:
 
     @staticmethod
     def over(blocks: BlockManager, store: BlockStore | None, executor: Executor, kind: str) -> StoredBlocks | None:
-        """Return the store with the blocks of an executor in the format `kind`; None without a store."""
+        """Return the stored blocks of an executor, in the format `kind`; None without a store."""
         device = None if store is None else find_kv_blocks(executor, kind)
         return None if store is None or device is None else StoredBlocks(blocks, store, device)
 
@@ -124,8 +125,8 @@ class StoredBlocks:
             self._offer_state(slot, digest, tenant)
 
     def _unsaved(self) -> Iterator[_Entry]:
-        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, unless the store
-        has them. The most recently used ones come first."""
+        """Yield the cached blocks that no sequence uses, and the states at their ends, unless they are already stored.
+        The most recently used blocks and states come first."""
         has, states = self._store.has, self._blocks.states
         for block, digest, tenant in self._blocks.idle_hashed():
             if not has(digest):
@@ -134,8 +135,8 @@ class StoredBlocks:
                 yield self._state_entry(slot, digest, tenant)
 
     def _save(self) -> None:
-        """Write the contents of memory, for at most `SAVE_SECONDS` and as far as the store has room. This runs in the
-        engine's thread, because the engine no longer computes."""
+        """Store the cached blocks and states, for at most `SAVE_SECONDS` seconds and while the store has room. This
+        runs in the engine's thread after the engine has stopped computing."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
         for entry in chain(self._unsaved(), self._unsaved_on_host()):
             num_bytes += entry.num_bytes
@@ -144,15 +145,15 @@ class StoredBlocks:
             self._store.write(entry.key, entry.tenant, bytes_of(entry.copy(), entry.num_bytes))
 
     def _unsaved_on_host(self) -> Iterator[_Entry]:
-        """Yield the entries of the host's memory that the disk lacks."""
+        """Yield the entries in host memory that are not on disk."""
         host, on_disk = self._store.host, self._store.store
         for key, tenant, block in () if host is None else host.newest():
             if key not in on_disk:
                 yield _Entry(key, tenant, len(block), partial(as_it_is, block))
 
     def rest(self, now: float) -> float | None:
-        """Write some entries of memory if the engine has been idle for long enough, so that they survive a crash.
-        Returns the seconds until the next call, or None if there is nothing to write."""
+        """Store some cached blocks if the engine has been idle for long enough. They then survive a crash. Returns the
+        seconds until the next call, or None if everything is stored."""
         if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
         if self._idle_since is None:
@@ -167,7 +168,7 @@ class StoredBlocks:
         return self._blocks.num_published + self._blocks.states.num_published
 
     def _save_some(self) -> bool:
-        """Offer some entries of memory. Returns whether all entries are stored or were offered."""
+        """Offer some cached blocks and states to the store. Returns whether all entries are stored or were offered."""
         for number, entry in enumerate(self._unsaved()):
             if number == _IDLE_ENTRIES or not self._store.has_room(entry.num_bytes):
                 return False
@@ -178,8 +179,8 @@ class StoredBlocks:
     # -- reading -----------------------------------------------------------------------------------------
 
     def begin_step(self, next_in_line: Iterable[Sequence], is_busy: bool) -> None:
-        """Publish the finished reads, and begin to read the blocks that the next sequences in line lack. `is_busy` says
-        whether other sequences are computed meanwhile."""
+        """Publish the blocks that have been read, and begin to read the missing blocks of the next sequences in line.
+        `is_busy` says whether other sequences are computed during the reads."""
         self._idle_since = None
         if self.loads:
             self._finish_loads()
@@ -190,8 +191,8 @@ class StoredBlocks:
                 break
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
-        """Search the store for blocks that `seq` lacks. Returns False if this must be repeated later, for lack of
-        room."""
+        """Search the store for the missing blocks of `seq`. Returns False if there is no room now and this must be
+        called again later."""
         missing = self._find(seq)
         if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)
@@ -204,7 +205,7 @@ class StoredBlocks:
         return True
 
     def _find(self, seq: Sequence) -> _Missing:
-        """Return the stored parts that extend the beginning of `seq` in memory as far as possible."""
+        """Return the stored parts that extend the cached beginning of `seq` as far as possible."""
         num_held = self._blocks.match_blocks(seq)
         digests = seq.kv.block_hashes[: seq.max_reusable // self._blocks.block_size]
         num_found = num_held + self._store.count_present(digests[num_held:])
@@ -214,7 +215,7 @@ class StoredBlocks:
         return self._find_state(digests[:num_found], num_held)
 
     def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
-        """Return the entries that lead to the last stored state at the end of one of these blocks."""
+        """Return the missing parts up to the last of these blocks that ends with a stored state."""
         states, has = self._blocks.states, self._store.has
         for number in range(len(digests), 0, -1):
             last = digests[number - 1]
@@ -260,7 +261,7 @@ class StoredBlocks:
                 seq.kv.is_looked_up |= not is_whole  # blocks that cannot be read are not tried again
 
     def _publish(self, loading: _Loading, num_loaded: int) -> None:
-        """Add the blocks of finished reads to the prefix cache: the first `num_loaded` entries."""
+        """Add the first `num_loaded` blocks of a finished read to the prefix cache."""
         missing, loaded = loading.missing, loading.blocks[:num_loaded]
         for block, digest, owner in zip(loaded, missing.digests, loading.owners, strict=False):
             self._blocks.publish_block(block, digest, owner)
@@ -278,12 +279,12 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """Record that all KV is lost, so that the blocks being read do not follow other blocks any more."""
+        """Record that all KV is lost. Blocks that are being read do not continue other blocks any more."""
         for loading in self.loads:
             loading.is_stale = True
 
     def close(self) -> None:
-        """End the store's threads, and write the contents of memory."""
+        """Store the cached blocks, and end the threads of the store."""
         self._store.stop()
         self._save()
         self._store.close()
@@ -294,5 +295,5 @@ class StoredBlocks:
 
 
 def as_it_is(block: Buffer) -> Buffer:
-    """Return the stored bytes unchanged, because they are already encoded."""
+    """Return the stored bytes unchanged; they are already encoded."""
     return block

@@ -1,10 +1,11 @@
-"""KV of whole sequences in a store, for a backend that keeps KV by sequence. KV is written when a sequence ends, and
-read when another one begins with the same tokens.
+"""Stores the KV of whole sequences, for a backend that keeps KV by sequence. KV is stored when a sequence ends, and
+read when another sequence begins with the same tokens.
 
-The store has the KV of a sequence in pieces, and a record of its tokens. Each block has a pointer to the record of
-tokens, under the hash of all tokens up to the block's end. A new sequence follows the last pointer that it finds,
-compares its tokens with those of the record, and reads the KV. KV of recurrent layers cannot be truncated. Then only
-the last block has a pointer, and the new sequence has to begin with all tokens of the old one.
+The store has the KV of a sequence in pieces, and a record of the sequence's tokens. Each block has a pointer to this
+record. The pointer's key is the hash of all tokens up to the end of the block. A new sequence follows the last pointer
+that it finds, compares its tokens with those in the record, and reads the KV. The KV of a model with recurrent layers
+cannot be truncated. In such a model only the last block has a pointer, and a new sequence must begin with all tokens of
+the stored one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SIZE = struct.Struct("<Q")  # bytes of the KV, before the tokens
 
 
 class _Record(NamedTuple):
-    """A stored sequence: the key of its record, its tokens, and the size of its KV."""
+    """A stored sequence: the key of its record, its tokens, and the size of its KV in bytes."""
 
     key: bytes
     tokens: array[int]
@@ -41,7 +42,8 @@ class _Record(NamedTuple):
 
 
 class StoredSequences:
-    """The store of one engine, with the sequences of its backend. One thread calls all methods but `counts`."""
+    """Connects the store of one engine with the sequences of its backend. Only one thread may call its methods, except
+    for `counts`."""
 
     def __init__(self, store: BlockStore, states: SequenceStates, block_size: int) -> None:
         self._store, self._states, self._block_size = store, states, block_size
@@ -49,7 +51,8 @@ class StoredSequences:
 
     @staticmethod
     def over(store: BlockStore | None, executor: Executor, block_size: int) -> StoredSequences | None:
-        """Return the store with the sequences of an executor; None without a store or such an executor."""
+        """Return the stored sequences of an executor; None if there is no store, or if the executor gives no access to
+        its sequences."""
         states = find_sequence_states(executor)
         return None if store is None or states is None else StoredSequences(store, states, block_size)
 
@@ -68,7 +71,7 @@ class StoredSequences:
             self._write(seq, tokens, self._states.read(seq.id), new)
 
     def _write(self, seq: Sequence, tokens: array[int], state: Buffer, ends: list[bytes]) -> None:
-        """Offer a sequence to the store: its pieces first, so that no pointer exists before its target."""
+        """Offer a sequence to the store. Its pieces come first, so that each pointer has a target."""
         tenant, data = tenant_tag(seq.request.tenant), memoryview(state)
         key = blake2b(ends[-1] + tokens.tobytes(), digest_size=16, person=b"bridle-kv-seq").digest()
         record = _SIZE.pack(len(data)) + tokens.tobytes()
@@ -82,12 +85,12 @@ class StoredSequences:
     # -- reading -----------------------------------------------------------------------------------------
 
     def free(self, seq_ids: list[int]) -> None:
-        """Make the backend forget sequences that have ended."""
+        """Let the backend delete sequences that have ended."""
         self._states.free(seq_ids)
 
     def begin(self, seq: Sequence) -> int:
-        """Begin an admitted sequence in the backend with the longest stored beginning of its tokens. Returns the number
-        of these tokens."""
+        """Begin an admitted sequence in the backend with stored KV, for as many of its first tokens as possible.
+        Returns the number of these tokens."""
         if not _is_plain(seq) or seq.kv.num_mirrored_tokens:
             return 0
         for digest in reversed(list(self._hashes(seq, seq.max_reusable))):
@@ -115,7 +118,7 @@ class StoredSequences:
         return length
 
     def _follow(self, digest: bytes) -> _Record | None:
-        """Return the record to which the pointer at the end of a block leads, or None. A pointer to a missing record is
+        """Return the record that the pointer at the end of a block points to, or None. A pointer to a missing record is
         removed."""
         name = _pointer(digest)
         pointer = self._read(name, _POINTER.size)
@@ -145,7 +148,7 @@ class StoredSequences:
     # -- statistics and shutdown -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the store's threads, once all offered entries are written."""
+        """End the threads of the store after all offered entries are written."""
         self._store.close()
 
     def counts(self) -> dict[str, int]:
@@ -159,7 +162,7 @@ def _is_plain(seq: Sequence) -> bool:
 
 
 def _pieces(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield each piece, with the position where it begins."""
+    """Yield the pieces of the KV, each with the position where it begins."""
     for at in range(0, len(data), PIECE_BYTES):
         yield at, data[at : at + PIECE_BYTES]
 
