@@ -1,1 +1,1 @@
-"""Images, audio and video of requests: placeholder ranges and the encoder's cache and budget."""
+"""Images, audio and video in requests: their positions in the prompt, and the cache and budget of the encoder."""

@@ -1,9 +1,9 @@
-"""Decides which features of images stay on the model's device, and computes missing ones in a thread.
+"""Decides which image features stay on the model's device, and computes missing features in a thread.
 
-Features have a limit in bytes; the least recently used are evicted first. Features that a step uses stay until the next
-step begins. If there is no room for the most urgent missing image, features of less urgent sequences are evicted, so
-that sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device may be
-in another process. After its loss, needed features are encoded again.
+Features take a limited number of bytes; the least recently used are evicted first. Features that a step uses stay until
+the next step begins. If the most urgent missing image has no room, features of less urgent sequences are evicted. So
+sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device may be in
+another process. After a loss of the device, the features that are needed are computed again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AWAY_SECONDS = 0.2
 
 class EncoderCache:
     """Implements `bridle.engine.interfaces.MediaStore` over a device. `on_change` is called, by a thread of the pool,
-    when an image was encoded or has failed."""
+    when the encoding of an image has ended, with or without an error."""
 
     def __init__(self, device: MediaDevice) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -52,8 +52,8 @@ class EncoderCache:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Raise the device's errors for these images. Raises `Overloaded` if the images of unfinished requests would
-        together take too much memory."""
+        """Raise the device's errors for images that it cannot encode. Raises `Overloaded` if the images of unfinished
+        requests would together take too much memory."""
         with self._changed:
             held = sum(medium.num_bytes for medium in self._known.values())
             new = sum(medium.num_bytes for medium in media if medium.key not in self._known)
@@ -115,14 +115,14 @@ class EncoderCache:
     # -- called with the lock held -------------------------------------------------------------------------------
 
     def _note_loss(self) -> None:
-        """Forget all features if the device was lost and is available again."""
+        """Forget all features if the device was lost and is now available again."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._placed.clear()
             self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
-        """Release the least urgent images of this step if the first missing one has no room."""
+        """Release the features of this step's least urgent images if its first missing image has no room."""
         first = self._wanted[0]
         size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):
@@ -131,8 +131,8 @@ class EncoderCache:
             self._pinned.discard(key)
 
     def _has_room(self, size: int) -> bool:
-        """Return whether `size` bytes fit on the device next to the features of this step. Features that are too large
-        for the device's limit are accepted if they are alone."""
+        """Return whether `size` more bytes fit on the device next to the features of this step. Features that exceed
+        the device's limit are accepted if the device has no other features."""
         kept = sum(self._placed[key] for key in self._pinned)
         return not self._pinned or kept + size <= self._device.max_bytes
 
@@ -148,7 +148,7 @@ class EncoderCache:
         return leavers
 
     def _next(self) -> list[MultiModalItem]:
-        """Return the most urgent image that can be encoded now, with other images to encode in the same call."""
+        """Return the most urgent image that can be encoded now, with the other images to encode in the same call."""
         self._note_loss()
         media = [self._known[key] for key in self._wanted if self._is_missing(key)]
         if not media or not self._has_room(self._device.num_bytes(media[0])):
@@ -199,7 +199,8 @@ class EncoderCache:
             self.on_change()
 
     def _encode_all(self, media: Sequence[MultiModalItem]) -> list[BridleError | None]:
-        """Encode images, together if there are several. Returns for each image the error if it failed, else None."""
+        """Encode images, in one call if there are several. Returns one entry for each image: its error if it failed,
+        else None."""
         if self._batched is not None and len(media) > 1:
             try:
                 self._batched.encode_all(media)
@@ -210,7 +211,7 @@ class EncoderCache:
         return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: MultiModalItem) -> BridleError | None:
-        """Encode one image. Returns the error if it failed, else None."""
+        """Encode one image. Returns the error if encoding failed, else None."""
         try:
             self._device.encode(medium)
         except ShardUnavailable:
@@ -223,7 +224,7 @@ class EncoderCache:
         return None
 
     def _note(self, key: bytes, size: int | None, error: BridleError | None) -> None:
-        """Record the result for an image. `size` is None if the device was lost meanwhile. Called with the lock
+        """Record the result of encoding an image. `size` is None if the device was lost meanwhile. Called with the lock
         held."""
         if error is None:
             self._num_encoded += 1

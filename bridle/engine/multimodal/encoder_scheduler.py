@@ -1,9 +1,9 @@
-"""Chooses how far each sequence may be computed, while its images are being encoded.
+"""Decides how far each sequence may be computed while its images are being encoded.
 
-Encoding an image takes far longer than a step, so it runs in parallel to steps, in a `MediaStore`. Only images in the
+Encoding an image takes much longer than a step. So a `MediaStore` encodes images while steps run. Only images in the
 next chunk of a sequence are requested: images in the prefix cache are not encoded again. A chunk ends before an image
-that is not ready. A sequence whose next token belongs to such an image skips the step. While no request has images,
-this module does no work.
+that is not ready. A sequence skips the step if its next token belongs to an image that is not ready. While no request
+has images, this module does no work.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 
 class EncoderScheduler:
-    """Asks `store` (None: a text-only model) for the images of the next step. A step computes at most `window` tokens,
-    at most `prompt_window` of them of prompts."""
+    """Requests the images of the next step from `store` (None: a text-only model). A step computes at most `window`
+    tokens, of which at most `prompt_window` belong to prompts."""
 
     def __init__(self, store: MediaStore | None = None, window: int = 1, prompt_window: int | None = None) -> None:
         self._store = store
@@ -38,8 +38,8 @@ class EncoderScheduler:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for an image that can never
-        be encoded. Safe from any thread."""
+        """Raise `UnsupportedFeature` if this model encodes no images. Raise `InvalidRequest` for an image that can
+        never be encoded. Safe from any thread."""
         if self._store is None:
             raise UnsupportedFeature("this model is served for text only", "media")
         self._store.check(request.media)
@@ -76,11 +76,11 @@ class EncoderScheduler:
                 del self.num_users[medium.key]
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
-        """Return the media in use that cannot be encoded, each once, with the error."""
+        """Return the media in use that cannot be encoded, each with its error. Each one is returned once."""
         return self._store.take_failures() if self.num_users and self._store is not None else {}
 
     def counts(self) -> Mapping[str, Any]:
-        """Return the counts about images for the statistics. Safe from any thread."""
+        """Return the image counts for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
@@ -97,8 +97,8 @@ class EncoderScheduler:
         waiting: Iterable[Sequence],
         cached: Callable[[Sequence], int],
     ) -> None:
-        """Request the images of the next step. Sequences without ready images skip the step. `cached` returns how many
-        tokens of a waiting sequence need not be computed."""
+        """Request the images of the next step. Sequences whose images are not ready skip the step. `cached` returns how
+        many tokens of a waiting sequence need not be computed."""
         assert self._store is not None
         starts: dict[int, int] = {}
         wanted: dict[bytes, None] = {}
@@ -117,8 +117,8 @@ class EncoderScheduler:
                 seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
 
     def max_computable(self, seq: Sequence) -> int:
-        """Return how many tokens of `seq`, which has images, may be computed by the end of this step: all before the
-        first token whose features are missing."""
+        """Return how many tokens of `seq`, which has images, may be computed by the end of this step. Computing stops
+        before the first token with missing features."""
         return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:
@@ -130,8 +130,8 @@ class EncoderScheduler:
     # -- images whose rows attend to each other ------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """Return a sequence whose image did not fit into a step, and which gets as much of this step as it needs. This
-        happens at most in every second step, so that other sequences continue."""
+        """Return the sequence whose image did not fit into an earlier step. It gets as much of this step as it needs.
+        This happens in at most every second step, so that other sequences continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)
@@ -141,8 +141,9 @@ class EncoderScheduler:
         return first
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
-        """Return how many tokens to compute instead of `num_tokens`, so that no image with mutual attention is split.
-        The result is at most `most`. The result is 0 if such an image is next and does not fit into this step."""
+        """Return how many tokens to compute instead of `num_tokens`, so that an image with mutual attention is not
+        split. The result is at most `most`. The result is 0 if the next token belongs to such an image and the image
+        does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

@@ -1,10 +1,10 @@
-"""Media of requests: images as the values that a model's encoder reads, and the prompt positions of their features.
-Audio and video are handled like images.
+"""Media of requests: images as arrays for the model's encoder, and the prompt positions of their features. Audio and
+video are handled like images.
 
-A `MultiModalItem` is one image, prepared for a model. A `PlaceholderRange` maps rows of it to positions of a prompt;
-one image may have several ranges. The tokens at these positions are placeholders. The KV of placeholders depends on the
-image, so code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text.
-This module has plain data only, and neither reads nor encodes images.
+A `MultiModalItem` is one image, prepared for a model. A `PlaceholderRange` maps feature rows of an item to positions of
+a prompt; one item may have several ranges. The tokens at these positions are placeholders. The KV of a placeholder
+depends on its image. So code that compares tokens must also compare ranges (`marks`). Outside of a range, the id of a
+placeholder is normal text. This module has only plain data; it does not read or encode images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class MediaArray:
-    """Input of an encoder: `data` has the elements of `shape`, row-major, in numpy's type `dtype`."""
+    """Input of an encoder: `data` has the elements of an array of the shape `shape` and numpy's type `dtype`, in
+    row-major order."""
 
     name: str
     dtype: str
@@ -29,8 +30,9 @@ class MediaArray:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
-    """One image. Equal keys mean equal arrays; keys are unforgeable, and differ between tenants. The image's features
-    have `num_rows` rows. `pictures` is set for an item that is a whole prompt: the keys of its images, in order."""
+    """One image. Equal keys mean equal arrays. Keys cannot be forged, and differ between tenants. The image's features
+    are a matrix with `num_rows` rows. `pictures` is set only for an item that is a whole prompt: it has the keys of the
+    images in it, in order."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
@@ -44,12 +46,12 @@ class MultiModalItem:
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """A run of rows of the medium `key` in a prompt: rows `offset .. offset+length-1` are at positions `position ..
+    """Feature rows of the medium `key` in a prompt: rows `offset .. offset+length-1` are at positions `position ..
     position+length-1`.
 
-    `grid` (time, height, width) is the arrangement of the run's rows in the image, for models whose positions have
-    three coordinates. Neighbouring times are `pace` positions apart. Rows of a run that `is_mutual` attend to each
-    other in both directions, so they are computed in one step.
+    `grid` (time, height, width) is the arrangement of these rows in the image, for models whose positions have three
+    coordinates. Rows of consecutive times are `pace` positions apart. With `is_mutual`, these rows attend to each other
+    in both directions, so they are computed in one step.
     """
 
     position: int
@@ -76,14 +78,14 @@ ROW_TOKENS = "row_tokens"
 
 @dataclass(frozen=True, slots=True)
 class MultiModalInputs:
-    """The images of a prompt, and their positions in it."""
+    """The images of a prompt, with their positions in the prompt."""
 
     media: tuple[MultiModalItem, ...] = ()
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """Return the same inputs with keys that depend on the tenant. Otherwise a fast answer would reveal that another
-        tenant has sent the same image."""
+        """Return the same inputs with keys that depend on the tenant. Without this, a fast answer would reveal that
+        another tenant has sent the same image."""
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
@@ -99,8 +101,8 @@ NO_SIGHTS = MultiModalInputs()
 
 
 def marks(runs: Runs, start: int, end: int) -> bytes:
-    """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other images: the medium, rows
-    and positions of each range."""
+    """Return bytes that differ if tokens `start .. end-1` have other images. The bytes contain the medium, rows and
+    positions of each range."""
     parts = []
     for run in runs:
         first, last = max(run.position, start), min(run.end, end)
@@ -122,8 +124,8 @@ def splits(runs: Runs, num_tokens: int) -> bool:
 
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
-    """Return the end of a chunk from `start` to `end` that splits no range with mutual attention. The chunk ends before
-    such a range. If the chunk begins at the range or within it, the chunk ends after it."""
+    """Return the end of a chunk that begins at `start` and ends near `end`, so that no range with mutual attention is
+    split. A chunk ends before such a range. A chunk that begins at or in such a range ends after it."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end
@@ -136,7 +138,7 @@ def is_whole(runs: Runs, num_prompt: int) -> bool:
 
 
 def check_media(media: Iterable[MultiModalItem], runs: Runs, num_prompt: int) -> None:
-    """Raise `InvalidRequest` unless ranges are in order, within the prompt, and within the rows of their media."""
+    """Raise `InvalidRequest` if ranges are out of order, exceed the prompt, or exceed the rows of their media."""
     rows = {medium.key: medium.num_rows for medium in media}
     last = 0
     for run in runs:

@@ -1,1 +1,1 @@
-"""Conversion of the results of a step to events: tokens, text, stop strings, trace records."""
+"""Converts the results of a step to events: tokens, text, stop strings, and trace records."""

@@ -1,11 +1,12 @@
-"""Aligned sampling: texts under a constraint, with the model's own probabilities among the allowed texts.
+"""Aligned sampling: outputs under a constraint have the probabilities that the model gives them among the allowed
+outputs.
 
-A mask alone distorts probabilities: a token keeps its full probability although almost everything after it may be
-forbidden. So each output keeps a trie of the probability mass that is left below the tokens that it has tried (ASAp,
-Park et al., arXiv 2405.21047). A token is sampled by its probability times the known remaining share of its
-continuations. If the remaining share turns out to be smaller, the output continues with a probability equal to the
-ratio of the two shares, and otherwise begins again. Every kept attempt then has the exact distribution. After the last
-restart, the output continues in any case. This module knows no tokenizer and no engine.
+A mask alone distorts probabilities: a token keeps its full probability even if almost all of its continuations are
+forbidden. So each output keeps a trie of tried tokens, with the probability mass that is left below each (ASAp, Park et
+al., arXiv 2405.21047). A token is sampled with its probability times the share of its continuations that may still be
+allowed. If this share turns out to be smaller, the output continues with a probability equal to the ratio of the
+shares. Otherwise it restarts. An attempt that is not restarted has the exact distribution. After the last permitted
+restart, the output always continues. This module uses no tokenizer and no engine.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _LEAST = -80.0
 
 @dataclass(slots=True)
 class MassNode:
-    """A beginning that was tried. `chance` is the probability of its last token. `left` is the share of its
-    continuations that may be allowed. `kept` is the share that the mask kept for the next token (None: not known
-    yet)."""
+    """A node of the trie: a beginning of the output that was tried. `chance` is the probability of its last token.
+    `left` is the share of its continuations that may still be allowed. `kept` is the share that the mask left for the
+    next token (None: not known yet)."""
 
     chance: float = 1.0
     left: float = 1.0
@@ -33,7 +34,7 @@ class MassNode:
     children: dict[int, MassNode] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Compute `left` from the children, the next tokens that were tried."""
+        """Compute `left` from the children, which are the next tokens that were tried."""
         if self.kept is not None:
             removed = math.fsum(child.chance * (1.0 - child.left) for child in self.children.values())
             self.left = max(self.kept - removed, 0.0)
@@ -41,8 +42,8 @@ class MassNode:
 
 @dataclass(slots=True)
 class AlignedSampling:
-    """The trie of one output and the path of its text: node i follows i tokens. `random(number)` returns a number from
-    0 to 1 for each check."""
+    """The trie of one output, and the path of the current text in it: node i of the path follows i tokens.
+    `random(number)` returns a number from 0 to 1 for the check with this number."""
 
     random: Callable[[int], float]
     restarts_left: int
@@ -52,18 +53,18 @@ class AlignedSampling:
     must_restart: bool = False
 
     def fork(self, random: Callable[[int], float]) -> AlignedSampling:
-        """Return the state of a fork, which does not know earlier attempts."""
+        """Return the state of a fork, which does not have the earlier attempts."""
         return AlignedSampling(random, self.restarts_left, [MassNode() for _ in self.path], len(self.path))
 
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """Return the biases of the next token's logits: for each tried token, the logarithm of the mass that is left
-        below it."""
+        """Return biases for the next token's logits: for each tried token, the logarithm of the probability mass that
+        is left below it."""
         tried = self.path[-1].children.items()
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
-        """Record the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether
-        the output continues; if not, `must_restart` is set."""
+        """Record the next token, which has the probability `chance`. The mask left the probability `kept` in total.
+        Returns whether the output continues. If it does not, `must_restart` is set."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):
@@ -83,7 +84,7 @@ class AlignedSampling:
         return True
 
     def restart(self) -> None:
-        """Begin the text again from its first token."""
+        """Restart the text from its first token."""
         self.restarts_left -= 1
         self.must_restart = False
         self.truncate(0)

@@ -1,8 +1,8 @@
-"""Ends outputs that can no longer be among the best ones of their request.
+"""Ends outputs that can no longer be among the best outputs of their request.
 
-Outputs are compared by their mean log-probability. The sum of log-probabilities only falls, so the best mean that an
-output can still reach is its present sum over its maximum number of tokens. Once enough finished outputs have a better
-mean, the output is ended. The returned outputs are the same as without this module.
+Outputs are compared by their mean log-probability. The sum of log-probabilities only falls. So an output's best
+possible mean is its present sum divided by its maximum number of tokens. An output ends once enough finished outputs
+have a better mean. The request returns the same outputs as it would without this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MARGIN = 1e-6
 
 @dataclass(slots=True)
 class Contest:
-    """The log-probabilities of a request's outputs by index, and the means of complete outputs, worst first."""
+    """The log-probabilities of a request's outputs by index, and the mean log-probabilities of complete outputs, worst
+    first."""
 
     num_wanted: int
     scores: dict[int, list[float]] = field(default_factory=dict)
@@ -50,14 +51,14 @@ class Contest:
         self.scores[index], self.totals[index] = list(scores), sum(scores)
 
     def is_lost(self, index: int, max_tokens: int) -> bool:
-        """Return whether an output of at most `max_tokens` tokens cannot be among the best."""
+        """Return whether an output with at most `max_tokens` tokens can no longer be among the best."""
         if len(self.means) < self.num_wanted:
             return False
         return self.totals.get(index, 0.0) / max_tokens < self.means[-self.num_wanted] - _MARGIN
 
 
 class BestOf:
-    """The contests of live requests that return fewer outputs (`keep_best`) than they generate."""
+    """The contests of active requests that return fewer outputs (`keep_best`) than they generate."""
 
     def __init__(self, progress: OutputProcessor, outputs: Mapping[str, Outputs]) -> None:
         self._progress = progress
@@ -65,7 +66,7 @@ class BestOf:
         self.live: dict[str, Contest] = {}
 
     def open(self, request: Request) -> None:
-        """Begin the contest of a request with `keep_best`, if it keeps fewer outputs than it generates."""
+        """Begin a contest for a request with `keep_best`, if it returns fewer outputs than it generates."""
         if request.sampling.keep_best < request.sampling.n:
             self.live[request.id] = Contest(request.sampling.keep_best)
 

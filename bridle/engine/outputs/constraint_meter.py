@@ -1,8 +1,8 @@
-"""Measures how much probability steering removes in one output.
+"""Measures how much probability a constraint removes from one output.
 
 The engine reports tokens sampled under a mask, forced tokens and their log-probabilities. A *run* is a series of forced
-tokens with no sampled token between them. A run is judged as a whole once all of its tokens are scored. Options of a
-scored choice are sampled as a whole, so their tokens are not forced.
+tokens without a sampled token between them. A run is judged as a whole, when all of its tokens have log-probabilities.
+The options of a scored choice are sampled as a whole, so their tokens do not count as forced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_FLOOR_REWINDS = 32
 
 @dataclass(slots=True)
 class ForcedRun:
-    """The forced tokens from position `start` on. The first `num_scored` of them have the log-probability `logprob`
-    together."""
+    """A run of forced tokens from position `start` on. Its first `num_scored` tokens have the log-probability `logprob`
+    in total."""
 
     start: int
     tokens: tuple[int, ...] = ()
@@ -38,9 +38,9 @@ class ForcedRun:
 
 @dataclass(slots=True)
 class ConstraintMeter:
-    """The figures of one output so far. `floor` is the minimum log-probability of a run; a run below it counts as a
-    failure. Positions count all tokens of the sequence. `num_chosen` tokens of a sampled option are still to be
-    appended."""
+    """The constraint figures of one output so far. `floor` is the minimum log-probability of a run of forced tokens; a
+    run below it counts as a failure. Positions count all tokens of the sequence. `num_chosen` tokens of the sampled
+    option are not appended yet."""
 
     floor: float | None = None
     usage: ConstraintUsage = field(default_factory=ConstraintUsage)
@@ -49,7 +49,7 @@ class ConstraintMeter:
     is_given_up: bool = False
 
     def copy(self) -> ConstraintMeter:
-        """Return the state for a fork, which counts only its own sampled tokens."""
+        """Return the state of a fork, which counts only the tokens that it samples itself."""
         runs = [replace(run) for run in self.runs]
         return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
 
@@ -59,7 +59,7 @@ class ConstraintMeter:
         self.num_chosen = num_tokens
 
     def add_forced(self, position: int, token: int) -> None:
-        """Record a token that was appended without sampling."""
+        """Record a token that was appended without being sampled."""
         if self.num_chosen:
             self.num_chosen -= 1
         elif self.runs and self.runs[-1].end == position and not self.runs[-1].num_scored:
@@ -68,7 +68,8 @@ class ConstraintMeter:
             self.runs.append(ForcedRun(position, (token,)))
 
     def add_score(self, position: int, logprob: float) -> ForcedRun | None:
-        """Record the log-probability of a token. Returns the run if this score shows that it is below the floor."""
+        """Record the log-probability of a token. Returns the run of forced tokens if this log-probability puts it below
+        the floor."""
         run = next((run for run in reversed(self.runs) if run.start <= position), None)
         if run is None or position != run.start + run.num_scored or position >= run.end:
             return None
@@ -78,12 +79,12 @@ class ConstraintMeter:
         return run if run.is_below else None
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the runs that do not lie within the first `num_tokens` tokens."""
+        """Forget the runs that are not completely within the first `num_tokens` tokens."""
         self.runs = [run for run in self.runs if run.end <= num_tokens]
         self.num_chosen = 0
 
     def may_rewind(self) -> bool:
-        """Return whether a run may be rolled back."""
+        """Return whether the run may be rolled back."""
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
@@ -99,7 +100,7 @@ class ConstraintMeter:
 
 
 def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun) -> str:
-    """Return the text of a run of forced tokens among the `tokens` of its sequence."""
+    """Return the text of a run of forced tokens. `tokens` are all tokens of its sequence."""
     if decoder is None:
         return ""
     state = decoder.open(tokens[max(run.start - 1, 0) : run.start], False)
@@ -107,7 +108,7 @@ def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun)
 
 
 def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) -> int:
-    """Count the tokens from `start` on that the tokenizer would not produce at the same position of the same text."""
+    """Count the tokens from `start` on that the tokenizer would not produce at this place of the same text."""
     lead = tokens[max(start - 1, 0) : start]  # some tokenizers treat the beginning of a text differently
     placed, text = _placed(decoder, lead, tokens[start:])
     written, _ = _placed(decoder, lead, decoder.tokens_of(text))
@@ -115,7 +116,8 @@ def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) ->
 
 
 def _placed(decoder: TextDecoder, lead: Sequence[int], tokens: Sequence[int]) -> tuple[set[tuple[int, int, int]], str]:
-    """Return the tokens, each with its end in the text and its number among tokens with the same end; and the text."""
+    """Return the tokens, and the text. Each token has its end in the text, and its number among tokens with the same
+    end."""
     state, parts, end, same = decoder.open(lead, False), list[str](), 0, 0
     found = set[tuple[int, int, int]]()
     for token in tokens:

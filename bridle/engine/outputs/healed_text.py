@@ -1,4 +1,5 @@
-"""The visible text of an output that first repeats the removed end of its prompt (see `sampling.token_healing`)."""
+"""The visible text of an output with token healing: the output first repeats the removed end of its prompt (see
+`sampling.token_healing`)."""
 
 from __future__ import annotations
 
@@ -19,17 +20,17 @@ class HealedText:
         return self._state.is_waiting
 
     def push(self, token: int) -> str:
-        """Append a token. Returns the visible characters that became certain."""
+        """Append a token. Returns the visible characters that are now complete."""
         return self._shown(self._state.push(token))
 
     def rewind(self, num_tokens: int) -> int:
-        """Roll back the last tokens. Returns how many visible characters disappear."""
+        """Roll back the last `num_tokens` tokens. Returns the number of visible characters that are removed."""
         num_before = self._num_visible
         self._num_known -= self._state.rewind(num_tokens)
         return num_before - self._num_visible
 
     def flush(self) -> str:
-        """End the text. Returns its remaining visible characters."""
+        """End the text. Returns the remaining visible characters."""
         return self._shown(self._state.flush())
 
     def copy(self) -> HealedText:

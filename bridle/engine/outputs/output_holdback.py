@@ -1,7 +1,7 @@
-"""Tokens held back from the client, because they could become part of a banned phrase or of text that a policy forbids.
+"""Holds back tokens from the client that could become part of a banned phrase or of text that a policy forbids.
 
-`OutputProcessor` asks this module which tokens to send with a new one, and whether other tokens remain if all are
-banned. This module knows only token events.
+`OutputProcessor` asks this module which tokens to send after a new token, and whether tokens remain if all are banned.
+This module uses only token events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_LEAD_TOKENS = 256
 
 
 def watch_of(seq: Sequence, guard: Guardrails, decoder: TextDecoder) -> GuardrailMatcher:
-    """Return the matcher that applies the rules, starting with the end of the prompt."""
+    """Return a matcher that applies the rules and starts with the end of the prompt."""
     most = _MAX_LEAD_TOKENS if guard.looks_through else min(guard.reach, _MAX_LEAD_TOKENS)
     num_tokens = min(len(seq.tokens), most)
     at = len(seq.tokens) - num_tokens
@@ -30,7 +30,7 @@ def watch_of(seq: Sequence, guard: Guardrails, decoder: TextDecoder) -> Guardrai
 
 
 def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int, forced: bool) -> Released:
-    """Return the effect of a token on a text with guardrails. If a rule cannot decide, the text counts as forbidden."""
+    """Return the effect of a new token on a text with guardrails. If a rule fails, the text counts as forbidden."""
     usage = seq.output.usage
     try:
         released = text.push(token, forced)
@@ -43,8 +43,8 @@ def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int,
 
 
 def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]:
-    """Hold a new token back, and return the tokens to send: those whose text cannot become part of a banned phrase, and
-    all before them. Each held token keeps the text up to its end, so that held text can be removed later."""
+    """Hold back a new token; return the tokens to send. These are the tokens whose text cannot become part of a banned
+    phrase. Each held token has the text up to its end, so that held text can be removed later."""
     output = seq.output
     output.held.append(event)
     num_settled = min(text.num_settled - text.num_told, len(output.held))
@@ -61,8 +61,8 @@ def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]
 
 
 def trim(seq: Sequence, num_chars: int) -> int:
-    """Remove characters from the end of the unsent text. An earlier held token may have text of removed tokens. Returns
-    the number of removed characters."""
+    """Remove characters from the end of the text that is not sent yet. An earlier held token may contain the text of
+    removed tokens. Returns the number of removed characters."""
     output, left = seq.output, num_chars
     for each in reversed(output.unsent):
         kept = max(len(each.text) - left, 0)
@@ -75,7 +75,7 @@ def trim(seq: Sequence, num_chars: int) -> int:
 
 
 def release(seq: Sequence) -> list[TokenEvent]:
-    """Stop holding tokens back. Returns the events that were held."""
+    """Stop holding back tokens. Returns the events that were held back."""
     held, seq.output.held = seq.output.held, []
     if held and seq.output.text is not None:
         seq.output.text.num_told += len(held)
@@ -83,11 +83,11 @@ def release(seq: Sequence) -> list[TokenEvent]:
 
 
 def find_alternative(seq: Sequence) -> bool:
-    """Return whether another continuation may exist after bans left no token to sample.
+    """Return whether the output may continue in another way after bans left no token to sample.
 
-    Bans on the first token of a phrase may forbid too much. So these bans are removed, and until text is released,
-    phrases are banned at their last token, which excludes no other text. If no token is left even then, the last
-    sampled token before this position is banned.
+    A ban on the first token of a phrase may exclude other texts too. So these bans are removed. Until text is released,
+    phrases are banned at their last token, which excludes no other text. If still no token is left, the last sampled
+    token before this position is banned.
     """
     text, meter = seq.output.text, seq.output.meter
     if not seq.output.bans.get(len(seq.tokens)):

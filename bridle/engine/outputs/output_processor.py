@@ -1,8 +1,8 @@
 """Applies the results of a step to the sequences, and creates the events that report them.
 
-The output processor appends sampled and forced tokens, rolls tokens back, checks the stopping criteria, fills in
-log-probabilities and ends outputs. All changes to a sequence's tokens are made here, so the counts are kept here. This
-module does not know controllers or devices.
+The output processor appends sampled and forced tokens, rolls tokens back and ends outputs. It also checks stop
+conditions and adds log-probabilities. All changes to a sequence's tokens are made here, so their counts are kept here
+too. This module uses no controllers and no devices.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DE
 
 
 class OutputProcessor:
-    """Changes sequences and collects the events of the step under way.
+    """Changes sequences and collects the events of the current step.
 
     `on_finish(seq, event)` receives each `Finished` event; the engine decides when to send it.
     """
@@ -72,8 +72,8 @@ class OutputProcessor:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence) -> None:
-        """Begin a sequence whose prompt is final. Tokens that another engine generated for it give no events, because
-        the client already has them."""
+        """Begin a sequence after its prompt is final. Its tokens from another engine give no events, because the client
+        already has them."""
         seq.output.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
         if seq.sampling.measures_constraint:
@@ -89,7 +89,7 @@ class OutputProcessor:
                 seq.output.text.num_told = len(seq.request.generated)
 
     def _open_text(self, seq: Sequence) -> None:
-        """Start the text of a sequence that has not generated any token yet."""
+        """Begin the output text of a sequence without generated tokens."""
         if self._decoder is None or not (seq.request.detokenize or seq.request.guard):
             return
         state, healing = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens), seq.request.healing
@@ -102,7 +102,7 @@ class OutputProcessor:
         )
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
-        """Append one token. Returns whether it ends the output."""
+        """Append one token. Returns whether this already ends the output."""
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         is_scored = not forced and (logprob is not None or not wants_logprobs)
         seq.tokens.append(token)
@@ -143,8 +143,8 @@ class OutputProcessor:
         return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
     def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
-        """Append a sampled token to a sequence without trace and meter. This is the path of most tokens, so it must be
-        fast. Returns False if other tokens are to be sampled instead."""
+        """Append a sampled token to a sequence that has no trace and no constraint report. Most tokens take this path,
+        so it must be fast. Returns False if other tokens will be sampled instead."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)
@@ -167,13 +167,14 @@ class OutputProcessor:
             self._statistics.num_sampled_tokens += 1
 
     def note_drawn(self, seq: Sequence, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
-        """Record for the trace and the meter the distribution from which row `number` of a step was sampled."""
+        """Record the distribution from which row `number` of a step was sampled, for the trace and the constraint
+        report."""
         if seq.trace is not None:
             self.tracer.drawn(seq, row, result, number, is_draft=is_draft)
         self.note_removed(seq, row, result, number)
 
     def note_removed(self, seq: Sequence, row: SampleRow, result: StepResult, number: int) -> None:
-        """Count for the meter the probability that the mask of row `number` has removed."""
+        """Record the probability that the mask of row `number` removed, for the constraint report."""
         draw = result.draws[number] if seq.output.meter is not None and row.mask is not None and result.draws else None
         if draw is not None and seq.output.meter is not None:
             seq.output.meter.usage.add_removed(draw.taken)
@@ -189,7 +190,7 @@ class OutputProcessor:
         self._statistics.num_rewound_tokens += 1
 
     def count_drafts(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Count the draft tokens of one step, and those of them that were accepted."""
+        """Count the draft tokens of one step, and how many of them were accepted."""
         seq.output.usage.drafted_tokens += num_drafted
         seq.output.usage.accepted_tokens += num_right
         self._statistics.num_drafted_tokens += num_drafted
@@ -231,7 +232,7 @@ class OutputProcessor:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def restart(self, seq: Sequence) -> None:
-        """Roll back the whole output, so that its text begins again."""
+        """Roll back the whole output, so that its text restarts."""
         assert seq.output.aligned is not None
         seq.output.ending, num_tokens = None, seq.num_generated
         self.rewind(seq, num_tokens)
@@ -239,9 +240,9 @@ class OutputProcessor:
         self.policing.note_change(seq, num_tokens)
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not sampled, up to one that ends the output. If a policy replaces a part of the text,
-        the remaining tokens still follow. If other tokens are to be sampled, drop the remaining tokens and return
-        False."""
+        """Append tokens that were not sampled, up to the token that ends the output. If a policy replaces part of the
+        text, the remaining tokens are still appended. If other tokens will be sampled instead, the remaining tokens are
+        dropped and False is returned."""
         waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
         while waiting:
             if num_spelled:
@@ -261,8 +262,8 @@ class OutputProcessor:
         return True
 
     def put_right(self, seq: Sequence) -> bool:
-        """Roll back forbidden text, and append a policy's replacement. Returns False if other tokens are to be
-        sampled instead."""
+        """Roll back forbidden text, and append the replacement that a policy gives. Returns False if other tokens will
+        be sampled instead."""
         replaced = self.policing.ban(seq)
         return replaced is not None and self.force(seq, replaced)
 
@@ -291,8 +292,8 @@ class OutputProcessor:
         return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
-        """Report to the client, once, that the prompt was computed. Does nothing while scores of the prompt are
-        missing."""
+        """Report once to the client that the prompt was computed. Does nothing while log-probabilities of the prompt
+        are missing."""
         wants_scores = seq.sampling.prompt_logprobs is not None
         if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
@@ -319,7 +320,7 @@ class OutputProcessor:
             self._send_all(seq)
 
     def note_progress(self, sequences: Iterable[Sequence]) -> None:
-        """Report the progress of prompts of which a step has computed a part."""
+        """Report the progress of prompts that a step has partly computed."""
         for seq in sequences:
             is_begun = seq.kv.num_computed > 0  # False if the sequence was preempted meanwhile
             if is_begun and not (seq.output.prompt_sent or seq.is_finished):
@@ -336,7 +337,7 @@ class OutputProcessor:
             self.events.append(event)
 
     def _send_all(self, seq: Sequence) -> None:
-        """Send all tokens that were held back, without scores."""
+        """Send all tokens that were held back, without their log-probabilities."""
         while seq.output.unsent:
             self._send(seq, seq.output.unsent.pop(0), None)
 
@@ -355,8 +356,8 @@ class OutputProcessor:
         return True
 
     def _check_criteria(self, seq: Sequence) -> bool:
-        """End the output if one of the user's own criteria says so. A criterion that raises ends its request, not the
-        engine."""
+        """End the output if a user-defined stopping criterion says so. A criterion that raises an error ends its
+        request, but not the engine."""
         for criterion in seq.request.stopping:
             try:
                 stop = criterion(seq.tokens, seq.num_prompt)
@@ -372,7 +373,7 @@ class OutputProcessor:
     def finish(
         self, seq: Sequence, reason: FinishReason, stop: int | str | None = None, error: BridleError | None = None
     ) -> None:
-        """End the output: now, or once the scores are known that the client asked for."""
+        """End the output, either now or when the log-probabilities that the client requested are known."""
         if seq.is_finished:
             return
         guard = seq.request.guard
@@ -406,7 +407,7 @@ class OutputProcessor:
         self._on_finish(seq, event)
 
     def drop_held(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back the last `num_tokens` held tokens, and the text of the other held tokens."""
+        """Roll back the last `num_tokens` held tokens, and the text that the other held tokens have of them."""
         output = seq.output
         kept = len(output.held) - num_tokens
         if seq.trace is not None:
@@ -418,12 +419,12 @@ class OutputProcessor:
         self._statistics.num_rewound_tokens += num_tokens
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
-        """Send the vector of a computed prompt, and end the output, because its request asks only for the vector."""
+        """Send the vector of a computed prompt and end the output, because the request asks only for a vector."""
         self.events.append(Embedded(seq.request.id, seq.index, vector))
         self.finish(seq, FinishReason.STOP)
 
     def finish_when_scored(self, seq: Sequence) -> None:
-        """End an output that waited only for its scores, if they are complete."""
+        """End an output that waited only for its log-probabilities, if they are complete."""
         if seq.output.ending is not None and not seq.wants_scores:
             reason, stop = seq.output.ending
             self.finish(seq, reason, stop)
@@ -438,7 +439,7 @@ class OutputProcessor:
         self.fail(seq, error if guard is None else guard.clean_error(error))
 
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Inform the client of a new output, before any other event of it."""
+        """Inform the client of a new output before any other event of that output."""
         self._statistics.num_forks += 1
         held = parent.output.held
         num_hidden = sum(len(event.text) for event in held)
@@ -452,7 +453,7 @@ class OutputProcessor:
         self.events.append(Forked(child.request.id, child.index, parent.index, num_told, text))
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call."""
+        """Return the events that were collected since the last call."""
         events = self.events.copy()
         self.events.clear()
         return events

@@ -1,4 +1,4 @@
-"""Parts of a text that must not be repeated, such as tool calls. Each part becomes a stop string once it is
+"""Parts of an output that must not be repeated, such as tool calls. A part becomes a stop string once it is
 complete."""
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ MAX_PARTS, MAX_CHARS = 64, 16_384
 
 @dataclass(slots=True)
 class Repeats:
-    """The complete parts of an output so far, each with the position where it ends."""
+    """The complete parts of an output so far, each with the position of its end."""
 
     marks: RepeatMarks
     parts: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return the texts that would end the output."""
+        """Return the texts whose repetition would end the output."""
         return tuple(text for _, text in self.parts)
 
     def changes(self, recent: str) -> bool:
-        """Return whether a mark that completes or resets parts is among the latest characters."""
+        """Return whether the latest characters contain a mark that completes a part or resets all parts."""
         return self.marks.closing in recent or bool(self.marks.restart and self.marks.restart in recent)
 
     def add(self, tail: str, base: int, num_new: int) -> None:
-        """Record the parts that the last `num_new` characters complete. `tail` is the end of the text, and begins at
+        """Record the parts that the last `num_new` characters complete. `tail` is the end of the text; it begins at
         position `base`."""
         marks = self.marks
         if marks.restart and tail.find(marks.restart, max(len(tail) - num_new - len(marks.restart) + 1, 0)) >= 0:

@@ -1,8 +1,8 @@
-"""The text of one output: finds stop strings and banned phrases, and holds back text that may still become one of them.
+"""Finds stop strings and banned phrases in the text of one output, and holds back text that may still become one.
 
-This text lies between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string
-is held until the next tokens decide. A rewind removes held text first, and reports how much of the released text
-disappears. This module does not know wire formats.
+This module is between the detokenizer (`TextState`) and the events. Text that could begin a stop string is held back
+until the next tokens decide. A rollback removes held text first, and reports how much of the released text is removed.
+This module uses no wire formats.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ REPEATED = "repeated"
 
 
 class Released(NamedTuple):
-    """The effect of one token on the text. `text` is released now; `stop` is the stop string that the token completes.
+    """The effect of one token on the text. `text` is the text released now; `stop` is the stop string that the token
+    completes.
 
-    `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
-    after a rewind changed the text after them. `num_banned` counts the last tokens to remove, because the text has a
-    banned phrase or a match `hit` of an operator's rule; nothing is released then. A `hit` with `num_banned` 0 ends the
-    output.
+    `num_taken` is the number of characters that were released earlier but belong to the stop string. This can happen
+    only after a rollback changed the text after them. `num_banned` is the number of tokens to remove at the end,
+    because of a banned phrase or the match `hit` of a guardrail. No text is released then. A `hit` with `num_banned` 0
+    ends the output.
     """
 
     text: str
@@ -38,7 +39,8 @@ class Released(NamedTuple):
 
 
 class OutputText:
-    """Growing text of one output, token by token. A `watch` checks it against an operator's rules."""
+    """Growing text of one output, token by token. `watch` is the matcher that checks it against the operator's
+    guardrails."""
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class OutputText:
 
     @property
     def num_settled(self) -> int:
-        """Return how many tokens have all of their text released. No end of this text could become a stop string or a
-        banned phrase if the later tokens were removed."""
+        """Return the number of tokens whose text is released completely. If the later tokens were removed, no end of
+        this text could become a stop string or a banned phrase."""
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
@@ -86,8 +88,8 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """Split `hidden`, which is released but unsent text, into the text of each of the next `num_tokens` tokens and
-        the text after them. `num_after` released characters follow `hidden`."""
+        """Split released but unsent text, `hidden`, into the text of each of the next `num_tokens` tokens, and the text
+        after them. `num_after` further characters were released after `hidden`."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
         places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]
@@ -115,7 +117,8 @@ class OutputText:
         return Released(piece, hit=hit)
 
     def push_plain(self, token: int) -> str:
-        """Append a token to a text that `is_plain`. Returns the released text."""
+        """Append a token to a text without stop strings, bans and guardrails (`is_plain`). Returns the released
+        text."""
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
@@ -123,8 +126,8 @@ class OutputText:
         return piece
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
-        """Return how many tokens a match removes. If other tokens are to be sampled, the first removed token must be a
-        sampled one, if there is any. If the match is replaced, no character may be split."""
+        """Return how many tokens to remove for a match. If other tokens will be sampled, the first removed token must
+        be a sampled token, if there is one. If the match is replaced, no character may be split."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
             first -= 1
@@ -138,8 +141,8 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
-        """Return the text before a match in the last `num_tokens` tokens, the text after the match in its last tokens,
-        and the number of tokens after those."""
+        """Return the text before a match in the last `num_tokens` tokens, the text after the match up to a token's end,
+        and the number of tokens after that."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)
@@ -147,14 +150,14 @@ class OutputText:
         return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
 
     def _num_until(self, end: int) -> int | None:
-        """Return how many tokens contain the text up to `end` without splitting a character; None if the last token
-        would split one."""
+        """Return how many tokens contain the text up to `end`; None if the last of these tokens would split a
+        character."""
         first = bisect_left(self._ends, end)
         return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
     def close(self, hidden: str) -> tuple[int, str] | None:
         """End the text, so that possible matches count as matches. Returns the number of tokens to remove, and the text
-        that replaces them and all `hidden` text. None if nothing is removed."""
+        that replaces these tokens and the whole `hidden` text. The result is None if nothing is removed."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None
@@ -169,9 +172,10 @@ class OutputText:
         return len(self._ends) - first, whole[shown_until:begin] + rest
 
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
-        """Roll back tokens. Returns the number of released characters that disappear.
+        """Roll back tokens. Returns the number of released characters that are removed.
 
-        The last `num_unsent` released characters were not sent to the client. Those of them that stay are held again.
+        The last `num_unsent` released characters were not sent to the client. Unsent characters that are not removed
+        are held back again.
         """
         if num_tokens == 0:
             return 0
@@ -189,7 +193,7 @@ class OutputText:
         return visible - self._num_released
 
     def flush(self) -> str:
-        """End the output. Returns the text that was still held, or an empty string if a stop string ended the
+        """End the output. Returns the text that was still held back, or an empty string if a stop string ended the
         output."""
         if self._is_closed:
             return ""
@@ -202,7 +206,7 @@ class OutputText:
         return self._tail(num_held) if num_held else ""
 
     def released_text(self, num_unsent: int = 0) -> str:
-        """Return all text released so far, except its last `num_unsent` characters."""
+        """Return the whole released text except its last `num_unsent` characters."""
         return "".join(self._pieces)[: self._num_released - num_unsent]
 
     def copy(self) -> OutputText:
@@ -240,7 +244,7 @@ class OutputText:
         return Released(tail[start:end])
 
     def _renew_stops(self) -> None:
-        """Compute the stop strings that end the text now, and the number of characters to search for them."""
+        """Compute which strings end the text now, and how many characters must be searched for them."""
         parts = () if self._repeats is None else self._repeats.texts
         marks = () if self._repeats is None else self._repeats.marks
         self._stop = (*self._own_stop, *parts)
@@ -249,7 +253,7 @@ class OutputText:
         self.is_plain = not self._window and not self.may_go
 
     def _note_part(self, repeats: Repeats, num_new: int) -> None:
-        """Remember a part that is complete, so that its repetition ends the output."""
+        """Store a complete part, so that its repetition ends the output."""
         if repeats.changes(self._tail(num_new + self._window)):
             tail = self._tail(num_new + MAX_CHARS)
             repeats.add(tail, self._num_chars - len(tail), num_new)
@@ -263,8 +267,8 @@ class OutputText:
         return Released(tail[start:end], stop, max(start - end, 0))
 
     def _num_banned(self, tail: str, base: int, new_from: int) -> int:
-        """Return how many tokens to remove so that no banned phrase ends in the new text; 0 if none does. The first
-        removed token is a sampled one of the phrase. A phrase that was forced as a whole stays."""
+        """Return how many tokens to remove, so that the new text ends with no banned phrase; 0 if it has none. The
+        first removed token is a sampled token of the phrase. A phrase that consists only of forced tokens stays."""
         most = 0
         for phrase in self._banned:
             start = tail.find(phrase, max(new_from - len(phrase) + 1, 0))
@@ -283,7 +287,7 @@ class OutputText:
         return len(self._ends) - drawn[-1] if drawn else 0
 
     def _partial_match(self, tail: str) -> int:
-        """Return the length of the longest end of `tail` that begins a stop string or a banned phrase."""
+        """Return the length of the longest end of `tail` that could begin a stop string or a banned phrase."""
         best = 0
         for stop in (*self._stop, *self._banned):
             for length in range(min(len(stop) - 1, len(tail)), best, -1):
@@ -293,7 +297,7 @@ class OutputText:
         return best
 
     def _until(self, end: int) -> str:
-        """Return the last characters before position `end` in which a match can begin."""
+        """Return the last characters before position `end`, as many as can belong to a match."""
         num_after = self._num_chars - end
         tail = self._tail(num_after + self._window - 1)
         return tail[: len(tail) - num_after]
@@ -313,8 +317,7 @@ class OutputText:
 
 
 def _find_first(texts: Sequence[str], tail: str, new_from: int) -> tuple[int, str] | None:
-    """Return start and text of the match that begins first, among the `texts` that end in the new text; None without a
-    match."""
+    """Return the start and the text of the first match of `texts` that ends in the new text; None without a match."""
     found: tuple[int, str] | None = None
     for text in texts:
         start = tail.find(text, max(new_from - len(text) + 1, 0))

@@ -1,7 +1,7 @@
-"""Creates the records of traced outputs when their events happen.
+"""Creates the trace records of traced outputs when their events happen.
 
-An untraced sequence has no `TraceState`. Callers check this, so this module costs such sequences nothing. This module
-does not know formats and files.
+An untraced sequence has no `TraceState`. Callers check this first, so this module costs untraced sequences nothing.
+This module uses no file formats.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bridle.outputs import TOKEN_KINDS, Finished, Traced
 
 class TraceRecorder:
     """Records the events of outputs that have a `TraceState`. All methods are for traced outputs only. `emit` receives
-    the events.
+    the events with the records.
 
-    `num_live` requests are traced now, and have `num_live_records`. The engine reports its steps only while a request
-    is traced. `num_records` is the number of records made so far. `num_cut` records were dropped, because one request
-    or all requests had too many.
+    `num_live` is the number of requests that are traced now; `num_live_records` is the number of their records. The
+    engine reports its steps only while a request is traced. `num_records` is the number of records made so far.
+    `num_cut` is the number of records that were dropped, because one request or all requests together had too many.
     """
 
     def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
@@ -49,12 +49,12 @@ class TraceRecorder:
         seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
 
     def begin_step(self, step: int) -> None:
-        """Record that a step begins. Tokens forced before its forward pass have no cost."""
+        """Record that a step begins. Tokens that were forced before the step's forward pass cost no time."""
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
-        """Record the work of a step and its times: before and after forward, after control, after sampling. These are
-        the cost of the step's tokens."""
+        """Record the work of a step and its times: before and after the forward pass, after control, and after
+        sampling. These values are the cost of the step's tokens."""
         began, computed, steered, sampled = times
         self._cost = traces.Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
@@ -146,16 +146,16 @@ class TraceRecorder:
     # -- controllers -------------------------------------------------------------------------------------
 
     def opened(self, seq: Output) -> None:
-        """Record which modules the controllers' names stand for."""
+        """Record the modules that the names of the controllers stand for."""
         pool = seq.control.pool
         _traced(seq).modules = pool.modules_of(seq.request) if pool is not None else ()
 
     def asked(self, seq: Output, now: float) -> None:
-        """Record that the controller was asked."""
+        """Record that the controller was asked for a decision."""
         _traced(seq).asked_at = now
 
     def heard(self, seq: Output, answer: Answer, now: float) -> None:
-        """Record an answer, and the controller's logs and variables."""
+        """Record an answer of the controller, with its logs and variables."""
         trace = _traced(seq)
         if trace.asked_at is not None:
             trace.answered += now - trace.asked_at
@@ -174,7 +174,8 @@ class TraceRecorder:
         return [traces.LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
-        """Record one more step in which the controller holds up the output: by its decision, or because it is late."""
+        """Record another step in which the output waits for its controller, because of the controller's decision or
+        because it is late."""
         trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
@@ -183,7 +184,7 @@ class TraceRecorder:
         trace.wait.seconds = now - trace.waits_since
 
     def resumed(self, seq: Output, now: float) -> None:
-        """Record the end of the output's wait, if it waited."""
+        """Record the end of the output's wait, if it was waiting."""
         trace = _traced(seq)
         if trace.wait is not None:
             trace.wait.seconds = now - trace.waits_since
