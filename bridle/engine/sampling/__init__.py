@@ -1,1 +1,1 @@
-"""Sampling: from decisions and logits to sampled tokens, by rows that each sample one token."""
+"""Sampling: from decisions and logits to sampled tokens. A sampling row samples one token."""

@@ -1,9 +1,9 @@
-"""Choices: scores whole options after a prompt, and continues each output with the option that it samples.
+"""Choices: the engine scores whole options after a prompt, and each output continues with the option that it samples.
 
-When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of options are
-scored by *probes*: forks of the sequence that share its KV, hold the tokens of an option, and sample nothing. All
-probes are computed in the next steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then
-each output samples an option, whose tokens are forced. Options of one token each need no probe, and no further step.
+When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of the options
+are scored by *probes*. A probe is a fork that shares the sequence's KV, holds tokens of an option, and samples nothing.
+The next steps compute all probes, each step as many as it can take sequences. The outputs wait during these steps. Then
+each output samples an option, whose tokens are forced. Options of one token need no probe and no further step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ORDINAL = 1 << 40
 
 @dataclass(eq=False, slots=True)
 class PendingChoice:
-    """A choice under way: the outputs that wait for it, and the probes that are still to be computed."""
+    """A choice in progress: the outputs that wait for it, and the probes that are not computed yet."""
 
     options: Options
     trie: TokenTrie
@@ -59,7 +59,7 @@ Wanted = list[tuple[PendingChoice, int]]
 
 
 class ChoiceScorer:
-    """Begins choices while rows are planned, and ends a choice when all its options are scored."""
+    """Begins choices while sampling rows are planned, and ends a choice when all its options are scored."""
 
     def __init__(
         self,
@@ -79,13 +79,14 @@ class ChoiceScorer:
 
     @property
     def probe_ids(self) -> set[int]:
-        """Return the ids of the probes. Probes are queued, but belong to no output."""
+        """Return the sequence ids of the probes. Probes are queued, but belong to no output."""
         return set(self._by_probe)
 
     # -- before sampling ---------------------------------------------------------------------------------
 
     def begin(self, item: Scheduled, owners: list[Sequence], options: Options, batch: SampleBatch) -> Wanted:
-        """Begin a choice after the last token of a row. Returns the nodes for which scores are added to `batch`."""
+        """Begin a choice after the last token of a logits row. Returns the trie nodes for which scores were added to
+        `batch`."""
         trie = TokenTrie(options.tokens)
         answer = item.seq.control.answer
         choice = PendingChoice(options, trie, owners, item.end, answer.branches[0].sampling if answer else None)
@@ -103,9 +104,9 @@ class ChoiceScorer:
         sampling: SamplingParams | None,
         take: Callable[[Sequence, Tokens], None],
     ) -> None:
-        """Begin a choice after the last token of `parent`, among options whose first tokens have known
-        log-probabilities and are all different. At least one option must have more tokens. `take` continues each owner
-        with its option."""
+        """Begin a choice after the last token of `parent`. The options begin with different tokens, whose
+        log-probabilities are known. At least one option must have more than one token. `take` is called for each
+        waiting output, and continues it with its option."""
         trie = TokenTrie(tuple(options))
         trie.logprobs = {trie.children[0][tokens[0]]: logprob for tokens, logprob in options.items()}
         choice = PendingChoice(Options(tuple(options)), trie, owners, len(parent.tokens), sampling, take=take)
@@ -119,8 +120,8 @@ class ChoiceScorer:
         self._begin_probes(choice, parent)
 
     def _begin_probes(self, choice: PendingChoice, parent: Sequence) -> None:
-        """Fork the waiting probes for which there is room. A parent that was preempted has no KV to share, so its
-        probes are computed from their first token."""
+        """Fork the waiting probes for which the step has room. If the parent was preempted, it has no KV to share, and
+        its probes are computed from their first token."""
         num_free = len(choice.unbegun) if self._max_probes is None else self._max_probes - len(self._by_probe)
         if not choice.unbegun or num_free < 1:
             return
@@ -146,7 +147,7 @@ class ChoiceScorer:
             self._by_probe[seq.id] = choice
 
     def score(self, item: Scheduled, batch: SampleBatch) -> Wanted:
-        """Add the scores that a probe's row gives to `batch`."""
+        """Add to `batch` the scores that the row of a probe gives."""
         choice = self._by_probe[item.seq.id]
         probe, wanted = choice.probes[item.seq.id][1], Wanted()
         first = max(item.seq.output.num_scored, item.row.start + 1)  # scores of recomputed tokens are known
@@ -158,8 +159,8 @@ class ChoiceScorer:
         return wanted
 
     def undo(self, owner: Sequence) -> None:
-        """Forget the choice of `owner` that began in a failed step. The choice begins again with the row that began
-        it."""
+        """Forget the choice of `owner` that began in a failed step. The choice begins again when the same row is
+        computed again."""
         choice = self._by_owner.get(owner.id)
         if choice is not None:
             self._drop_probes(choice)
@@ -170,7 +171,7 @@ class ChoiceScorer:
     # -- after sampling ----------------------------------------------------------------------------------
 
     def take(self, wanted: Wanted, scores: list[list[Logprob]], scheduled: list[Scheduled]) -> None:
-        """Record the scores of a step, and end the choices whose scores are complete."""
+        """Record the scores of a step, and end the choices whose options are all scored."""
         for (choice, node), (score,) in zip(wanted, scores, strict=True):
             choice.trie.logprobs[node] = score.logprob
         touched = dict.fromkeys(choice for choice, _ in wanted)
@@ -187,7 +188,7 @@ class ChoiceScorer:
         self._begin_more()
 
     def _begin_more(self) -> None:
-        """Begin waiting probes in place of probes that ended, oldest choice first."""
+        """Begin waiting probes in place of probes that have ended; those of the oldest choice come first."""
         if self._max_probes is not None:
             for choice in dict.fromkeys(self._by_owner.values()):
                 self._begin_probes(choice, choice.owners[0])
@@ -222,7 +223,7 @@ class ChoiceScorer:
                 self._begin_more()
 
     def fail(self, probe: Sequence, error: BridleError | None) -> None:
-        """End the outputs whose probe failed, with the probe's error."""
+        """End the outputs whose probe failed. They get the probe's error."""
         choice = self._by_probe.pop(probe.id, None)
         if choice is None:
             return
@@ -246,15 +247,15 @@ class ChoiceScorer:
 
 
 def can_choose(seq: Sequence, options: Options) -> bool:
-    """Return whether `seq` can choose among its controller's options now. The options must fit into the output, no
-    policy may apply to its text, and no parameter may restrict single tokens."""
+    """Return whether `seq` can choose among the options of its controller now. The options must fit into the output. No
+    policy may apply to the text, and no sampling parameter may restrict single tokens."""
     if len(seq.tokens) + options.longest > seq.max_len:
         return False
     return seq.request.guard is None and not any(getattr(seq.sampling, name) for name in RESTRICTING)
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
-    """Request the log-probabilities of all edges after `node`. Logits row `row` predicts these tokens."""
+    """Request the log-probabilities of all edges below `node`. Logits row `row` predicts the tokens of these edges."""
     edges = choice.trie.children[node]
     batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]
     return [(choice, child) for child in edges.values()]

@@ -1,9 +1,9 @@
-"""Lookahead: a token is chosen with regard to the text that a mask forces after it.
+"""Lookahead: a token is chosen together with the tokens that a mask forces after it.
 
-A mask may allow a likely token after which the grammar forces text that the model finds improbable. For a request with
-`lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after a candidate, the
-candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The sampled candidate enters the
-output like any sampled token, and its controller forces the tokens after it.
+A mask may allow a likely token even if the grammar then forces text that the model finds improbable. For a request with
+`lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after a candidate,
+`ChoiceScorer` scores the candidates as options of a choice, in one packed step. The sampled candidate enters the output
+like any sampled token. Its controller then forces the tokens after it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="
 
 
 def looks_ahead(branches: Vector[Branch]) -> bool:
-    """Return whether a sequence with these branches chooses its next token with regard to the tokens forced after
-    it."""
+    """Return whether a sequence with these branches considers forced tokens when it chooses its next token."""
     first = branches[0]
     is_drawn = first.sample and first.mask is not None and not first.splices
     return is_drawn and all(branch is first for branch in branches)
@@ -39,8 +38,8 @@ def candidate_row(row: SampleRow) -> SampleRow:
 
 
 def options_with_forced(seq: Sequence, candidates: Logprob | None) -> dict[Tokens, float]:
-    """Return the candidates, each with the tokens that are forced after it, and the log-probability of the candidate
-    alone. The result is empty if no token is forced after any candidate."""
+    """Return the candidates, each with the tokens that are forced after it, and with the log-probability of the
+    candidate alone. The result is empty if no candidate has forced tokens after it."""
     pool, room = seq.control.pool, seq.max_len - len(seq.tokens) - 1
     if candidates is None or pool is None or room <= 0 or not seq.kv.block_table:
         return {}

@@ -1,4 +1,4 @@
-"""Samples one of several options by their whole log-probabilities, according to the sampling parameters."""
+"""Samples one of several options by the options' total log-probabilities, as the sampling parameters say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _UNIT = 1 << 64
 
 
 def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Return the probabilities of the options relative to each other. With temperature 0 the best option gets all."""
+    """Return the probabilities of the options, which add up to 1. With temperature 0 the best option has probability
+    1."""
     best = max(scores)
     if temperature <= 0.0:
         first = scores.index(best)
@@ -22,7 +23,8 @@ def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[flo
 
 
 def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) -> int:
-    """Return the number of the option that `random`, below 2**64, selects by temperature, top_k, top_p and min_p."""
+    """Return the index of the option that the random number `random` (below 2**64) selects by temperature, top_k, top_p
+    and min_p."""
     chances = probabilities(scores, sampling.temperature)
     order = sorted(range(len(chances)), key=lambda number: -chances[number])
     kept = _kept(order, chances, sampling)
@@ -35,7 +37,7 @@ def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) 
 
 
 def _kept(order: list[int], chances: list[float], sampling: SamplingParams) -> list[int]:
-    """Return the options of `order`, best first, that may be sampled."""
+    """Return the options of `order` (best first) that may be sampled."""
     most = sampling.top_k if sampling.top_k > 0 else len(order)
     least = sampling.min_p * chances[order[0]]
     kept, total = list[int](), 0.0

@@ -1,6 +1,6 @@
-"""Token ids without a token: ids past the vocabulary, if a model's logits are longer, and gaps in the vocabulary.
+"""Token ids without a token. They are gaps in the vocabulary, or ids past its end if the model's logits are longer.
 
-A model accepts these ids in prompts, and they are never sampled. This module knows no tokenizer;
+A model accepts these ids in prompts, but they are never sampled. This module uses no tokenizer;
 `bridle.serving.models.vocab_checks` finds the ids.
 """
 
@@ -16,13 +16,14 @@ from bridle.engine.control.decision import mask_allows
 
 @dataclass(frozen=True, slots=True)
 class PaddedVocab:
-    """`spans` are the ranges of ids without a token, in order: the first id of each range, and one past its last."""
+    """`spans` are the ranges of ids without a token, in order. Each range has its first id, and one past its last
+    id."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> PaddedVocab:
-        """Return the spans of ids that may be in any order."""
+        """Return the spans of a set of ids, which may be in any order."""
         spans: list[tuple[int, int]] = []
         for token in sorted(set(tokens)):
             first = spans.pop()[0] if spans and spans[-1][1] == token else token
@@ -31,7 +32,7 @@ class PaddedVocab:
 
     @classmethod
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
-        """Return the spans from the flat list that `bounds` gives. Raises `ValueError` for invalid bounds."""
+        """Return the spans that `bounds` has written as a flat list. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"{len(bounds)} numbers are not pairs of bounds of ids")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
@@ -43,7 +44,7 @@ class PaddedVocab:
 
     @property
     def end(self) -> int:
-        """Return one more than the last id without a token; 0 if there are none."""
+        """Return one past the last id without a token; 0 if all ids have tokens."""
         return self.spans[-1][1] if self.spans else 0
 
     def __bool__(self) -> bool:
@@ -57,20 +58,21 @@ class PaddedVocab:
         return chain.from_iterable(range(*span) for span in self.spans)
 
     def among(self, tokens: Iterable[int]) -> set[int]:
-        """Return those of `tokens` that are ids without a token."""
+        """Return the ids among `tokens` that have no token."""
         return set(self).intersection(tokens) if self.spans else set()
 
     def end_of(self, vocab_size: int) -> int:
-        """Return one more than the last id below `vocab_size` that has a token."""
+        """Return one past the last id below `vocab_size` that has a token."""
         return self.spans[-1][0] if self.spans and self.end >= vocab_size else vocab_size
 
     def resized(self, vocab_size: int, known: int) -> PaddedVocab:
-        """Return the ids without a token for a model with `vocab_size` ids. Ids from `known` on have no token."""
+        """Return the ids without a token for a model with `vocab_size` ids. Ids from `known` on are known to have no
+        token."""
         return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
 
     def bar(self, mask: bytes, vocab_size: int) -> bool:
-        """Return whether `mask` allows only ids without a token, among ids below `vocab_size` (padding bits do not
-        count)."""
+        """Return whether `mask` allows only ids without a token. Only ids below `vocab_size` count (padding bits do
+        not)."""
         allowed = mask.lstrip(b"\0")
         first = 8 * (len(mask) - len(allowed))
         if any(mask_allows(mask, token) and token not in self for token in range(first, min(first + 8, vocab_size))):

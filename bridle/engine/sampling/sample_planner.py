@@ -1,9 +1,9 @@
-"""Plans the rows that are sampled for each branch, and applies the sampled tokens.
+"""Plans the sampling rows of each branch, and applies the sampled tokens.
 
-A sequence whose last token was computed owns a logits row. Its controller's decision, if there is one, says how the
-sequence continues. One branch samples or splices; several branches fork the sequence, and all rows of a fork name the
-same logits row. `branch` runs before sampling and may create sequences, `commit` applies the results, and `undo`
-removes the forks of a failed step.
+A sequence whose last token is computed has a logits row. Its controller's decision, if there is one, says how the
+sequence continues. One branch samples or splices. Several branches fork the sequence; the sampling rows of all forks
+use the same logits row. `branch` runs before sampling and may create sequences. `commit` applies the results, and
+`undo` removes the forks of a failed step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Accepted = tuple[AcceptedDrafts, int]
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one request: live ones by sequence id, and the number of outputs created so far."""
+    """The outputs of one request: the active ones by sequence id, and the number of outputs created so far."""
 
     sequences: dict[int, Sequence]
     num_created: int = 1
@@ -57,7 +57,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class PlannedSamples:
-    """The sampling rows of one step, and the sequences that it creates."""
+    """The sampling rows of one step, and the sequences that the step creates."""
 
     batch: SampleBatch
     draws: list[AnyDraw] = field(default_factory=list)
@@ -70,7 +70,7 @@ class PlannedSamples:
 
 
 class SamplePlanner:
-    """Turns decisions into sampling rows and forks, and results into sampled tokens."""
+    """Turns decisions into sampling rows and forks, and turns results into sampled tokens."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class SamplePlanner:
             out.draws.append(draw)
 
     def _draw_one(self, seq: Sequence, branch: Branch, item: Scheduled, out: PlannedSamples) -> None:
-        """Plan the only sampled token of a controlled sequence."""
+        """Plan the only sampled token of a sequence with a controller."""
         rows = out.batch.rows
         if not seq.draws.is_plain or seq.output.bans or branch.sampling is not None or branch.top_logprobs:
             out.draws.append(PlannedDraw(seq, branch, len(rows), item))
@@ -174,13 +174,14 @@ class SamplePlanner:
         rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, number, mask, bias))
 
     def _is_simple(self, seq: Sequence, branch: Branch, item: Scheduled) -> bool:
-        """Return whether a controlled sequence samples from one row, as in nearly all steps but its first."""
+        """Return whether a sequence with a controller samples from one row, as in nearly all steps except its first
+        one."""
         answer = seq.control.answer
         has_more = item.drafts or seq.sampling.lookahead or answer is None or answer.options is not None
         return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Return whether the request may have `num_branches - 1` more outputs. If not, the sequence fails."""
+        """Return whether the request may have `num_branches - 1` more outputs. If it may not, the sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
@@ -189,7 +190,7 @@ class SamplePlanner:
         return True
 
     def _fork(self, seq: Sequence, number: int, num_own: int, out: PlannedSamples) -> Sequence:
-        """Fork `seq` for branch `number` of all of its copies, which have `num_own` branches each."""
+        """Fork `seq` for branch `number` in all copies of the sequence; each copy has `num_own` branches."""
         outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number % num_own, number // num_own)
         child.draws.is_plain = seq.draws.is_plain
@@ -202,7 +203,7 @@ class SamplePlanner:
         return child
 
     def undo(self, out: PlannedSamples) -> None:
-        """Remove the forks of a step that failed before it had any result."""
+        """Remove the forks of a step that failed before it gave any result."""
         for seq in out.choosing:
             self.choices.undo(seq)
         for _, child in reversed(out.forks):
@@ -221,7 +222,7 @@ class SamplePlanner:
     def commit(
         self, scheduled: list[Scheduled], out: PlannedSamples, result: StepResult, vectors: Vectors[array[float]] = ()
     ) -> None:
-        """Apply the results: scores first, then new outputs, then tokens. `vectors` are the vectors for
+        """Apply the results of a step: scores first, then new outputs, then tokens. `vectors` are the results for
         `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
         changed = set[int]()  # sequences that continue with other tokens than the sampled one
@@ -240,8 +241,8 @@ class SamplePlanner:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
-        """Record computed prompts and the log-probabilities of known tokens. End outputs that are waiting only for
-        these, or that they rule out."""
+        """Record computed prompts and the log-probabilities of known tokens. Outputs that waited only for
+        log-probabilities end. Outputs that can no longer be among the best end too."""
         for item in scheduled:
             seq = item.seq
             if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:
@@ -287,7 +288,7 @@ class SamplePlanner:
         changed: set[int],
         accepted: dict[int, _Accepted],
     ) -> None:
-        """Apply a token that is traced, follows drafts, or is subject to rules."""
+        """Apply a sampled token that is traced, follows draft tokens, or is subject to rules."""
         seq = draw.seq
         if seq.is_traced:
             self._progress.note_drawn(seq, out.batch.rows[row], result, row, is_draft=False)
@@ -315,7 +316,7 @@ class SamplePlanner:
         return odds is None or token < 0 or aligned.advance(token, math.exp(odds.before.logprob), 1.0 - odds.taken)
 
     def _restart(self, seq: Sequence, changed: set[int]) -> None:
-        """Restart an output whose aligned sampling requires it."""
+        """Restart an output if its aligned sampling requires a restart."""
         if seq.is_finished or seq.output.aligned is None or not seq.output.aligned.must_restart:
             return
         changed.add(seq.id)
@@ -324,7 +325,7 @@ class SamplePlanner:
         self._steering.report(seq)
 
     def _look_ahead(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> set[int]:
-        """Begin choices for sampled tokens whose candidates have forced tokens after them. Returns the ids of the
+        """Begin choices for sampled tokens that have candidates with forced tokens after them. Returns the ids of the
         sequences that wait for a choice."""
         by_row: dict[int, list[PlannedDraw]] = {}
         for draw in out.draws:
@@ -347,15 +348,16 @@ class SamplePlanner:
         return waiting
 
     def _accept_candidate(self, draws: Mapping[int, PlannedDraw], seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Apply a token that was chosen with regard to the tokens forced after it. If its log-probability is wanted, it
-        is computed later."""
+        """Apply a token that was chosen together with the tokens that are forced after it. If its log-probability is
+        requested, it is computed later."""
         self._accept(draws[seq.id], tokens[0], None)
         if not seq.is_finished:
             seq.clamp_computed()
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
-        """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue with other tokens than
-        the sampled ones. If a controller is late, wait for it first, because it still computes with the old tokens."""
+        """Act on a run of forced tokens that is less likely than the request allows. Sequences that continue with other
+        tokens than the sampled ones are added to `changed`. If a controller is late, this waits for it first, because
+        the controller still computes with the old tokens."""
         if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
             return
         changed.add(seq.id)
@@ -407,13 +409,14 @@ class SamplePlanner:
 
 
 def draws_next(item: Scheduled) -> bool:
-    """Return whether a token is sampled after this step: all tokens are computed, and the output continues."""
+    """Return whether this step samples a token of the sequence: all its tokens are computed, and its output
+    continues."""
     seq = item.seq
     return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
 
 
 def score_run(item: Scheduled) -> ScoreRun | None:
-    """Return the known tokens whose log-probabilities can be read from this row's logits, or None."""
+    """Return the known tokens whose log-probabilities this logits row gives, or None."""
     seq = item.seq
     first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
@@ -448,5 +451,5 @@ def _nothing_left(seq: Sequence) -> BridleError:
 
 
 def _is_draftable(branch: Branch) -> bool:
-    """Return whether draft tokens that were computed after the branch can be right."""
+    """Return whether draft tokens that were computed after this branch can still be right."""
     return not branch.splices and branch.control_vectors is None

@@ -1,4 +1,4 @@
-"""The row that samples a token, with the restrictions of the controller and of the request itself."""
+"""The sampling row of a token, with the restrictions of the controller and of the request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def draws_plainly(seq: Sequence) -> bool:
-    """Return whether the sampling parameters alone decide how a sequence's tokens are sampled, apart from bans and its
-    controller's decisions."""
+    """Return whether the sampling parameters alone decide how tokens are sampled. Bans and decisions of the controller
+    are not considered."""
     sampling = seq.sampling
     has_rules = sampling.min_tokens or sampling.bad_words_ids or sampling.lookahead or sampling.has_mirostat
     is_watched = seq.is_traced or seq.output.aligned is not None
@@ -33,8 +33,8 @@ def draw_row(
     place: int = 0,
     num_draws: int = 0,
 ) -> SampleRow:
-    """Return the row that samples for `owner` from logits row `index` of the sequence `mirror`. `place` draft tokens
-    come before it, and `num_draws` of those are sampled."""
+    """Return the row that samples a token for `owner` from logits row `index` of the sequence `mirror`. `place` draft
+    tokens come before the row; `num_draws` of them are sampled."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
     if branch.top_logprobs:
@@ -59,7 +59,7 @@ def draw_row(
 
 
 def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
-    """Return biases that ban the last token of each of `words` whose other tokens are the end of the output."""
+    """Return biases that ban the last token of each phrase in `words` whose other tokens end the output."""
     last = len(tokens)
     return [
         (word[-1], -math.inf)
@@ -69,9 +69,9 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """Return the controller's sampling parameters with the client's log-probabilities and the operator's watermark. The
-    controller's parameters change how a token is sampled. The controller's parameters change neither the data that the
-    client receives, nor the operator's policies."""
+    """Return the controller's sampling parameters, with the log-probabilities that the client requested and the
+    operator's watermark. The controller's parameters change how a token is sampled. They change neither the data that
+    the client receives nor the operator's policies."""
     if own.watermark is not None and own.watermark.key:
         override = override.with_(watermark=own.watermark)
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
@@ -80,8 +80,8 @@ def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> Sampling
 
 
 def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
-    """Return the sampling parameters with candidates for the controller. Candidates are computed after mask and bias,
-    unless the client asked otherwise."""
+    """Return the sampling parameters, changed so that the controller gets its candidates. Candidates are computed after
+    mask and bias, unless the client set something else."""
     if sampling.logprobs is None:
         return sampling.with_(logprobs=count, logprobs_mode="processed")
     return sampling.with_(logprobs=max(count, sampling.logprobs))

@@ -1,8 +1,9 @@
-"""A trie of the token sequences among which one is chosen. Sequences share edges, and each edge is scored once.
+"""A trie of token sequences (options), one of which is chosen. Options with a common beginning share edges, and each
+edge is scored once.
 
-Node 0 is the root. A *probe* is a path of tokens that must go through the model, so that its logits rows score the
-edges after each of its nodes. Edges of the root need no probe: the end of the prompt predicts them. This module knows
-no engine.
+Node 0 is the root. A *probe* is a path of tokens that goes through the model. Its logits rows score the edges below its
+nodes. Edges of the root need no probe, because the end of the prompt predicts them. This module does not use the
+engine.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Probe:
 
 
 class TokenTrie:
-    """The trie of `options`, none of which is empty. `logprobs[node]` is the log-probability of the edge to a node,
-    once known."""
+    """The trie of `options`; no option may be empty. `logprobs[node]` is the log-probability of the edge that leads to
+    a node, once it is known."""
 
     def __init__(self, options: Sequence[Tokens]) -> None:
         self.children: list[dict[int, int]] = [{}]
@@ -47,7 +48,7 @@ class TokenTrie:
         return node
 
     def probes(self) -> list[Probe]:
-        """Return the smallest set of paths whose nodes cover every edge that does not begin at the root."""
+        """Return the smallest set of paths that scores every edge which does not begin at the root."""
         made: list[Probe] = []
         covered: set[int] = set()
         for node, edges in enumerate(self.children):
@@ -67,8 +68,9 @@ class TokenTrie:
         return path[::-1]
 
     def scores(self) -> list[float]:
-        """Return the log-probability of each option: that the text begins with its tokens, and with those of no longer
-        option. Without the second condition, an option would always be likelier than the options that it begins."""
+        """Return the log-probability of each option: the text begins with the option, but not with a longer option.
+        Without the second condition, a short option would always be likelier than a longer option that begins with
+        it."""
         totals = [0.0] * len(self.children)
         for node in range(1, len(self.children)):  # parents come before their children
             totals[node] = totals[self._parents[node]] + self.logprobs[node]
@@ -76,7 +78,7 @@ class TokenTrie:
         return [totals[node] + _without(longer[node] - totals[node]) for node in self.ends]
 
     def _longer(self) -> list[float]:
-        """Return, for each node, the log-probability of all options below it, counted from the root."""
+        """Return, for each node, the log-probability of all options below the node, counted from the root."""
         totals, ends = [0.0] * len(self.children), set(self.ends)
         for node in range(1, len(self.children)):
             totals[node] = totals[self._parents[node]] + self.logprobs[node]

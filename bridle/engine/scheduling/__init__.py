@@ -1,1 +1,1 @@
-"""Scheduling of tokens into steps: scheduler, admission order, step plans."""
+"""Scheduling of tokens into steps: the scheduler, the admission order, and step plans."""

@@ -1,12 +1,13 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
-The order is by level, but no level waits for ever. Within a level the order is by urgency, so that tenants share the
-level. Between levels, the level whose oldest member is due first comes first: a level is worth a number of seconds of
-waiting. So a request of a higher level may overtake one of a lower level, but only if it came at most that much later.
-A sequence that is admitted before sequences of a higher level gets that level, so that they do not preempt it at once.
+Sequences are ordered by priority level, but every level gets its turn. Within a level, sequences are ordered by
+urgency, so that tenants share the level. Among levels, the one whose oldest sequence is due first comes first. One
+level is worth a number of seconds of waiting. So a request of a higher level may overtake one of a lower level only if
+it arrived at most that much later. A sequence that is admitted before sequences of a higher level gets that higher
+level. So they do not preempt it at once.
 
-A prompt delays every running stream. So it may have to wait: until enough prompts wait together, or until the streams
-have run long enough without a delay. `PrefillGate` decides this, and only counts steps.
+Computing a prompt delays every running stream. So a prompt may have to wait until enough prompts are queued, or until
+the streams have run long enough without a delay. `PrefillGate` makes this decision by counting steps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from bridle.engine.sequence import Sequence as TokenSequence
 
 
 def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
-    """Return `waiting` in the order of admission. The input is sorted by level and then by urgency. A level is worth
-    `seconds` of waiting."""
+    """Return `waiting` in the order of admission. `waiting` must be sorted by level and then by urgency. A level is
+    worth `seconds` seconds of waiting."""
     if not waiting or waiting[0].queue.level == waiting[-1].queue.level:
         return list(waiting)
     levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("queue.level"))]
@@ -29,8 +30,7 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
 
 
 def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
-    """Return, for each position in the order, the highest level (the smallest number) among the ready sequences from
-    there on."""
+    """Return, for each position, the highest level (the smallest number) of the ready sequences from there on."""
     ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 
@@ -39,8 +39,8 @@ _NOBODY = 1 << 30
 
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
-    """Return each member with the time at which its level would be due if the member were the first. The times are
-    increasing, because merging needs sorted input."""
+    """Return each sequence of a level with the time at which the level would be due if that sequence were the first.
+    These times increase, because merging needs sorted input."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
@@ -48,8 +48,8 @@ def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tup
 
 
 class PrefillGate:
-    """Admits prompts to a step if nothing decodes, or if `ratio` times as many prompts are queued as sequences decode.
-    Also admits prompts after `max_steps` decoding steps in a row without a prompt."""
+    """Admits prompts to a step if no sequence decodes, or if at least `ratio` times as many prompts are queued as
+    sequences decode. Also admits prompts after `max_steps` decoding steps in a row without a prompt."""
 
     def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
         self.ratio = ratio
@@ -65,7 +65,7 @@ class PrefillGate:
         return num_queued >= self.ratio * num_decoding
 
     def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
-        """Record the contents of a planned step."""
+        """Record what a planned step contains."""
         if had_prompts:
             self._num_steps = 0
         elif had_decodes:

@@ -1,6 +1,6 @@
-"""Overlapped steps: a step is planned and computed before the tokens of the previous one are known.
+"""Overlapped steps: a step is planned and started before the tokens of the previous step are known.
 
-A step over an `AsyncExecutor`, whose device continues to compute while the engine does other work, has this order:
+With an `AsyncExecutor`, whose device computes while the engine does other work, a step has this order:
 
     draw(k)                       its masks are there
     plan(k+1), forward(k+1)       the tokens of k have names: the device has them
@@ -8,12 +8,13 @@ A step over an `AsyncExecutor`, whose device continues to compute while the engi
     collect(k+1), branch(k+1)     what controllers answer, up to the end of forward(k+1) and a grace
     draw(k+1)
 
-This order never changes an output. A row is computed in vain if its sequence has ended, or continues after other tokens
-than were planned. The valid part of its KV is kept, and the remaining KV is written again. Blocks that such a sequence
-releases are written only by later steps, and the device works in order. Blocks are hashed once their tokens are known.
+The overlap never changes an output. The work for a row is wasted if its sequence has ended, or continues after other
+tokens than planned. The part of its KV that is still valid is kept; the rest is written again. Blocks that such a
+sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
+are known.
 
-Some steps wait for the tokens before them: those of sequences that may get several tokens at once, because they have
-drafts or because their controllers spliced last time. So several forced tokens in a row cost no further step.
+Some sequences wait for their previous tokens, because a step may give them several: they have draft tokens, or their
+controllers have just spliced. So several forced tokens in a row need no further step.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _LOOK = 0.0005
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step between its plan and its tokens. `planned`, `began`, `computed` and `steered` are times of the engine's
-    clock: before planning, before and after the launch, and before sampling. `rows` are the rows of `scheduled` that
-    are still valid."""
+    """A step that is planned but whose tokens are not known yet. `planned`, `began`, `computed` and `steered` are
+    engine clock times: before planning, before and after the launch, and before sampling. `rows` are the rows of
+    `scheduled` that are still valid."""
 
     plan: StepPlan
     scheduled: list[Scheduled]
@@ -55,9 +56,9 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCallbacks:
-    """Callbacks of the engine at the end of a step. `conclude` counts a finished step and applies its tokens. `recover`
-    continues after a failed step. `embed` returns the vectors of a step. `wait` is called before the engine waits for
-    the device."""
+    """Functions of the engine that are called at the end of a step. `conclude` counts a finished step and applies its
+    tokens. `recover` continues after a failed step. `embed` returns the vectors of a step. `wait` is called before the
+    engine waits for the device."""
 
     conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
     recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]
@@ -66,7 +67,7 @@ class StepCallbacks:
 
 
 class OverlapScheduler:
-    """Runs overlapped steps. At most one step is being sampled while its tokens were not collected."""
+    """Runs overlapped steps. Overlaps steps. At most one step has been sampled whose tokens are not collected."""
 
     def __init__(
         self,
@@ -89,13 +90,13 @@ class OverlapScheduler:
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether a step runs whose tokens were not collected yet."""
+        """Return whether a step is running whose tokens are not collected."""
         return self._last is not None
 
     # -- the end of a step, and the beginning of the next --------------------------------------------------
 
     def finish_previous_step(self) -> InFlightStep | None:
-        """Collect and apply the tokens that are being sampled. If possible, the next step is launched before. Returns
+        """Collect and apply the tokens that are being sampled. If possible, the next step is launched first. Returns
         the launched step, which is not sampled yet, or None."""
         last, self._last = self._last, None
         if last is None:
@@ -154,7 +155,7 @@ class OverlapScheduler:
         return InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)), sizes=sizes)
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
-        """Record which placeholders became tokens of their sequences in the executor."""
+        """Record which placeholders have become tokens of their sequences in the executor."""
         rows = {draw.seq.id: row_of(draw) for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
@@ -164,7 +165,7 @@ class OverlapScheduler:
     # -- the beginning of a step -------------------------------------------------------------------------
 
     def run(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
-        """Launch a step whose tokens are all known, and sample it."""
+        """Launch a step whose tokens are all known, and start to sample it."""
         flight = InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)))
         fault = self._launch(flight)
         if fault is None:
@@ -183,7 +184,7 @@ class OverlapScheduler:
         return None
 
     def draw(self, flight: InFlightStep) -> None:
-        """Sample a launched step once the controllers of its sequences have answered. Results that cannot wait for
+        """Sample a launched step after the controllers of its sequences have answered. Results that cannot wait until
         the next call are collected at once."""
         try:
             self._settle(flight)
@@ -204,8 +205,8 @@ class OverlapScheduler:
         self._ends.conclude(flight, result, vectors, sampled)
 
     def _settle(self, flight: InFlightStep) -> None:
-        """Find the valid rows, and record that they were computed. For other rows, only the tokens that are still right
-        count as computed."""
+        """Find the valid rows, and record that they were computed. For invalid rows, only the tokens that are still
+        right count as computed."""
         sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
         flight.rows = [
             item
@@ -220,7 +221,7 @@ class OverlapScheduler:
 
     def _await_answers(self, rows: list[Scheduled]) -> None:
         """Wait for controllers while the device computes, and then for a grace period. So a controller's time does not
-        depend on when a step was launched, and a pool can learn it."""
+        depend on when a step was launched, and its pool can learn it."""
         due = _unanswered([item.seq for item in rows if draws_next(item)])
         if due:
             self._steering.collect_answers()
@@ -240,7 +241,7 @@ class OverlapScheduler:
 
 
 def _gives_one_token(draw: AnyDraw) -> bool:
-    """Return whether a sample most likely gives its sequence exactly one token."""
+    """Return whether a sample will most likely give its sequence exactly one token."""
     is_one = isinstance(draw, Scheduled) or (
         draw.row is not None and not draw.ways and draw.look is None and draw.branch.control_vectors is None
     )
@@ -248,7 +249,7 @@ def _gives_one_token(draw: AnyDraw) -> bool:
 
 
 def _is_as_planned(item: Scheduled, size: tuple[int, int]) -> bool:
-    """Return whether a live sequence may continue and still has the tokens for which its row was planned."""
+    """Return whether an active sequence may continue and still has the tokens for which its row was planned."""
     seq, kv = item.seq, item.seq.kv
     is_same = size == (len(seq.tokens), seq.target) and kv.num_mirrored_tokens >= size[0]
     return is_same and kv.num_computed == item.row.start and not seq.is_held

@@ -1,4 +1,4 @@
-"""The settings of continuous batching: configured values, or defaults for the backend."""
+"""The settings of continuous batching: configured values, or the backend's defaults."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WAITING_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Bounds of a step, rules for when queued prompts are admitted to it, and bounds of requests.
+    """Limits of a step, rules for admitting queued prompts to it, and limits of requests.
 
-    `max_step_tokens` bounds a whole step; the other names are those of `EngineConfig`.
+    `max_step_tokens` limits a whole step; the other names are those of `EngineConfig`.
     """
 
     max_step_tokens: int
@@ -35,8 +35,8 @@ class Batching:
     @classmethod
     @lru_cache(maxsize=64)  # called for each request
     def of(cls, config: EngineConfig, info: ExecutorInfo) -> Batching:
-        """Return the values of `config` for a backend. Raises `InvalidRequest` with the values that contradict each
-        other."""
+        """Return the values of `config`, with the backend's defaults. Raises `InvalidRequest` that names values which
+        contradict each other."""
         size = config.max_num_seqs or info.max_num_seqs
         in_chunks = config.chunked_prefill and info.task == "generate"  # a pooling model computes a text in one step
         prefill = _prefill_tokens(config, info)
@@ -56,7 +56,7 @@ class Batching:
         return batching
 
     def limit(self, info: ExecutorInfo) -> ExecutorInfo:
-        """Return the backend's info, limited by these settings. Limiting it again changes nothing."""
+        """Return the backend's info, limited by these settings. Applying the limits twice changes nothing."""
         is_full = self.max_total_tokens == self.max_batch_total_tokens  # in that case the context is not the limit
         return replace(
             info,
@@ -108,8 +108,8 @@ def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
-    """Return the length of the longest sequence: the configured length, if model and KV cache can hold it, else an
-    error. By default it is the longest that they can hold."""
+    """Return the maximum length of a sequence: the configured length if the model and the KV cache can hold it, else an
+    error. The default is the longest sequence that they can hold."""
     room = _num_blocks(config, info) * info.block_size
     wanted = config.max_total_tokens
     if wanted is None:
@@ -128,8 +128,8 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _ratio(config: EngineConfig) -> float:
-    """Return the default waiting ratio. With chunked prefill a prompt disturbs decoding little, so it waits only if the
-    operator set for how many steps."""
+    """Return the default of `waiting_served_ratio`. With chunked prefill, a prompt hardly disturbs decoding. So it
+    waits only if the operator set a number of steps to wait."""
     if config.waiting_served_ratio is not None:
         return config.waiting_served_ratio
     if config.max_waiting_tokens is not None:

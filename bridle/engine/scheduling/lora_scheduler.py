@@ -1,8 +1,8 @@
-"""Chooses the adapters of a step: at most a fixed number of those on the device.
+"""Chooses the adapters of a step: a limited number of the adapters on the device.
 
-Sequences whose adapter is not chosen skip the step. If more adapters are ready than one step takes, the least recently
-used come first, so that each gets its turn. Sequences without an adapter may be in every step. While no request has an
-adapter, this module does no work.
+Sequences whose adapter is not chosen skip the step. If more adapters are ready than one step can take, the least
+recently used come first, so that each gets its turn. Sequences without an adapter may be in every step. While no
+request has an adapter, this module does no work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bridle.errors import BridleError, UnknownAdapter
 
 
 class LoRAScheduler:
-    """Chooses at most `max_adapters` adapters for a step, among those that `store` has on the device (None: all
-    adapters are on the device)."""
+    """Chooses at most `max_adapters` adapters for a step, from those that `store` has on the device. If `store` is
+    None, the device has all adapters."""
 
     def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
         self.max_adapters = max_adapters
@@ -46,7 +46,7 @@ class LoRAScheduler:
         return True
 
     def open(self, adapter: str) -> None:
-        """Record that a request for the adapter begins. Raises `UnknownAdapter`."""
+        """Record that a request with the adapter begins. Raises `UnknownAdapter`."""
         if self._store is not None:
             self._store.open(adapter)
         self.num_users[adapter] += 1
@@ -61,7 +61,7 @@ class LoRAScheduler:
             self._store.leave(adapter)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the counts about adapters for the statistics. Safe from any thread."""
+        """Return the adapter counts for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
@@ -84,7 +84,8 @@ class LoRAScheduler:
                 seq.queue.adapter_not_scheduled = seq.request.adapter not in chosen
 
     def _choose(self, wanted: list[str]) -> set[str]:
-        """Return the adapters of a step: those chosen longest ago, and among equals the most urgent ones."""
+        """Return the adapters of a step. Adapters that were chosen longest ago come first, and among equals the most
+        urgent ones."""
         if self._store is not None:
             available = self._store.begin_step(wanted)
             wanted = [key for key in wanted if key in available]
@@ -95,6 +96,6 @@ class LoRAScheduler:
 
 
 def _adapters(sequences: Iterable[Sequence]) -> dict[str, None]:
-    """Return the adapters of the sequences that are not waiting for their controllers, in order."""
+    """Return, in order, the adapters of the sequences that do not wait for their controllers."""
     keys = (seq.request.adapter for seq in sequences if not seq.is_held)
     return dict.fromkeys(key for key in keys if key is not None)

@@ -1,17 +1,17 @@
-"""Shares a step's budget of prompt tokens between the prompts that need it.
+"""Divides a step's budget of prompt tokens among the prompts that need it.
 
-Up to half of a step's prompt tokens go to the prompts with the fewest tokens left to compute, the other half in order
-of urgency. So a short prompt does not wait for an earlier long one, and short prompts take at most half from the prompt
-that is first in line. Sizes count in powers of two: prompts of about the same size keep their order of urgency, and so
-the turns of their users. A prompt of a more urgent level always comes first.
+Up to half of the budget goes to the prompts with the fewest tokens left to compute. The other half is given in order of
+urgency. So a short prompt does not wait for an earlier long prompt. The first prompt in line loses at most half of the
+budget. Lengths are compared as powers of two. So prompts of similar length keep their order of urgency, and users keep
+their turns. A prompt of a more urgent level always comes first.
 
-A short prompt may be admitted before a longer one that waits for room in the KV cache. At most `MAX_PASSES` prompts may
-overtake a waiting one in this way.
+A short prompt may be admitted before a longer prompt that waits for room in the KV cache. At most `MAX_PASSES` prompts
+may overtake a waiting prompt in this way.
 
-If prompts have a common beginning, one of them computes it. The other prompts wait, and find the common beginning in
-the prefix cache. The prompt that they wait for then counts as a short one.
+If several prompts have the same beginning, one of them computes it. The others wait, and then find the beginning in the
+prefix cache. The prompt that they wait for counts as a short one meanwhile.
 
-This module only chooses. The module allocates no blocks and admits no sequence.
+This module only makes choices. It allocates no blocks and admits no sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Wish = tuple[Sequence, int]  # a sequence, and the number of tokens that it nee
 
 
 class PromptShares:
-    """Knows the prompts that are being computed, for one step at a time. Call `begin` first in each step."""
+    """Has the prompts that are being computed in one step. Call `begin` first in each step."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -48,13 +48,13 @@ class PromptShares:
                 self.add(seq)
 
     def add(self, seq: Sequence) -> None:
-        """Record one more prompt that is being computed."""
+        """Record another prompt that is being computed."""
         self.num_owed += self._blocks.blocks_for(len(seq.tokens)) - len(seq.kv.block_table)
         if seq.kv.block_hashes:
             self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)
 
     def provider(self, seq: Sequence) -> Sequence | None:
-        """Return the prompt that computes the next block that waiting `seq` lacks, or None."""
+        """Return the prompt that computes the next missing block of the waiting sequence `seq`, or None."""
         number = self._blocks.missing_block(seq)
         if number is None or seq.kv.block_hashes[0] not in self._begun:
             return None
@@ -66,11 +66,11 @@ class PromptShares:
         return None
 
     def split(self, budget: int, begun: list[_Wish], order: list[Sequence]) -> dict[int, int]:
-        """Return the reserved tokens of the budget by sequence id: up to half of the budget, for the shortest prompts
-        first.
+        """Return how much of the budget is reserved for each sequence id: in total up to half of the budget, for the
+        shortest prompts first.
 
-        `begun` are running sequences with the tokens that each needs; `order` are the waiting ones in order of
-        admission.
+        `begun` has the running sequences with the number of tokens that each needs. `order` has the waiting sequences
+        in order of admission.
         """
         left, shares = budget // 2, dict[int, int]()
         room = _Room(self._blocks, self.num_owed, next((seq for seq in order if seq.is_ready), None))
@@ -89,8 +89,8 @@ class PromptShares:
         return shares
 
     def _claim(self, seq: Sequence, claimed: set[bytes]) -> bool:
-        """Claim the next block of waiting `seq`, which it will compute. Returns False if the block is already
-        claimed."""
+        """Record that the waiting sequence `seq` will compute its next block. Returns False if another sequence already
+        computes this block."""
         number = self._blocks.missing_block(seq)
         if number is None:
             return True
@@ -100,7 +100,7 @@ class PromptShares:
         return is_new
 
     def _waiting(self, most: int, order: list[Sequence]) -> list[_Wish]:
-        """Return the waiting sequences that may be short, each with its number of missing tokens."""
+        """Return the waiting sequences that may be short, each with the number of its tokens that are not cached."""
         looked_up = [seq for seq in order[:_MAX_MATCHED] if seq.is_ready]
         wishes = [(seq, seq.target - self._blocks.match_prefix(seq)) for seq in looked_up]
         others = order[_MAX_MATCHED:]
@@ -108,7 +108,7 @@ class PromptShares:
 
 
 class _Room:
-    """The free blocks of a step. Some of them are reserved for `head`, the first sequence in line."""
+    """The free blocks of a step. Some of them are reserved for `head`, the first waiting sequence."""
 
     def __init__(self, blocks: BlockManager, num_owed: int, head: Sequence | None) -> None:
         self._blocks = blocks
@@ -117,7 +117,7 @@ class _Room:
         self._kept = 0 if head is None else blocks.num_missing(head)
 
     def take(self, seq: Sequence) -> bool:
-        """Reserve room for all tokens of `seq`. Returns whether there was enough."""
+        """Reserve blocks for all tokens of `seq`. Returns whether there were enough free blocks."""
         need = self._blocks.num_missing(seq)
         if need > self._left:
             return False

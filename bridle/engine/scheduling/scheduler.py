@@ -1,12 +1,12 @@
-"""Scheduling of the tokens that the next step computes.
+"""Decides which tokens the next step computes.
 
-There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
-token budget and the KV blocks allow. Decodes and prompt chunks are mixed. Sequences with blocks come first, and each
-gets one token before any gets a second. Then waiting sequences are admitted in order of priority, place and arrival,
-and none starves (`admission_order`). If several prompts need tokens, up to half of the prompts' budget goes to the
-shortest ones, waiting ones included (`prefill_sharing`). Queued prompts may have to wait until the streams have run for
-a while (`PrefillGate`). Without chunks each prompt is computed whole, in a step without decodes. The scheduler does not
-know sampling, controllers or text.
+There are no phases: every ready sequence wants `tokens[num_computed:target]` computed. It gets as many as the token
+budget and the KV blocks allow. A step mixes decoding with chunks of prompts. Sequences with blocks come first. Each
+gets one token before any gets a second one. Then waiting sequences are admitted in order of priority, place and
+arrival, so that none starves (`admission_order`). If several prompts need tokens, up to half of the prompt budget goes
+to the shortest prompts, including waiting ones (`prefill_sharing`). Queued prompts may have to wait until the streams
+have run for a while (`PrefillGate`). Without chunked prefill, each prompt is computed as a whole, in a step without
+decoding. The scheduler uses no sampling, controllers or text.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _DRAFTED_ROWS = 64
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with its sequence. `drafts` are computed after position `end`. If the sequence just gains one
-    sampled token after the row, `sample_row` is the row of the batch that samples it; -1 otherwise."""
+    """One planned row with its sequence. `drafts` are the draft tokens after position `end`. `sample_row` is the
+    sampling row if the sequence only gains one sampled token after this row; else it is -1."""
 
     seq: Sequence
     row: PlanRow
@@ -51,7 +51,7 @@ class Scheduled:
 
 
 class Scheduler(SequenceQueues):
-    """`schedule` makes a plan; `commit` records that the plan was computed."""
+    """Plans steps: `schedule` makes a plan, and `commit` records that the plan was computed."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Scheduler(SequenceQueues):
 
     @property
     def step(self) -> int:
-        """Return the number of the step that was planned last."""
+        """Return the number of the last planned step."""
         return self._step
 
     @property
@@ -137,7 +137,7 @@ class Scheduler(SequenceQueues):
         return plan, scheduled
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
-        """Return draft tokens after the picked tokens, as far as the step and the free blocks have room."""
+        """Return draft tokens for the picked sequences, as many as fit into the step and the free blocks."""
         num_tokens = sum(count for _, count, _ in picked)
         room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
         complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
@@ -153,8 +153,7 @@ class Scheduler(SequenceQueues):
         return drafts
 
     def _next_in_line(self) -> list[Sequence]:
-        """Return the waiting sequences for which there is room in a step, except those that wait for their
-        controllers."""
+        """Return the waiting sequences that fit into a step, except those that wait for their controllers."""
         num_seats = self.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
@@ -186,14 +185,15 @@ class Scheduler(SequenceQueues):
         return list(picked.values())
 
     def _prefill_tokens(self, ready: list[Sequence]) -> int:
-        """Return how many tokens of prompts, and of others that lack several, a step computes. The limit protects the
-        speed of decoding outputs, so a step with only probes has no limit but its own."""
+        """Return how many tokens a step may compute of prompts, and of other sequences with several missing tokens. The
+        limit protects the speed of decoding outputs. So a step that computes only probes has only the limit of the
+        whole step."""
         if self._in_chunks and ready and all(seq.is_probe for seq in ready):
             return self.max_num_batched_tokens
         return self.max_batch_prefill_tokens
 
     def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
-        """Reserve a part of the prompts' budget for the shortest prompts, if there are several."""
+        """If several prompts need tokens, reserve part of the prompt budget for the shortest ones."""
         several = [seq for seq in ready if seq.kv.is_prefilling or len(seq.tokens) - seq.kv.num_computed > 1]
         begun = [(seq, num_wanted) for seq in several if (num_wanted := self._num_wanted(seq)) > 0]
         has_queue = is_open and len(self.running) < self.max_num_seqs
@@ -208,12 +208,12 @@ class Scheduler(SequenceQueues):
             self._prompt_budget = budget - sum(self._shares.values())
 
     def _num_wanted(self, seq: Sequence) -> int:
-        """Return how many tokens of the prefill budget a running sequence could use."""
+        """Return how many tokens of the prompt budget a running sequence could use."""
         end = self.media.max_computable(seq) if seq.runs else seq.target
         return end - seq.kv.num_computed - (not seq.kv.is_prefilling)
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
-        """Pick prompts, each computed whole. If no prompt is to be computed now, pick the decoding sequences."""
+        """Pick prompts, each computed as a whole. If no prompt may be computed now, pick the decoding sequences."""
         self._pick_running(picked, self._rotate([seq for seq in ready if seq.kv.is_prefilling]))
         if is_open:
             self._pick_waiting(picked, self._prompt_budget)
@@ -222,7 +222,7 @@ class Scheduler(SequenceQueues):
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
         """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against the
-        prompts' budget. Returns what is left of the step's budget."""
+        prompt budget. Returns the rest of the step's budget."""
         budget = self.max_num_batched_tokens
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
@@ -264,13 +264,13 @@ class Scheduler(SequenceQueues):
         return budget
 
     def _is_plain_decode(self, seq: Sequence) -> bool:
-        """Return whether `seq`, which lacks one token, can be computed without any allocation or check."""
+        """Return whether the one missing token of `seq` can be computed without any allocation or check."""
         is_open = not (seq.kv.is_prefilling or seq.runs) and seq.output.ending is None
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
     def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return as many of the sequences as one step takes. Each step begins after the last sequence of the previous
-        one."""
+        """Return as many of the sequences as fit into one step. Each step begins after the last sequence of the
+        previous step."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= most:
             return ready
@@ -279,7 +279,7 @@ class Scheduler(SequenceQueues):
         return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit waiting sequences in order, while there is room for all tokens of each. Only sequences with reserved
+        """Admit waiting sequences in order, as long as all tokens of each have room. Only sequences with reserved
         tokens may overtake others."""
         most = self._prompt_budget + sum(self._shares.values())
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
@@ -319,7 +319,7 @@ class Scheduler(SequenceQueues):
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=urgency)
 
     def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
-        """Pick the tokens of an admitted sequence for which there is room. Returns their number."""
+        """Pick as many tokens of an admitted sequence as there is room for. Returns their number."""
         num_tokens = min(seq.target - seq.kv.num_computed, room)
         if seq.runs:
             num_tokens = min(self.media.max_computable(seq) - seq.kv.num_computed, room)
@@ -338,19 +338,19 @@ class Scheduler(SequenceQueues):
         return provider is not None and provider.id in picked
 
     def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
-        """Admit `seq` if there is room for it. `has_room` says whether there was room for all sequences before it."""
+        """Admit `seq` if there is room for it. `has_room` says whether all sequences before it had room."""
         if not self._in_chunks and not self._fits_whole(seq, room, picked):
             return False
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
         """Return whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step is
-        computed in a step of its own."""
+        computed in a step without others."""
         return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
-        """Admit `seq`. If necessary, preempt sequences whose controllers wait, because they might wait for this
-        sequence."""
+        """Admit `seq`. If necessary, preempt sequences whose controllers wait, because the controllers might wait for
+        this sequence."""
         while not self._admit(seq, self._prompt_shares.num_owed):
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
@@ -360,7 +360,7 @@ class Scheduler(SequenceQueues):
         return True
 
     def _pick_suspect(self) -> list[_Pick]:
-        """After a failed step, pick one of its sequences alone, to find out which one makes the step fail."""
+        """After a failed step, pick one of its sequences alone, to find the one that makes steps fail."""
         live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
         if not live:
             self._suspects.clear()
@@ -398,14 +398,14 @@ class Scheduler(SequenceQueues):
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
     def advance(self, seq: Sequence) -> None:
-        """Record that a draft token was accepted: its KV was computed in this step."""
+        """Record that a draft token was accepted. Its KV was computed in this step."""
         seq.kv.num_computed += 1
         self.blocks.publish(seq)
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
-        """Drop the draft tokens of a row except the first `num_right`. Of the `num_guessed` uncertain ones, `num_drawn`
-        were sampled. If all tokens are computed by now, because less was predicted than drafted, the last token is
-        computed again for its logits."""
+        """Drop the draft tokens of a row, except the first `num_right`. `num_guessed` draft tokens were uncertain, and
+        `num_drawn` of these were sampled. If no token is left to compute, because fewer tokens were predicted than
+        drafted, the last token is computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:
@@ -416,5 +416,5 @@ class Scheduler(SequenceQueues):
 
 
 def _adapter(pick: _Pick) -> str:
-    """Return the sort key of rows within a plan: their adapter."""
+    """Return the sort key of rows in a plan, which is their adapter."""
     return pick[0].request.adapter or ""

@@ -1,7 +1,7 @@
-"""Queues of running and waiting sequences: they are added, admitted while there are blocks, and removed.
+"""Queues of running and waiting sequences: sequences are added, admitted while blocks are free, and removed.
 
-If blocks run out, the sequence whose preemption frees most and costs least waits again and is computed later. Forks and
-freed sequences are recorded for the next plan, which reports them to the executor.
+If no blocks are free, the sequence whose preemption frees the most blocks at the lowest cost waits and is computed
+later. Forks and freed sequences are recorded; the next plan reports them to the executor.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class SequenceQueues:
         insort(self.waiting, seq, key=urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Run `child`, which was just forked from the running `parent`. The two sequences share blocks, and the next
-        plan reports the fork to the executor."""
+        """Run `child`, which was just forked from the running sequence `parent`. The two sequences share blocks, and
+        the next plan reports the fork to the executor."""
         self.blocks.fork(parent, child)
         self.blocks.truncate(child)  # the parent may hold blocks for draft tokens
         child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
@@ -67,8 +67,8 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that has ended. The sequence's blocks are free at once; with `parks`, their KV is protected
-        from eviction."""
+        """Remove a sequence that has ended. Its blocks are free at once. With `parks`, their KV is protected from
+        eviction."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
@@ -90,15 +90,15 @@ class SequenceQueues:
     def on_rewind(self, seq: Sequence) -> None:
         """Free the blocks past the end of a sequence whose tokens were rolled back.
 
-        A backend that keeps KV by sequence frees it only with the next row, so for such a backend the blocks stay
-        counted.
+        A backend that keeps KV by sequence frees the KV only with the next row. So its blocks still count as used until
+        then.
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)
         self.speculation.guessing.cut(seq)
 
     def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Admit a waiting sequence if there is room for all of its tokens in addition to `num_kept` blocks."""
+        """Admit a waiting sequence if all of its tokens and `num_kept` further blocks have room."""
         if not self.blocks.admit(seq, num_kept):
             return False
         seq.queue.num_passes = 0
@@ -118,8 +118,8 @@ class SequenceQueues:
         return True
 
     def _restore(self, seq: Sequence, sequences: StoredSequences) -> None:
-        """Let an admitted sequence begin with KV from the store, if the store has any. The backend first forgets ended
-        sequences, unless `seq` was forked in this step."""
+        """Let an admitted sequence begin with KV from the store, if the store has any. Before that, the backend deletes
+        ended sequences, unless `seq` was forked in this step."""
         kin = {seq_id for fork in self._forks for seq_id in (fork.parent, fork.child)}
         sequences.free([seq_id for seq_id in self._freed if seq_id not in kin])
         self._freed = [seq_id for seq_id in self._freed if seq_id in kin]
@@ -128,14 +128,15 @@ class SequenceQueues:
             seq.kv.num_computed = seq.kv.num_mirrored_tokens = length
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
-        """Give an admitted sequence the urgency of the most urgent sequence that it has overtaken."""
+        """Give an admitted sequence the urgency of the most urgent sequence that it overtook."""
         seq.queue.level = level
         self._in_order = False
 
     # -- making room -------------------------------------------------------------------------------------
 
     def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
-        """Preempt other sequences until `num_tokens` of `seq`, or at least some, have blocks. Returns how many have."""
+        """Preempt other sequences until `num_tokens` tokens of `seq`, or at least some of them, have blocks. Returns
+        the number of tokens that have blocks."""
         while True:
             missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
             if missing <= 0 and self.blocks.has_state_for(seq):
@@ -146,7 +147,7 @@ class SequenceQueues:
             self.preempt(victim)
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """Return how many of `num_tokens` the free blocks can hold; 0 without a slot for the recurrent state."""
+        """Return how many of `num_tokens` tokens fit into the free blocks; 0 without a slot for the recurrent state."""
         if not self.blocks.has_state_for(seq):
             return 0
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
@@ -165,7 +166,7 @@ class SequenceQueues:
         return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, urgency(s)))
 
     def preempt(self, seq: Sequence) -> None:
-        """Release a running sequence's blocks. The sequence waits, and is computed again later, mostly from the prefix
+        """Release a running sequence's blocks. The sequence waits and is computed again later, mostly from the prefix
         cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
@@ -180,9 +181,10 @@ class SequenceQueues:
         self.num_preemptions += 1
 
     def reset(self, suspects: Iterable[Sequence] = ()) -> None:
-        """Make all running sequences wait, because the executor lost its state. Each is sent to the executor again.
+        """Move all running sequences to the waiting ones, because the executor lost its state. Each sequence is sent to
+        the executor again.
 
-        `suspects` are then computed one at a time until each has passed a step.
+        The sequences of `suspects` are then computed one at a time, until each has passed a step.
         """
         for seq in list(self.running.values()):
             self.preempt(seq)
@@ -196,5 +198,5 @@ class SequenceQueues:
 
 
 def urgency(seq: Sequence) -> tuple[int, float, int]:
-    """Return the sort key of sequences: sequences with smaller keys run first."""
+    """Return the sort key of sequences. Sequences with smaller keys run first."""
     return seq.queue.level, seq.request.place, seq.id

@@ -1,12 +1,12 @@
-"""One step as plain data: the tokens to compute, the rows to sample, and the results.
+"""One step as plain data: the tokens to compute, the sampling rows, and the results.
 
-Only these values pass between the scheduler and an `Executor`. They can be printed, built by hand in a test and sent
-over a wire; they hold no tensors and no references to engine objects. Every message carries its step number, so that
-stale ones can be recognized and dropped.
+Only these values pass between the scheduler and an `Executor`. They can be printed, created by hand in a test, and sent
+over a network. They have no tensors and no references to engine objects. Every message has its step number, so that
+outdated messages can be recognized and dropped.
 
-The executor keeps a copy, or *mirror*, of each sequence: its token list, needed for penalties, and its block table. A
-plan row sends only the changes. Plans are not frozen, because hundreds of rows are created in every step and this is
-faster, but they must not be changed. A plan is applied in this order: forks, freed, copies, state copies, rows.
+The executor keeps a copy, or *mirror*, of each sequence: its tokens, which penalties need, and its block table. A row
+of a plan sends only the changes. Plans must not be changed. They are not frozen, because each step creates hundreds of
+rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies, state copies, rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ForkRow:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy KV block `source` to block `target`, all layers, before any row of this plan writes."""
+    """Copy KV block `source` to block `target`, in all layers, before any row of this plan writes."""
 
     source: int
     target: int
@@ -43,8 +43,8 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy the recurrent state in slot `source` to slot `target`, all layers. All sources of a plan are read before any
-    target is written, and before any row of the plan writes."""
+    """Copy the recurrent state in slot `source` to slot `target`, in all layers. All sources of a plan are read before
+    any target is written, and before any row of the plan writes."""
 
     source: int
     target: int
@@ -68,23 +68,23 @@ def placeholder_for_row(row: int) -> int:
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
-    The executor's copy of the sequence first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks`
-    blocks and appends `new_blocks`. KV before `start` is valid. KV at or after `start` is rewritten, so a backend that
-    keeps KV by sequence truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A
-    step's logits rows are numbered in row order.
+    The mirror first keeps `num_kept` tokens and appends `new_tokens`. It keeps `num_kept_blocks` blocks and appends
+    `new_blocks`. The KV before `start` is valid. The KV from `start` on is rewritten, so a backend that keeps KV by
+    sequence truncates it to `start`. The last `num_logits` of the computed positions give logits rows. The logits rows
+    of a step are numbered in the order of the plan's rows.
 
-    The last of the new tokens may be draft tokens, which the sequence does not have yet. Each is computed like any
-    other token, and the next row drops the draft tokens that were not sampled. `runs` are the images among the new
-    tokens; images among tokens that are not kept are dropped with them. A new token below 0 is a placeholder
-    (`placeholder_for_row`), for asynchronous executors only.
+    The last of the new tokens may be draft tokens, which the sequence does not have yet. Each draft token is computed
+    like any other token. The next row drops the draft tokens that were not sampled. `runs` are the images among the new
+    tokens. If tokens are dropped, the images among them are dropped too. A new token below 0 is a placeholder
+    (`placeholder_for_row`), which only asynchronous executors get.
 
-    A model with recurrent layers keeps a sequence's state in slot `state`. When the row begins, it is the state after
-    `start` tokens (nothing for a row that starts at 0). When the row ends, it is the state after all of its tokens,
-    drafts included. `saves` are copies to make while the row is computed, by position. `state` is -1 for models without
-    recurrent layers.
+    In a model with recurrent layers, slot `state` has the sequence's state. When the row begins, it is the state after
+    `start` tokens (empty if `start` is 0). When the row ends, it is the state after all tokens of the row, including
+    draft tokens. `saves` are copies of the state to make while the row is computed, by position. For models without
+    recurrent layers, `state` is -1.
 
-    `vectors` are the control vectors of the scheduled tokens. `probes` are keys of vectors with layers (None: the last
-    layer) along which the hidden states of the positions with logits are read.
+    `vectors` are the control vectors of the computed tokens. `probes` are pairs of a vector's key and a layer (None:
+    the last layer). The hidden states at positions with logits are projected on these vectors.
     """
 
     seq_id: int
@@ -111,7 +111,7 @@ class PlanRow:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Rows of one forward pass. Rows are in packing order; decodes and prefill chunks are mixed freely."""
+    """The rows of one forward pass. Rows are in packing order, with decodes and prefill chunks mixed."""
 
     step: int
     rows: list[PlanRow] = field(default_factory=list)
@@ -131,14 +131,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class SampleRow:
-    """Sample one token from logits row `logits_index`. Several rows may name the same logits row (a fork).
+    """Sample one token from logits row `logits_index`. Several sampling rows may use the same logits row (a fork).
 
-    `seq_id` names the executor's copy whose tokens the penalties use: the parent's for a new fork. `mask` is a bit
-    row (bit i of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token,
-    addend) pairs, -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`,
-    `draw`). `mu` is the state of Mirostat after the sequence's last sampled token, None before the first. The mirror's
-    last `num_ahead` tokens are drafts after the row's position, which this row ignores. A traced row reports its
-    distribution with the best `num_traced` tokens.
+    `seq_id` names the mirror whose tokens the penalties use. For a new fork, it is the parent's mirror. `mask` is a bit
+    row: bit i of the little-endian bit string means that token i is allowed (`ceil(V / 32)` 32-bit words). `bias` has
+    (token, addend) pairs, which are added to `sampling.logit_bias`; -inf forbids a token. The random number depends
+    only on (`key`, `draw`). `mu` is the state of Mirostat after the last sampled token of the sequence; None before the
+    first one. The mirror's last `num_ahead` tokens are draft tokens after the position of this row, which ignores them.
+    A traced row reports its distribution, with the `num_traced` most probable tokens.
     """
 
     seq_id: int
@@ -153,15 +153,15 @@ class SampleRow:
     num_traced: int = 0
 
     def history(self, tokens: list[int]) -> list[int]:
-        """Return those of the executor's copy's `tokens` that come before the row's position."""
+        """Return the mirror's `tokens` that come before the position of this row."""
         return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRun:
-    """Report the log-probability of known `tokens`: token i is predicted by logits row `logits_start + i`.
+    """Report the log-probabilities of known `tokens`. Logits row `logits_start + i` predicts token i.
 
-    `num_top` alternatives are reported with each (0 for none).
+    With each token, `num_top` alternatives are reported (0: none).
     """
 
     seq_id: int
@@ -172,7 +172,8 @@ class ScoreRun:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """All tokens and scores to compute from the logits of step `step`. Logits of `unnamed` ids do not count."""
+    """All tokens to sample and all scores to compute from the logits of step `step`. The logits of `unnamed` ids are
+    ignored."""
 
     step: int
     rows: list[SampleRow] = field(default_factory=list)
@@ -184,11 +185,12 @@ class SampleBatch:
 class StepResult:
     """The results of step `step`, in the order of the `SampleBatch`.
 
-    `tokens[i]` answers `rows[i]`; -1 means that nothing could be sampled (the mask and bias left no token).
-    `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]`
-    is Mirostat's state after sampling `rows[i]`; there are none if no row uses it. `draws[i]` is the distribution of a
-    traced row, which may be computed when it is read; there are none if no row is traced. `probes[i]` are the readings
-    at the position that `rows[i]` samples from; there are none if no row has probes.
+    `tokens[i]` is the token of `rows[i]`; -1 means that the mask and the bias left no token. `logprobs[i]` is None
+    unless the sampling parameters of the row ask for log-probabilities. `scores[j]` is the result for `scores[j]` of
+    the batch. `mus[i]` is the state of Mirostat after sampling `rows[i]`; `mus` is empty if no row uses Mirostat.
+    `draws[i]` is the distribution of a traced row, possibly computed only when it is read; `draws` is empty if no row
+    is traced. `probes[i]` are the projections at the position that `rows[i]` samples from; `probes` is empty if no row
+    has probes.
     """
 
     step: int
