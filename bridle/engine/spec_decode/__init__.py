@@ -1,1 +1,1 @@
-"""Speculative decoding: proposers of draft tokens, the costs of drafts, and verification."""
+"""Speculative decoding: proposers of draft tokens, the cost of drafts, and verification."""

@@ -1,4 +1,4 @@
-"""Selection of drafts that are worth their cost: the rule of `Speculation`, computed from probabilities and times."""
+"""Selects the drafts that are worth their cost, by the rule of `Speculation`, from probabilities and times."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FORESEEN = 128
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A sequence that may get up to `limit` draft tokens: as many as are worth their cost if `is_free`, else all of
-    them."""
+    """A sequence that may get up to `limit` draft tokens. With `is_free`, it gets only as many as are worth their cost;
+    otherwise it gets all."""
 
     seq: Sequence
     limit: int
@@ -29,8 +29,8 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftProposal:
-    """Draft tokens in parts: each part is a guessed token with the tokens that are forced after it. After the last part
-    another token is sampled."""
+    """A draft in parts. Each part is one guessed token and the tokens that are forced after it. One more token is
+    sampled after the last part."""
 
     wish: DraftRequest
     parts: list[tuple[int, ...]]
@@ -45,8 +45,8 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step to which drafts are added: its seconds, the seconds of one more row and of one more token without
-    logits, and its tokens without drafts."""
+    """The step to which drafts are added: its seconds, its number of tokens, and the seconds of one more row and of one
+    more token without logits."""
 
     seconds: float
     row: float
@@ -56,18 +56,19 @@ class BaseStep:
 
     @property
     def margin(self) -> float:
-        """Return the factor by which a draft's value has to exceed its cost."""
+        """Return the factor by which the value of a draft must exceed its cost."""
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Return the seconds of a part of `size` tokens. The first token is a guess that is right with probability
-        `chance`. In that case the other tokens would be computed anyway, but without logits."""
+        """Return the seconds that a part of `size` tokens costs. Its first token is a guess that is right with
+        probability `chance`. If the guess is right, the other tokens would be computed anyway, but without logits."""
         return self.row * size - chance * self.other * (size - 1)
 
 
 def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> int:
     """Return how many tokens to draft for each of `num_alike` sequences. A token is accepted with probability `chance`
-    and costs `cost` seconds. The number grows as long as one more for each sequence gives more tokens per second."""
+    and costs `cost` seconds. The number grows while one more token for each sequence increases the tokens per
+    second."""
     expected, seconds, margin = float(step.num_sure), step.seconds, step.margin
     for depth in range(MOST_DRAFTS):
         likely = chance ** (depth + 1)
@@ -79,8 +80,8 @@ def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> i
 
 
 def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
-    """Return the most tokens per second that a step gives if one sequence gets up to `limit` tokens, each accepted with
-    probability `chance` for `cost` seconds."""
+    """Return the highest tokens per second of a step in which one sequence gets up to `limit` draft tokens. Each is
+    accepted with probability `chance` and costs `cost` seconds."""
     expected, seconds = float(step.num_sure), step.seconds
     best = expected / seconds
     for depth in range(1, min(limit, MOST_DRAFTS) + 1):
@@ -91,8 +92,8 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
-    """Return whether drafting saves more time in the remaining output than the `behind` seconds that its proposer needs
-    to catch up with the sequence. The proposer offers `count` tokens per step, each for `cost` seconds."""
+    """Return whether drafting saves more time than the `behind` seconds that the proposer needs to read the sequence
+    first. The proposer offers `count` tokens per step, and each costs `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
@@ -101,8 +102,8 @@ def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float,
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """Return all wishes if a row of the step is cheap enough for any draft; otherwise those for drafts that requests
-    asked for."""
+    """Return all draft requests if a step's row is cheap enough for any draft. Otherwise return only those with a fixed
+    number of draft tokens."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
@@ -111,8 +112,8 @@ def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
 def worth_asking(
     wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
 ) -> dict[int, int]:
-    """Return how many tokens a draft model should draft for each sequence. The number grows as long as one more token
-    for all sequences gives more tokens per second, with the cost of their rows and of the draft model."""
+    """Return how many tokens a draft model should draft for each sequence. The number grows while one more token for
+    all sequences increases the tokens per second. The cost of rows and of the draft model counts."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0
@@ -135,14 +136,14 @@ def worth_asking(
 
 
 def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
-    """Return the leading parts that fit: at most `limit` parts, with at most `room` tokens."""
+    """Return the first parts that fit: at most `limit` parts with at most `room` tokens in total."""
     ends = accumulate(map(len, parts))
     return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute. Parts that were requested or chosen before always count. Of the
-    other parts, the most probable ones are added as long as each increases the tokens per second."""
+    """Return how many parts of each draft to compute. Parts that were requested or chosen earlier always count. The
+    most probable other parts are added while each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []

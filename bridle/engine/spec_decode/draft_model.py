@@ -1,10 +1,11 @@
-"""Drafts by a smaller model of the same vocabulary: a separate executor with its own KV.
+"""Draft tokens from a smaller model with the same vocabulary. This draft model has its own executor and KV.
 
-The proposer keeps a shadow of each sequence: a sequence with the same tokens, its own blocks and its own count of
-computed tokens. The sequence may have changed since the last call (tokens sampled, forced or rolled back, a fork, a
-preemption). The shadow then copies the tokens, keeps the KV of the common ones, and computes the others. Blocks of
-prompts are found by hash, as in the engine. One forward pass then gives one token of every sequence; `DraftStep` says
-how that token is sampled. If the draft model fails, there are no drafts, and requests are not affected.
+The proposer keeps a shadow of each sequence: a sequence with the same tokens, but with separate blocks and a separate
+count of computed tokens. Between two calls the sequence may change: tokens are sampled, forced or rolled back, or the
+sequence is forked or preempted. The shadow then copies the tokens, keeps the KV of the common beginning, and computes
+the rest. Blocks of prompts are found by their hashes, as in the engine. Each forward pass then gives one token for
+every sequence; `DraftStep` says how that token is sampled. If the draft model fails, there are no more draft tokens,
+but requests continue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _LONG = 32
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """The draft model's state of a sequence: `own` holds its tokens as of the last step. Tokens after the first
+    """The draft model's copy (shadow) of a sequence. `own` has the tokens of the last step. Tokens after the first
     `num_known` are draft tokens."""
 
     own: Sequence
@@ -71,9 +72,9 @@ class DraftModelProposer(Proposer):
     # -- interface of a proposer ---------------------------------------------------------------------------
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Run the draft model as often as the longest draft needs. If too many tokens of a sequence are missing, a part
-        of them is computed, and the sequence has no draft yet. While no drafts are requested, the measured cost slowly
-        decreases."""
+        """Run the draft model once for each token of the longest draft. If too many tokens of a sequence are missing,
+        only some of them are computed, and the sequence gets no draft yet. While no draft is requested, the measured
+        cost slowly decreases."""
         if self._num_failures >= _MAX_FAILURES:
             return {}
         try:
@@ -89,17 +90,18 @@ class DraftModelProposer(Proposer):
         return {turn.seq.id: drafted for turn in turns if (drafted := tuple(turn.own.tokens[len(turn.seq.tokens) :]))}
 
     def seconds(self, num_sequences: int) -> float:
-        """Return the measured seconds; 0 before the first measurement."""
+        """Return the measured seconds per token; 0 before the first measurement."""
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds, estimated from long prompts; 0 before the first long prompt."""
+        """Return the seconds to read the missing tokens, estimated from long prompts; 0 before the first long
+        prompt."""
         shadow = self.shadows.get(seq.id)
         num_known = shadow.own.kv.num_computed if shadow else 0
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
 
     def cut(self, seq: Sequence) -> None:
-        """Record how many tokens of the shadow still equal those of the sequence."""
+        """Record how many tokens of the shadow still equal the tokens of the sequence."""
         shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
@@ -117,8 +119,8 @@ class DraftModelProposer(Proposer):
     # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the drafts to make in this call. Of several new outputs of a request, one begins, and the others later
-        find its blocks in the cache."""
+        """Return the drafts that this call makes. If a request has several new outputs, one begins. The others find its
+        blocks in the cache later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
@@ -133,8 +135,8 @@ class DraftModelProposer(Proposer):
         return turns
 
     def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
-        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if it is
-        unknown how the sequence samples next."""
+        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if it is not
+        known how the sequence samples next."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
@@ -169,7 +171,7 @@ class DraftModelProposer(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Copy the tokens of `seq` after the known ones. Draft tokens that were right keep their KV."""
+        """Copy the tokens of `seq` that follow the known ones. Draft tokens that were right keep their KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:
@@ -186,7 +188,8 @@ class DraftModelProposer(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """Run one forward pass: a token for each sequence that is up to date. Returns the drafts that continue."""
+        """Run one forward pass, which gives a token for each shadow that is up to date. Returns the drafts that
+        continue."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)
@@ -213,7 +216,7 @@ class DraftModelProposer(Proposer):
         return going
 
     def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
-        """Select the rows of one pass: the sequences with the fewest missing tokens come first."""
+        """Select the rows of one pass. The sequences with the fewest missing tokens come first."""
         budget = self._info.max_num_batched_tokens
         picked: list[DraftStep] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
@@ -231,8 +234,7 @@ class DraftModelProposer(Proposer):
         return picked
 
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
-        """Return whether `own` can be computed up to `end`, after dropping the shadows of idle sequences if
-        necessary."""
+        """Return whether `own` can be computed up to `end`. Shadows of idle sequences are dropped if necessary."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:
@@ -247,7 +249,7 @@ class DraftModelProposer(Proposer):
         return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:
-        """Drop all shadows, because the executor's state is unknown after an error."""
+        """Drop all shadows, because the state of the executor is unknown after an error."""
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
         _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)

@@ -1,8 +1,8 @@
-"""State of one draft in progress: the sampling parameters of each of its tokens, and the forced tokens between them.
+"""State of one unfinished draft: how each of its tokens is sampled, and the forced tokens between them.
 
-A draft token is sampled like the real token at that position. A draft token has the same parameters, random key and
-number, the request's bans, and the mask that the controller predicts after the tokens so far. Tokens that the
-controller forces become part of the draft. If the controller predicts nothing, the draft ends, because the next token
+A draft token is sampled like the real token at that position. It has the same parameters, random key and number, and
+bans of the request. Its mask is the one that the controller predicts after the tokens so far. Tokens that the
+controller forces become part of the draft. The draft ends where the controller predicts nothing, because the next token
 could not be verified.
 """
 
@@ -21,8 +21,8 @@ _PLAIN = Branch()
 
 @dataclass(slots=True, eq=False)
 class DraftStep:
-    """A sequence that gets `left` more draft tokens from a model with `vocab_size` ids. `own` has its tokens and the
-    draft tokens; `way` is the branch by which the next token is sampled."""
+    """A sequence that gets `left` more draft tokens from a model whose vocabulary has `vocab_size` ids. `own` has the
+    tokens of the sequence and the draft tokens. `way` is the branch by which the next token is sampled."""
 
     seq: Sequence
     own: Sequence
@@ -35,9 +35,10 @@ class DraftStep:
     def row(self, index: int) -> SampleRow:
         """Return the row that drafts a token from logits row `index`.
 
-        Both models use the same random number between 0 and 1, which selects a token by cumulative probability in the
-        order of the vocabulary. So if the two distributions agree, both give the same token even at a high temperature.
-        Independent random numbers would agree only as often as two samples of one distribution.
+        Both models use the same random number between 0 and 1. It selects a token by cumulative probability, in the
+        order of the vocabulary. So if the two distributions are equal, both models sample the same token, even at a
+        high temperature. With independent random numbers, the tokens would agree only as often as two samples of one
+        distribution.
         """
         drafted = self.drafted
         row = draw_row(self.seq, self.way, self.own.id, index, drafted, len(drafted), self.num_drawn)
@@ -65,7 +66,7 @@ class DraftStep:
 
     def _go_on(self, rules: DecisionValidator) -> bool:
         """Append the tokens that are forced now, and find the branch that samples the next token. Returns whether there
-        is one."""
+        is such a branch."""
         pool = self.seq.control.pool
         if pool is None or "draft_masks" not in pool.capabilities:
             return True
@@ -92,8 +93,8 @@ class DraftStep:
 
 
 def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
-    """Return the branch by which the next token of `seq` is sampled. None if the branch is unknown, or if no draft can
-    be verified against it."""
+    """Return the branch by which the next token of `seq` is sampled. The result is None if the branch is unknown, or if
+    drafts cannot be verified against it."""
     pool, decision = seq.control.pool, seq.control.answer
     if pool is None:
         return _PLAIN
@@ -107,6 +108,6 @@ def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
 
 
 def is_plain_draw(decision: Decision) -> bool:
-    """Return whether the decision samples one token plainly, without splices and options."""
+    """Return whether the decision only samples one token, without splices and options."""
     is_single = decision.is_draw and len(decision.branches) == 1 and decision.options is None
     return is_single and not decision.branches[0].splices

@@ -1,14 +1,14 @@
-"""Drafts without a model: the tokens that followed an earlier occurrence of the last few tokens.
+"""Draft tokens without a model: the tokens that followed an earlier occurrence of the last few tokens.
 
-The searched text is the client's prediction, if there is one, then prompt and output. If the output copies from this
-text (edited code, quotations, JSON with the keys of the prompt), the draft continues the copy: prompt lookup (Saxena,
-2023; `prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one
-with the longest common history is used.
+The searched text is the client's prediction, if there is one, and then the prompt and the output. If the output copies
+from this text (edited code, quotations, JSON keys), the draft continues the copy. This is prompt lookup (Saxena, 2023;
+`prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one with
+the longest common history is used.
 
-If the output differs from the copied text, the copy resumes a few tokens later where both agree again. If they do not
-agree again, it resumes after the changed token, because most edits are small.
+If the output differs from the copied text, the copy resumes a few tokens later, where both agree again. If they do not
+agree again, the copy resumes after the changed token, because most edits are small.
 
-Every token takes one entry of a dictionary. A rewind exactly undoes the appending of tokens.
+Every token takes one entry in a dictionary. A rollback exactly undoes the appending of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _Key = tuple[int, ...]
 
 
 class NgramIndex:
-    """The text of one sequence, searchable by its last tokens. `prediction` is the output that the client expects."""
+    """The text of one sequence, searchable by its last few tokens. `prediction` is the output that the client
+    expects."""
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
         self.text = list(prediction)
@@ -39,10 +40,10 @@ class NgramIndex:
         self._agreement = NGRAM  # number of matching tokens since the last mismatch
 
     def follow(self, tokens: Sequence[int], num_prompt: int, limit: int) -> None:
-        """Append the new ones of `tokens`, at most `limit` in one call. The first `num_prompt` of `tokens` are the
-        prompt.
+        """Append those of `tokens` that are new, at most `limit` in one call. The first `num_prompt` of `tokens` are
+        the prompt.
 
-        The caller reports rolled-back tokens with `cut`.
+        The caller must report rolled-back tokens with `cut`.
         """
         first = self._num_predicted
         known = len(self.text) - first
@@ -88,11 +89,12 @@ class NgramIndex:
             self._next = None
 
     def __len__(self) -> int:
-        """Return the number of known tokens of the sequence."""
+        """Return the number of tokens of the sequence that are indexed."""
         return len(self.text) - self._num_predicted
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` tokens that may come next; none if the end of the text has no earlier occurrence."""
+        """Return at most `limit` tokens that may come next. The result is empty if the last tokens did not occur
+        earlier."""
         if self._next is None or self._agreement < NGRAM:
             found = self._search()
             if found is not None:
@@ -106,7 +108,7 @@ class NgramIndex:
         return tuple(part)
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Return the draft that would follow if `tokens` came next. `tokens` are not stored."""
+        """Return the draft for the case that `tokens` come next. `tokens` are not stored."""
         size, going_on = len(self), (self._next, self._num_misses, self._agreement)
         self.text += tokens
         self._index(len(self.text))

@@ -1,7 +1,8 @@
-"""Selection of proposers: which one drafts for a sequence, how its controller filters the draft, and each proposer's
-acceptance rate.
+"""Chooses the proposer for each sequence. Also lets controllers filter drafts, and measures the acceptance rate of each
+proposer.
 
-A controller's proposal is used first, then copies from the text, then the draft model. `Speculation` weighs the drafts.
+A proposal of the controller is used first, then a copy from the text, then the draft model. `Speculation` decides which
+drafts are worth their cost.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _LEAST_COPIED = 0.2
 
 @dataclass(slots=True)
 class DraftBackoff:
-    """Pauses drafting for the same sequences after steps without a useful draft. Each pause is longer than the one
-    before."""
+    """Pauses drafting for the same sequences after steps in which no draft token was useful. Each pause is longer than
+    the one before."""
 
     length: int = 0
     left: int = 0
@@ -67,7 +68,7 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """Cost of a controller pool for one part of a draft: seconds to filter the draft tokens, the number of rows, and
+    """Average cost of asking a controller pool about one part of a draft: seconds to filter it, its number of rows, and
     seconds to predict the controller's answer."""
 
     filtering: Average = field(default_factory=Average)
@@ -76,7 +77,8 @@ class _AskingCost:
 
 
 class ProposerSelector:
-    """Asks the proposers for drafts, and learns their costs and acceptance rates. `rest` is the backoff."""
+    """Gets drafts from the proposers, and learns their costs and acceptance rates. `rest` pauses drafting after useless
+    drafts."""
 
     def __init__(self, model: Proposer | None, vocab_size: int, timer: Callable[[], float], rest: DraftBackoff) -> None:
         self._proposals = ControllerProposer(vocab_size)
@@ -96,8 +98,8 @@ class ProposerSelector:
         self._proposals.on_decision(seq, decision)
 
     def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return the drafts of all proposers. Each proposer drafts for the sequences without a draft of an earlier
-        one."""
+        """Return the drafts of all proposers. Each proposer drafts only for sequences that have no draft from an
+        earlier proposer."""
         guesses = self.take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses), step)
         if self._model is not None:
@@ -124,8 +126,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts copied from the text, if enough copies were accepted to be worth their cost. Otherwise the
-        acceptance of copies is only measured."""
+        """Return drafts copied from the text, if copies were accepted often enough to be worth their cost. Otherwise
+        the acceptance rate of copies is only measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -151,7 +153,7 @@ class ProposerSelector:
         return guesses
 
     def _is_faster_modelled(self, wish: DraftRequest, chance: float, cost: float, step: BaseStep) -> bool:
-        """Return whether the draft model gives more tokens per second than a copy, although running it takes time."""
+        """Return whether the draft model, including its running time, gives more tokens per second than a copy."""
         if self._model is None:
             return False
         own = step.row + self._model.seconds(1)
@@ -159,8 +161,8 @@ class ProposerSelector:
         return modelled > best_pace(chance, cost, step, wish.limit)
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
-        """Return the probability that a copied token is right, by sequence id. The probability is estimated from the
-        sequence's own copies, and from all sequences while these are few."""
+        """Return, by sequence id, the probability that a copied token is right. It is estimated from the copies of the
+        sequence, and also from all sequences while these copies are few."""
         num_steps = self._rest.length + 1
         self._copied.decay(num_steps)
         chances = {}
@@ -174,12 +176,12 @@ class ProposerSelector:
         return self._lookup.propose([(seq, limit)]).get(seq.id, ())
 
     def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Remember the next copied token of a sequence that is not computed as a draft, so that the accuracy of copies
-        is learned at no cost."""
+        """Remember the next token of a copy without drafting it. Comparing it later gives the accuracy of copies at no
+        cost."""
         seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
 
     def _settle_watched(self, seq: Sequence) -> None:
-        """Compare the last remembered guess with the token that was sampled at its position."""
+        """Compare the last remembered token with the token that was sampled at its position."""
         watched, seq.drafts.watched = seq.drafts.watched, None
         if watched is not None and watched[0] < len(seq.tokens):
             is_right = int(seq.tokens[watched[0]] == watched[1])
@@ -187,8 +189,8 @@ class ProposerSelector:
             self._copied.note(1, is_right)
 
     def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-        """Return the guessed tokens that the sequence's controller allows, with the tokens that it forces. If the
-        controller forces other tokens than guessed, the text is searched again after the forced tokens."""
+        """Return the guessed tokens that the controller of the sequence allows, with the tokens that it forces. If the
+        controller forces other tokens than the guessed ones, the text is searched again after the forced tokens."""
         pool = seq.control.pool
         if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)
@@ -229,13 +231,13 @@ class ProposerSelector:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Return the seconds of drafting and lookahead since the last call. These seconds do not count as cost of
+        """Return the seconds of drafting and lookahead since the last call. These seconds do not count as the cost of
         rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
     def _ask(self, model: Proposer, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts of the draft model for the sequences for which they are worth its time."""
+        """Return drafts from the draft model, for the sequences for which they are worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = worth_asking(wishes, chances, model, step)
         cost = step.row + model.seconds(1)
@@ -261,8 +263,8 @@ class ProposerSelector:
         return guesses
 
     def _model_chance(self, seq: Sequence) -> float:
-        """Return the probability that the draft model's token is right: estimated from this sequence, and from all
-        sequences while its drafts are few."""
+        """Return the probability that a token of the draft model is right. It is estimated from this sequence, and also
+        from all sequences while its drafts are few."""
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
@@ -275,7 +277,7 @@ class ProposerSelector:
             self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the proposers' state of a sequence that has ended or was preempted."""
+        """Drop the proposers' data about a sequence that has ended or was preempted."""
         for proposer in self._proposers:
             proposer.forget(seq)
 
@@ -292,7 +294,7 @@ class ProposerSelector:
 
 
 def _others(wishes: list[DraftRequest], guesses: list[DraftProposal]) -> list[DraftRequest]:
-    """Return the wishes that have no draft in `guesses`."""
+    """Return the draft requests that have no draft in `guesses`."""
     guessed = {guess.wish.seq.id for guess in guesses}
     return [wish for wish in wishes if wish.seq.id not in guessed]
 

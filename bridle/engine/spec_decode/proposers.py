@@ -1,9 +1,9 @@
-"""Proposers of draft tokens: one interface, and the proposers that need no model.
+"""Proposers of draft tokens: their interface, and the proposers that need no model.
 
-A proposer is asked for tokens before each step, for many sequences at once. A proposer's guesses change only the time,
-because each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal.
-`NgramProposer` copies from the client's prediction and from the text itself. `DraftModelProposer` in `draft_model` runs
-a smaller model.
+A proposer is asked for draft tokens before each step, for many sequences at once. A proposer's guesses change only the
+speed, because each guess is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses the proposal
+of a controller. `NgramProposer` copies from the client's prediction and from the sequence itself. `DraftModelProposer`
+in `draft_model` runs a smaller model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Drafts = dict[int, tuple[int, ...]]
 
 
 class Proposer:
-    """Guesses the next tokens of sequences. A proposer's state of a sequence follows its tokens, and is dropped with
-    its KV."""
+    """Guesses the next tokens of sequences. A proposer's data about a sequence follows the tokens of the sequence, and
+    is dropped with the KV of the sequence."""
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Return guesses of the tokens that follow those of each sequence."""
+        """Return guesses for the next tokens of each sequence."""
         raise NotImplementedError
 
     def seconds(self, num_sequences: int) -> float:
@@ -37,29 +37,30 @@ class Proposer:
         return 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds until the proposer has read all tokens of `seq`. The proposer guesses nothing before that
-        time."""
+        """Return the seconds until the proposer has read all tokens of `seq`. The proposer guesses nothing before
+        then."""
         return 0.0
 
     def cut(self, seq: Sequence) -> None:
         """Record that tokens of `seq` were rolled back."""
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the state of a sequence that has ended or was preempted."""
+        """Drop the data about a sequence that has ended or was preempted."""
 
     def close(self) -> None:
         """Release the proposer's resources. Idempotent."""
 
 
 class ControllerProposer(Proposer):
-    """Drafts a controller's proposal as long as it is right. The proposal is stored in the sequence."""
+    """Drafts the tokens that a controller proposed, as long as they are right. The proposal is stored in the
+    sequence."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def on_decision(self, seq: Sequence, decision: Decision) -> None:
-        """Store the proposal of an answer, up to an invalid token; the answer is refused later because of that token.
-        If the controller proposes nothing, its last proposal is kept."""
+        """Store the tokens that an answer proposes, up to the first invalid token. The answer is refused later because
+        of that token. If the controller proposes nothing, its last proposal stays."""
         if len(decision.branches) != 1 or not decision.is_draw:
             return
         tokens = decision.branches[0].draft
@@ -70,15 +71,15 @@ class ControllerProposer(Proposer):
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Return the remaining tokens of the proposals."""
+        """Return the unused tokens of the proposals."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Drop a proposal that begins after the end of the sequence. A proposal that was in use continues from the
-        end."""
+        """Drop a proposal that begins after the end of the sequence. A proposal that was already in use continues from
+        the end."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
@@ -88,7 +89,7 @@ class ControllerProposer(Proposer):
 
 def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
     """Return at most `limit` tokens that the controller of `seq` has proposed to come next. A proposal that is wrong or
-    used up is dropped."""
+    completely used is dropped."""
     proposal, answer = seq.drafts.proposal, seq.control.answer
     if proposal is None or (answer is not None and (len(answer.branches) != 1 or not answer.is_draw)):
         return ()
@@ -104,14 +105,14 @@ def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
 
 
 class NgramProposer(Proposer):
-    """Drafts the tokens after an earlier occurrence of the last few tokens: in the client's prediction, prompt and
-    output."""
+    """Drafts the tokens that followed an earlier occurrence of the last few tokens in the client's prediction, the
+    prompt or the output."""
 
     def __init__(self) -> None:
         self._texts: dict[int, NgramIndex] = {}
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Draft copies for the sequences whose whole text is indexed."""
+        """Draft copies for the sequences whose text is completely indexed."""
         found: Drafts = {}
         for seq, limit in wishes:
             text = self._texts.get(seq.id)
@@ -123,7 +124,8 @@ class NgramProposer(Proposer):
         return found
 
     def propose_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Continue a copy after tokens that may follow those of `seq`. `propose` must have just been called for it."""
+        """Continue a copy after tokens that may follow those of `seq`. `propose` must have been called for it just
+        before."""
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 

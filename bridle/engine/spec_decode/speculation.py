@@ -1,14 +1,16 @@
-"""Decides how many tokens to draft for which sequences, so that one forward pass may give several tokens of a sequence.
+"""Decides how many tokens to draft for which sequences. With drafts, one forward pass may give several tokens of a
+sequence.
 
-A draft costs a row of the step and the time of its proposer. A draft gives a token if it equals the sampled one. Drafts
-never change the output: each drafted position is sampled with its own random number and key, as it would have been
-later. A wrong draft is dropped with all drafts after it (`SamplePlanner`). So this module affects only the time.
+A draft costs a row of the step and the time of its proposer. A draft token gives an output token if it equals the
+sampled token. Drafts never change the output: each drafted position is sampled with the random number and key that it
+would have later. A wrong draft token is dropped with all draft tokens after it (`SamplePlanner`). So this module
+affects only the speed.
 
-A draft is worth its row if its probability (by recent acceptance rates) exceeds the row's share of the step's time,
-times the tokens that the step gives without it. So a full batch, with expensive rows and many tokens, gets no drafts.
-Copies from the text cost no time, so they are made first and then weighed; a draft model is weighed before it runs. A
-request may set a maximum number of drafts. A request gets this number until the cost of rows is known, and then as many
-of them as are worth their cost.
+A draft token is computed if its probability is high enough: more than its row's share of the step's time, times the
+step's tokens without it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows
+and many tokens, gets no drafts. Copies from the text cost no time, so they are made before their worth is computed. For
+a draft model, the worth is computed before it runs. A request may set a maximum number of draft tokens. A request gets
+this number until the cost of rows is known, and after that as many as are worth their cost.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _LONGEST_SILENCE = 3
 
 
 class Speculation:
-    """Drafts for the sequences of a step. `default` is for requests without a setting: a number of drafts,
-    `AUTO_DRAFTS`, or None (automatic if there is a draft `model`, else none)."""
+    """Makes the drafts for the sequences of a step. `default` applies to requests without a setting: a number of draft
+    tokens, `AUTO_DRAFTS`, or None (automatic with a draft `model`, else none)."""
 
     def __init__(
         self,
@@ -61,7 +63,8 @@ class Speculation:
         self.cost = StepCost()
 
     def on_sequence_added(self, seq: Sequence) -> None:
-        """Record that a sequence begins. Costs are measured once a sequence asks for drafts or has a proposal."""
+        """Record that a sequence begins. Costs are measured as soon as one sequence asks for drafts or has a
+        proposal."""
         asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
@@ -81,8 +84,8 @@ class Speculation:
             self.rest.end()
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
-        """Return drafts for the next step of sequences with remote controllers. These controllers get the drafts
-        together with the current ask, and `draft` returns no other drafts for them."""
+        """Return drafts for the next step of sequences with remote controllers. These controllers get the draft tokens
+        together with the current ask; `draft` returns no others for them."""
         if not self.is_used:
             return {}
         chosen = list(sequences)
@@ -108,8 +111,8 @@ class Speculation:
         return {guess.wish.seq.id: told for guess in guesses if (told := guess.wish.seq.drafts.foretold)}
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
-        """Return drafts, at most `room` tokens in total, for a step that computes `num_tokens` tokens and samples one
-        token of each sequence."""
+        """Return drafts for a step, at most `room` tokens in total. The step computes `num_tokens` tokens and samples
+        one token of each sequence."""
         chosen = list(sequences)
         self.guessing.num_sequences = len(chosen)
         if room <= 0 or self.rest.goes_on(chosen):
@@ -145,8 +148,8 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Update the cost of rows after a step over `sequences` that took `seconds`, of which `waited` were spent on
-        controllers. Steps with long prompts or without tokens are ignored."""
+        """Update the cost of rows after a step of `sequences` that took `seconds`. Waiting for controllers took
+        `waited` of these seconds. Steps with long prompts or without tokens are ignored."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()
         others = [row.num_scheduled - row.num_logits for row in plan.rows]
@@ -170,8 +173,8 @@ class Speculation:
 
 
 def _told(wish: DraftRequest) -> tuple[int, ...]:
-    """Return the draft tokens that were sent ahead to the controller. If it has answered, only those that it could
-    predict."""
+    """Return the draft tokens that the controller got in advance. If the controller has answered, only the draft tokens
+    that it predicted are returned."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
     if tokens and seq.control.answer is not None and pool is not None:
@@ -180,8 +183,8 @@ def _told(wish: DraftRequest) -> tuple[int, ...]:
 
 
 def _may_draft(seq: Sequence) -> bool:
-    """Return whether the next tokens of `seq` can be drafted: it decodes, its controller supports lookahead, and no
-    score is missing."""
+    """Return whether the next tokens of `seq` can be drafted. It must be decoding with no missing log-probability, and
+    its controller must support lookahead."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
     if seq.is_controlled and (seq.sampling.lookahead or seq.output.aligned or not _is_foreseen(seq)):
@@ -200,7 +203,7 @@ def _may_draft(seq: Sequence) -> bool:
 
 
 def _is_foreseen(seq: Sequence) -> bool:
-    """Return whether the controller of `seq` may be asked for lookahead, or was asked."""
+    """Return whether the controller of `seq` may be asked for lookahead, or was already asked."""
     pool = seq.control.pool
     can = frozenset() if pool is None else pool.capabilities
     if not getattr(seq.request.controller, "is_pure", True) or "lookahead" not in can:

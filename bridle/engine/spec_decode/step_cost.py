@@ -1,4 +1,5 @@
-"""Cost of one more row or token in a step, and acceptance rates of drafts. The estimates come from recent steps."""
+"""Measures the cost of one more row or token in a step, and the acceptance rates of drafts. The estimates come from
+recent steps."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import ClassVar
 
 
 class StepCost:
-    """Model of a step's seconds, linear in its rows with logits and in its further tokens, which cost less. The model
-    is fitted to recent steps by least squares."""
+    """Model of the duration of a step in seconds. It is linear in the rows with logits and in the other tokens, which
+    cost less. It is fitted to recent steps by least squares."""
 
     #: Assumed cost of a row, as a share of a step, until steps of different sizes were seen; and the maximum share of
     #: the average cost per row, because many tokens are computed more cheaply than few.
@@ -35,7 +36,7 @@ class StepCost:
         return self._weight > 0.0
 
     def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
-        """Add one step: update means and second moments, as in Welford's method with weights."""
+        """Add one step: update the weighted means and second moments, as in Welford's method."""
         self.num_steps += 1
         self._row = None
         kept = self._MEMORY * self._weight
@@ -52,7 +53,7 @@ class StepCost:
         self._others_seconds = self._MEMORY * self._others_seconds + share * others * late
 
     def fade(self) -> None:
-        """Reduce the weight of old measurements, so that drafts that were too expensive are tried again."""
+        """Reduce the weight of old measurements. So drafts that were too expensive are tried again."""
         self._row = None
         for name in ("_weight", "_rows_rows", "_others_others", "_rows_others", "_rows_seconds", "_others_seconds"):
             setattr(self, name, self._MEMORY * getattr(self, name))
@@ -119,13 +120,13 @@ class Average:
         self._taken = 0.98 * self._taken + taken
 
     def fade(self) -> None:
-        """Reduce the weight of old measurements, so that drafts that were too expensive are tried again."""
+        """Reduce the weight of old measurements. So drafts that were too expensive are tried again."""
         self._taken *= 0.995
 
 
 @dataclass(slots=True)
 class AcceptanceRate:
-    """Recent acceptance rate of drafts, with decaying weights."""
+    """Recent acceptance rate of draft tokens; older drafts have less weight."""
 
     #: Expected acceptance rate before the first guess. This prior has the weight of one guess.
     PRIOR: ClassVar = 0.6
