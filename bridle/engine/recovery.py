@@ -14,8 +14,8 @@ from bridle.outputs import Resuming
 
 
 class Recovery:
-    """Remembers failures between steps. If the device is lost permanently, `recover` raises the error, which ends
-    the engine."""
+    """Remembers failures across steps. If the device is lost permanently, `recover` raises the error, which ends the
+    engine."""
 
     def __init__(
         self, executor: Executor, scheduler: Scheduler, branching: SamplePlanner, progress: OutputProcessor
@@ -34,7 +34,7 @@ class Recovery:
             self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
     def note_success(self, scheduled: list[Scheduled]) -> None:
-        """Record that a step succeeded, so that earlier failures no longer count."""
+        """Record that a step succeeded. Earlier failures no longer count."""
         self._is_lost = False
         self._blame.clear([item.seq for item in scheduled])
 
@@ -56,7 +56,7 @@ class Recovery:
         self._scheduler.reset(suspects)
 
     def _announce_loss(self) -> None:
-        """Send `Resuming` events to the clients that asked for them."""
+        """Send `Resuming` events to clients that asked for them."""
         for seq in self._scheduler.running.values():
             if seq.request.tell_resuming:
                 self._progress.events.append(Resuming(seq.request.id, seq.index))

@@ -1,9 +1,10 @@
-"""A validated request of a client: the engine's input.
+"""A validated request of a client, which is the engine's input.
 
-A `Request` owns one or more sequences. All of its fields were checked at the edge, and the engine only reads them.
-Stopping criteria end an output: each is called after every new token of a sequence. A criterion returns None to
-continue. To stop, it returns the token, a short text that explains the stop, or `FinishReason.LENGTH` for a limit.
-`OutputText` finds stop strings, because they need text. User-defined criteria are called after the standard ones.
+A `Request` has one or more sequences. The front end checks all fields, and the engine only reads them. Stopping
+criteria end an output. Each criterion is called after every new token of a sequence. A criterion returns None to
+continue. To stop the output, it returns the token, a short text with the reason, or `FinishReason.LENGTH` for a limit.
+Stop strings are not criteria: they need text, so `OutputText` finds them. User-defined criteria are called after the
+standard ones.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _MAX_NAME_CHARS = 64
 
 @runtime_checkable
 class StoppingCriteria(Protocol):
-    """A condition that completes an output. Called after each new token of a sequence, with all its tokens and the
-    number of prompt tokens. Returns a short reason to stop, or None to continue. Must not modify `tokens`."""
+    """A condition that completes an output. Called after each new token of a sequence, with all tokens of the sequence
+    and the number of prompt tokens. Returns a short reason to stop the output, or None to continue. The criterion must
+    not modify `tokens`."""
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...
 
@@ -43,7 +45,7 @@ class StopOnTokens:
 
 
 class MaxLength:
-    """Stop when the sequence has `max_len` tokens, prompt included."""
+    """Stop when the sequence has `max_len` tokens, including the prompt."""
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
@@ -88,8 +90,8 @@ def name_of(controller: object) -> str:
 
 
 class RepeatMarks(NamedTuple):
-    """Marks of parts of a text, from `opening` to `closing`, that must not be repeated. A repeated part ends the
-    output, and is not included in it. Text before `restart` does not count."""
+    """Marks of parts of a text that must not be repeated. A part is the text from `opening` to `closing`. A repeated
+    part ends the output and is left out of it. Text before the mark `restart` does not count."""
 
     opening: str
     closing: str
@@ -106,10 +108,10 @@ ALL_TOKENS = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retain the KV of the first `num_tokens` tokens of a prompt, as far as they fill whole blocks, for `seconds`.
+    """Retain the KV of the first `num_tokens` tokens of a prompt for `seconds` seconds. Only full blocks are retained.
 
-    An unnamed retention is prolonged whenever a request uses it. A `name`, which must be unique among all users,
-    identifies one prefix: a new prefix with this name replaces the old one, and no use prolongs it."""
+    A retention without a name is prolonged whenever a request uses it. `name` must be unique among all users. A new
+    prefix with the same name replaces the old one, and use does not prolong a named prefix."""
 
     num_tokens: int
     seconds: float
@@ -118,8 +120,8 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The first `num_tokens` tokens of a prompt. The users of `group` share their KV, because the user `owner` shares
-    it with them."""
+    """A shared prefix: the first `num_tokens` tokens of a prompt. The user `owner` shares this prefix with a `group`;
+    all users of the group share its KV."""
 
     group: str
     owner: str
@@ -130,21 +132,21 @@ class SharedPrefix:
 class Request:
     """One validated request.
 
-    `controller` is in any form that its controller pool accepts. `deadline` is a point of the engine's clock in
-    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant, except those of the
-    `shared` beginning of the prompt. Waiting requests are taken in order of `priority`, then `place`, then arrival,
-    smaller ones first. `detokenize` False leaves text out of the events. `stopping` are user-defined criteria in
-    addition to those of `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated`
-    are tokens that the output got on another engine and that its client has; the output continues after them.
-    `generated` is allowed only for a single output without a controller. `media` are the images of the prompt, `runs`
-    their positions in it. A request that `embeds` asks for the vector of the prompt, and for no token. With `trace`
-    every change of an output gives a `Traced` event. The request's controllers may call `tools` (None: all); its client
-    answers calls of `client_tools`. The KV of a request that `parks` is protected from eviction for a while after an
-    output ended by itself; a request that `continues` it uses that KV. Beginnings of the prompt that it `retains` are
-    protected, too, however the output ends. Replicas send requests with the same `cache_key` to the same engine while
-    it is not too busy. `guard` has the operator's rules for its texts. `healing` says how the output begins in place of
-    the removed end of the prompt. `repeats` marks parts of a text that must not come twice. A request `is_composed` if
-    it is the part of a request for one of its several controllers.
+    `controller` is in any form that the pool of this controller accepts. `deadline` is a time of the engine's clock, in
+    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant. The prefix `shared`
+    is an exception. Waiting requests are served in order of `priority`, then `place`, then arrival; smaller values come
+    first. With `detokenize` False, events have no text. `stopping` are user-defined criteria in addition to those of
+    `sampling`. `tell_resuming` asks for a `Resuming` event if the device is lost. `generated` are output tokens from
+    another engine that the client already has; the output continues after them. `generated` is allowed only for a
+    single output without a controller. `media` are the images of the prompt; `runs` are their positions in it. A
+    request that `embeds` asks only for the vector of the prompt. With `trace`, every change of an output gives a
+    `Traced` event. The request's controllers may call `tools` (None: all); its client answers calls of `client_tools`.
+    With `parks`, the KV of an output that ended by itself is retained for a while; a request that `continues` it uses
+    this KV. The beginnings of the prompt in `retains` are retained too, no matter how the output ends. Replicas send
+    requests with the same `cache_key` to the same engine, as long as that engine is not too busy. `guard` has the
+    operator's rules for the output texts. `healing` says how the output replaces the removed end of the prompt.
+    `repeats` marks parts of an output that must not occur twice. With `is_composed`, the request belongs to one of
+    several controllers of a larger request.
     """
 
     id: str
@@ -179,16 +181,17 @@ class Request:
 
     @property
     def controller_name(self) -> str | None:
-        """Return the name of the controller, or None."""
+        """Return the name of the request's controller, or None."""
         return None if self.controller is None else name_of(self.controller)
 
     @property
     def salt(self) -> str | SharedPrefix:
-        """Return the owner of the first block. Two requests may share that block only if their salts are equal."""
+        """Return the owner (salt) of the first block. Two requests can share their first block only if their salts are
+        equal."""
         return self.tenant if self.shared is None else replace(self.shared, owner="", num_tokens=0)
 
     @property
     def is_plain(self) -> bool:
-        """Return whether an output consists of tokens alone, so that another engine can resume it. This excludes
-        controllers, and samplers that depend on more than the tokens before."""
+        """Return whether an output is determined by its tokens alone, so that another engine can resume it. Outputs
+        with controllers are excluded, and samplers whose state depends on more than the previous tokens."""
         return self.sampling.n == 1 and self.controller is None and not self.sampling.has_mirostat

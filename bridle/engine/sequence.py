@@ -1,8 +1,8 @@
-"""One token list with KV: the unit of scheduling.
+"""A list of tokens with KV, which is the unit of scheduling.
 
-A sequence is its tokens plus one counter, `num_computed`: KV exists for `tokens[:num_computed]`, and all later tokens
-have to go through the model. Prompt, chunked prompt, decode, forced tokens, resuming after a preemption and continuing
-after a rewind are all the same state. The sequence does not know batches, budgets or devices.
+A sequence is its tokens and the counter `num_computed`. KV exists for `tokens[:num_computed]`; all later tokens must go
+through the model. This one state covers prompts, chunked prompts, decoding and forced tokens. It also covers continuing
+after a preemption or a rollback. This module uses no batches, budgets or devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHECKS = 1 << 41
 
 
 def mix64(value: int) -> int:
-    """Return a bijective scramble of 64 bits (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """Return a bijective scramble of a 64-bit number (the finalizer of SplitMix64, Steele et al. 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -42,34 +42,34 @@ def mix64(value: int) -> int:
 
 
 def root_key(seed: int) -> int:
-    """Return the random key of a request's first sequence."""
+    """Return the random key of the first sequence of a request."""
     return mix64(seed & _MASK64)
 
 
 def fork_key(key: int, ordinal: int, branch: int) -> int:
-    """Return the random key of branch `branch` (from 1) of a sequence's fork number `ordinal` (from 0).
+    """Return the random key of branch `branch` (from 1) when a sequence forks for the `ordinal`-th time (from 0).
 
-    Branch 0 continues with the parent's key. A sampled token depends on the seed, this path and the number of tokens
-    sampled so far, and on nothing else.
+    Branch 0 keeps the parent's key. A sampled token depends only on the seed, this path of forks, and the number of
+    tokens sampled so far.
     """
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
 
 def copy_seed(seed: int, copy: int) -> int:
-    """Seed of output `copy` of a request's `n` outputs: with it, a request has that output as its only one. It has 53
-    bits, so it is exact in every JSON reader."""
+    """Return the seed of output `copy` of a request with `n` outputs. A request with this seed and one output gives the
+    same output. The seed has 53 bits, so every JSON reader reads it exactly."""
     return mix64(mix64(root_key(seed)) + copy) >> 11 if copy else seed
 
 
 def check_number(key: int, number: int) -> float:
-    """Return the random number, from 0 to 1, of check number `number` of a sequence whose text may be restarted."""
+    """Return the random number, from 0 to 1, for check `number` of a sequence with aligned sampling."""
     return fork_key(key, _CHECKS + number, 0) / (1 << 64)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The state of one output of a request: its tokens, and one part for each component that works on it. Only the
-    owner of a part writes it. Tokens are changed only by the methods of this class."""
+    """One output of a request: its tokens, and one part of state for each component that works on it. Only the owner of
+    a part writes it. Only the methods of this class change tokens."""
 
     id: int
     request: Request
@@ -108,7 +108,7 @@ class Sequence:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the output gets no further token, even if its client still waits for scores."""
+        """Return whether the output gets no further tokens, even if its client still waits for log-probabilities."""
         return self.is_finished or self.output.ending is not None
 
     @property
@@ -117,19 +117,19 @@ class Sequence:
 
     @property
     def is_traced(self) -> bool:
-        """Return whether the distributions behind its sampled tokens are recorded."""
+        """Return whether the distributions of the sampled tokens are recorded."""
         return self.trace is not None or self.output.meter is not None
 
     @property
     def is_held(self) -> bool:
-        """Return whether the controller or a pending choice keeps the sequence from being computed."""
+        """Return whether the sequence cannot be computed because of its controller or a choice in progress."""
         control = self.control
         return control.missed_deadline or control.is_suspended or self.is_choosing
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the sequence has tokens to compute, and its controller, adapter, media and stored KV are
-        ready."""
+        """Return whether the sequence can be computed: it has tokens to compute, and its controller, adapter, media and
+        stored KV are ready."""
         control, queue = self.control, self.queue
         return not (
             control.missed_deadline
@@ -142,13 +142,13 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """Return how many tokens must go through the model: all, so that the next token can be sampled; all but the
-        last one if only scores are missing."""
+        """Return how many tokens must go through the model. These are all tokens if another one is sampled, or all but
+        the last if only log-probabilities are missing."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property
     def num_to_score(self) -> int:
-        """Return the number of tokens, from the start of the sequence, whose log-probability is requested."""
+        """Return how many of the first tokens have requested log-probabilities."""
         if self.sampling.scores_output:
             return len(self.tokens)
         return self.num_prompt if self.sampling.prompt_logprobs is not None else 0
@@ -160,15 +160,15 @@ class Sequence:
 
     @property
     def max_reusable(self) -> int:
-        """Return how many leading tokens may come from the prefix cache. Cached positions give no logits, so at least
-        the last token, and every token that predicts a token to be scored, is computed."""
+        """Return how many of the first tokens may come from the prefix cache. Cached positions give no logits. So the
+        last token, and every token that predicts a token with a requested log-probability, must be computed."""
         limit = len(self.tokens) - 1
         if self.wants_scores:
             limit = min(limit, self.output.num_scored - 1)
         return max(limit, 0)
 
     def set_sampling(self, sampling: SamplingParams) -> None:
-        """Sample with these parameters from now on."""
+        """Use these sampling parameters from now on."""
         self.sampling = sampling
         self.asks_scores = sampling.scores_output or sampling.prompt_logprobs is not None
 
@@ -187,7 +187,7 @@ class Sequence:
         self.clamp_computed()
 
     def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
-        """Begin with `prompt`; the sequence may grow to `max_len` tokens."""
+        """Begin with `prompt`. The sequence may grow to `max_len` tokens."""
         self.tokens, self.num_prompt, self.max_len = list(prompt), len(prompt), max_len
         scored_from = max(self.sampling.prompt_logprobs_start, 1)  # no position predicts the first token
         is_scored = self.sampling.prompt_logprobs is not None
@@ -206,8 +206,8 @@ class Sequence:
             self.vectors = self.vectors.changed(len(self.tokens), scales)
 
     def clamp_computed(self) -> None:
-        """Lower `num_computed` so that at least one token goes through the model before the next token is sampled
-        (engine invariant 1)."""
+        """Lower `num_computed` if necessary, so that at least one token goes through the model before the next token is
+        sampled (engine invariant 1)."""
         kv, most = self.kv, self.max_reusable
         if kv.num_computed > most:
             kv.num_computed = most
@@ -215,38 +215,38 @@ class Sequence:
     # -- while a token is being sampled ----------------------------------------------------------------------
 
     def append_placeholder(self, row: int) -> None:
-        """Append a placeholder for the token that row `row` of the last batch samples, so that the next step can be
-        planned. If requested, its log-probability comes together with the token."""
+        """Append a placeholder for the token that row `row` of the last batch samples. The next step can then be
+        planned. A requested log-probability comes together with the token."""
         self.tokens.append(placeholder_for_row(row))
         self.output.num_scored += self.sampling.scores_output
 
     def pop_placeholder(self) -> None:
-        """Undo `append_placeholder`. The executor's copy may have the token, but the engine counts it only once it is
-        known."""
+        """Undo `append_placeholder`. The executor's mirror may already have the token, but the engine counts it only
+        when it is known."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.scores_output
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Record that the executor's copy has `token` at `position`. This counts only if nothing before it was rolled
-        back and the sequence has the same token there."""
+        """Record that the executor's mirror has `token` at `position`. This counts only if no token before it was
+        rolled back and the sequence has the same token there."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
 
     def keep_computed(self, end: int) -> None:
-        """Record that tokens up to `end` were computed, as far as they still equal those of the executor's copy."""
+        """Record that tokens up to `end` were computed, as far as they equal those of the executor's mirror."""
         self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
         self.clamp_computed()
 
     def forget_mirror(self) -> None:
-        """Record that the executor has lost this sequence, after a reset."""
+        """Record that a reset of the executor lost this sequence."""
         self.kv.forget()
         self.kv.num_mirrored_tokens = 0
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
-        """Return the row that computes the next `num_tokens` tokens, with `drafts` after them: the changes for the
-        executor's copy, and the needed logits. The copy counts as updated from then on."""
+        """Return the row that computes the next `num_tokens` tokens and then `drafts`. The row has the changes for the
+        executor's mirror, and the positions that need logits. After this, the mirror counts as updated."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
         is_drawn = start + num_tokens == len(tokens)
@@ -272,8 +272,8 @@ class Sequence:
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
-        """Return how many of the last scheduled positions must give logits. These are the positions that predict a
-        token to be scored, and the last one if the next token is sampled from it (`is_drawn`)."""
+        """Return how many of the last computed positions must give logits. Those positions predict a token with a
+        requested log-probability. With `is_drawn`, the last position also gives logits, to sample the next token."""
         start = self.kv.num_computed
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # position that predicts the first token to score
@@ -282,8 +282,8 @@ class Sequence:
     # -- options -------------------------------------------------------------------------------------------
 
     def probe(self, new_id: int, request: Request, sampling: SamplingParams) -> Sequence:
-        """Return a copy that only scores tokens. `begin_probing` adds these tokens once the copy shares the blocks. The
-        copy has no text and no controller."""
+        """Return a copy (probe) that only scores tokens. `begin_probing` adds the tokens once the copy shares the
+        blocks. The copy has no text and no controller."""
         probe = self.fork(new_id, self.index, 0)
         probe.request, probe.trace, probe.is_probe = request, None, True
         probe.set_sampling(sampling)
@@ -291,14 +291,14 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens that are computed so that the tokens after them can be scored. The last token is added twice,
-        because a token without a successor would not be computed."""
+        """Append tokens, so that the tokens that may follow them can be scored. The last token is added twice, because
+        a last token is otherwise not computed."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])
         self.num_prompt = len(self.tokens)
 
     def note_scored(self, num_tokens: int) -> None:
-        """Record that the first `num_tokens` tokens need no score any more."""
+        """Record that the first `num_tokens` tokens need no log-probability any more."""
         self.output.num_scored = num_tokens
 
     def count_draw(self) -> None:
@@ -306,13 +306,13 @@ class Sequence:
         self.draws.num_draws += 1
 
     def owner_of_block(self, number: int) -> str:
-        """Return the user that owns block `number`, once the block's hash is known."""
+        """Return the user that owns block `number`. The hash of the block must be known."""
         shared = self.request.shared
         return self.request.tenant if shared is None or number >= self.kv.num_shared else shared.owner
 
     def fork(self, new_id: int, index: int, branch: int, copy: int = 0) -> Sequence:
-        """Return a copy for branch `branch` of the current fork, in output `copy` of the request's `n` outputs. The
-        caller makes the copy share the blocks."""
+        """Return a copy of the sequence for branch `branch` of the current fork. The copy belongs to output `copy` of
+        the request's `n` outputs. The caller lets the copy share the blocks."""
         kv, control, output = self.kv, self.control, self.output
         root = root_key(copy_seed(self.request.sampling.seed or 0, copy)) if copy else self.key
         key = root if copy and not branch else fork_key(root, self.draws.num_forks, branch)

@@ -1,7 +1,7 @@
-"""The state of a sequence apart from its tokens, in parts. Each part has one owner, and only the owner writes it.
+"""The state of a sequence apart from its tokens, in several parts. Each part has one owner, and only the owner writes
+it.
 
-Every component may read every part. Parts are plain data; values that follow from several parts are computed by
-`Sequence`.
+All components may read every part. Parts are plain data. `Sequence` computes the values that depend on several parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.traces import MAX_RECORDS, MAX_SAID, Draw, WaitRecord
 
 
 class SequenceStatus(Enum):
-    """State of a sequence in the scheduler."""
+    """The phase of a sequence in the scheduler."""
 
     OPENING = auto()  # the controller is being created
     WAITING = auto()  # holds no blocks
@@ -32,7 +32,7 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True)
 class PendingToken:
-    """A token whose event waits for its log-probability."""
+    """A token that is not sent yet, because its log-probability is missing."""
 
     token: int
     text: str
@@ -43,8 +43,8 @@ class PendingToken:
 class QueueState:
     """The state of a sequence in the scheduler's queues, and its times there.
 
-    Written by `SequenceQueues`; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
-    step, `num_passes` by `PromptShares`, and `awaits_kv` by `StoredBlocks`.
+    `SequenceQueues` writes it, with three exceptions: `LoRAScheduler` writes `adapter_not_scheduled`, `PromptShares`
+    writes `num_passes`, and `StoredBlocks` writes `awaits_kv`.
     """
 
     level: int  # urgency, smaller first: the request's, until the sequence overtakes a higher one
@@ -58,8 +58,8 @@ class QueueState:
 
 
 class SaveKind(IntEnum):
-    """The reason why a copy of a recurrent state is kept, in the order in which copies are evicted. Copies of the first
-    two kinds are evicted before all others."""
+    """The reason why a copy of a recurrent state is kept. The values are in the order in which copies are evicted.
+    Copies of the first two kinds are evicted before all others."""
 
     PERIODIC = 0  # within a long prompt
     TAIL = 1  # at a block that a sequence filled before it continued
@@ -71,7 +71,7 @@ class SaveKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SavedSlot:
-    """A copy, in slot `slot`, of a sequence's recurrent state after its first `position` tokens."""
+    """A copy of a sequence's recurrent state, after the first `position` tokens, in slot `slot`."""
 
     position: int
     slot: int
@@ -80,12 +80,12 @@ class SavedSlot:
 
 @dataclass(slots=True)
 class RecurrentSlots:
-    """A sequence's state in a model with recurrent layers. Written by `StateManager`.
+    """The recurrent state of a sequence, in a model with recurrent layers. Written by `StateManager`.
 
-    `slot` holds the state after `position` tokens, drafts included; -1 if there is no slot. `pending` are the copies
-    that the current step makes, and `base` is the copy from before its draft tokens. `tail` is the hash of the
-    sequence's own newest copy. At `junction` tokens other sequences may continue differently; 0 if no junction is
-    known.
+    `slot` has the state after `position` tokens, including draft tokens; -1 means that the sequence has no slot.
+    `pending` are the copies that the current step makes; `base` is the copy of the state before the draft tokens.
+    `tail` is the hash of the newest copy that the sequence itself made. After `junction` tokens other sequences may
+    continue differently (0: no such position is known).
     """
 
     slot: int = -1
@@ -98,9 +98,9 @@ class RecurrentSlots:
 
 @dataclass(slots=True)
 class KvState:
-    """Number of computed tokens, their blocks, and the state of the executor's copy (mirror) of the sequence.
+    """The number of computed tokens, their blocks, and what the executor's copy (mirror) of the sequence contains.
 
-    Written by the scheduler, the block manager, the state manager and `StoredBlocks`.
+    The scheduler, the block manager, the state manager and `StoredBlocks` write it.
     """
 
     num_computed: int = 0
@@ -128,17 +128,17 @@ class KvState:
         )
 
     def forget(self) -> None:
-        """Record that no KV is left, so that all tokens are computed again."""
+        """Record that no KV is left. All tokens must be computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
 
 @dataclass(slots=True)
 class ControlState:
-    """Asks to the sequence's controller, and its answers.
+    """Asks to the controller of the sequence, and the controller's answers.
 
-    Written by `ControllerOpenings`, which creates controllers, and by `ControllerManager` and `ControllerOutputs`,
-    which send the asks and process the answers.
+    `ControllerOpenings` creates controllers. `ControllerManager` and `ControllerOutputs` send the asks and process the
+    answers.
     """
 
     pool: ControllerPool | None = None  # runs the controller
@@ -165,12 +165,12 @@ class ControlState:
 
     @property
     def just_draws(self) -> bool:
-        """Return whether the controller has answered in time that the next token is sampled as usual."""
+        """Return whether the controller answered in time, so that the next token is sampled as usual."""
         return self.answer is DRAW and not self.num_idle_steps and self.num_moves < self.max_moves
 
     @property
     def is_parked(self) -> bool:
-        """Return whether the controller waits for events outside of the engine, and none of them has happened."""
+        """Return whether the controller waits for events outside of the engine and none of them has happened yet."""
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def clear_hold(self) -> None:
@@ -183,7 +183,7 @@ class SamplerState:
     """Counts of random numbers and of forks. Written by `SamplePlanner`.
 
     `mus` are the states of Mirostat, each with the number of tokens at that time. `is_plain` says that the sampling
-    parameters alone decide how a token is sampled, apart from bans and the controller's decision.
+    parameters alone decide how a token is sampled. Bans and decisions of the controller are not considered.
     """
 
     num_draws: int = 0
@@ -195,7 +195,8 @@ class SamplerState:
 
 @dataclass(slots=True)
 class Proposal:
-    """Tokens that a controller has proposed after the first `at` tokens. The first `num_true` of them were accepted."""
+    """Tokens that a controller proposed after the first `at` tokens of the sequence. The first `num_true` proposed
+    tokens were accepted."""
 
     at: int
     tokens: tuple[int, ...]
@@ -204,7 +205,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class DraftState:
-    """Recent acceptance rates of drafts by source. Written by `Speculation` and `ProposerSelector`."""
+    """Recent acceptance rates of draft tokens, by source. `Speculation` and `ProposerSelector` write them."""
 
     proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
     copied: AcceptanceRate = field(default_factory=AcceptanceRate)
@@ -221,7 +222,7 @@ class DraftState:
 
 @dataclass(slots=True)
 class TraceBudget:
-    """Budget for recording a request over all outputs: limits, and counts of kept and dropped records."""
+    """Budget for the trace of a request over all outputs: limits, and counts of kept and dropped records."""
 
     most_records: int = MAX_RECORDS
     num_said: int = MAX_SAID
@@ -238,7 +239,7 @@ NO_DRAW: Drawn = ((), False, (), 0)
 
 @dataclass(slots=True)
 class TraceState:
-    """State of the next record of a traced sequence. Written by `TraceRecorder`."""
+    """Data for the next trace record of a sequence. Written by `TraceRecorder`."""
 
     room: TraceBudget
     by: str | None  # name of the controller that steers the sequence
@@ -251,14 +252,14 @@ class TraceState:
     modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and hashes of their modules
 
     def fork(self) -> TraceState:
-        """Return the state of a copy, which shares the budget."""
+        """Return the state of a copy of the sequence, which shares the trace budget."""
         return TraceState(self.room, self.by, self.num_seen)
 
 
 @dataclass(slots=True)
 class OutputState:
-    """Text and tokens that were sent to the client or are still to be sent, and counts. Written by `OutputProcessor`
-    and its helpers."""
+    """Text and tokens of an output, both sent and not yet sent, and their counts. `OutputProcessor` and its helpers
+    write it."""
 
     text: OutputText | None = None
     unsent: list[PendingToken] = field(default_factory=list)
