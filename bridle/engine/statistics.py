@@ -1,4 +1,5 @@
-"""Counters and gauges of an engine, ready for a metrics endpoint. Plain numbers, read without locks."""
+"""Counters and gauges of an engine, ready for a metrics endpoint. All values are plain numbers and are read without
+locks."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from typing import Any
 
 
 def _counter(text: str, start: float = 0) -> Any:
-    """Declare a field that only grows. `text` is the help text of its metric and names its unit."""
+    """Declare a field that is a counter: it only grows. `text` is the help text of its metric and names its unit."""
     return field(default=start, metadata={"help": text})
 
 
 def _gauge(text: str) -> Any:
-    """Declare a field that goes up and down. `text` is the help text of its metric and names its unit."""
+    """Declare a field that is a gauge: it goes up and down. `text` is the help text of its metric and names its
+    unit."""
     return field(default=0, metadata={"help": text, "is_gauge": True})
 
 
 @dataclass(slots=True)
 class EngineStatistics:
-    """A snapshot. Counters only grow; gauges are values of the last step. Fields with a help text are metrics."""
+    """A snapshot. Counters only grow. Gauges are the values of the last step. Fields with a help text are metrics."""
 
     num_steps: int = _counter("Steps of the engine that computed tokens or changed the KV cache.")
     num_requests: int = _counter("Requests that the engine accepted.")
@@ -93,7 +95,7 @@ class EngineStatistics:
 
     @property
     def kv_usage(self) -> float:
-        """Return the share of the KV cache that live sequences use, 0 to 1."""
+        """Return the share of the KV cache that active sequences use, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
 
 

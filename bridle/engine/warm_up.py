@@ -1,4 +1,4 @@
-"""Runs the largest possible step before the first request, so that missing memory shows at once and the speed is known.
+"""Runs the largest possible step before the first request. So missing memory shows at once, and the speed is known.
 
 Warm-up works with any executor, and resets the executor afterwards.
 """
@@ -36,8 +36,8 @@ _NUM_TOP = 5
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """Measurement of a step with `num_tokens` prompt tokens and `num_seqs` sequences in all. `seconds` includes work
-    that is done only once."""
+    """Measurement of a step with `num_tokens` prompt tokens and `num_seqs` sequences in total. `seconds` includes work
+    that is done only in the first step."""
 
     num_tokens: int
     num_seqs: int
@@ -56,8 +56,8 @@ class WarmUp:
 
 
 def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmUp:
-    """Run the largest step, then a decode of `num_seqs` sequences. Raises the executor's errors, such as `OutOfBlocks`.
-    The executor must have no live sequence."""
+    """Run the largest step, and then a decoding step of `num_seqs` sequences. Raises the executor's errors, such as
+    `OutOfBlocks`. The executor must have no active sequence."""
     largest = run_largest_step(executor, num_tokens, num_seqs)
     num_seqs = _num_seqs(executor.info, num_seqs)
     try:
@@ -68,9 +68,10 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 
 
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
-    """Run a prefill of `num_tokens` and one token for each of the other sequences. There are up to `num_seqs` sequences
-    in total (0: as many as one step takes), as far as there is room for them. The first prompt begins at position
-    `context`, like the last chunk of a long prompt. KV before that position is read, whatever its content."""
+    """Run a step with `num_tokens` prompt tokens, and one token for each of the other sequences. There are at most
+    `num_seqs` sequences (0: as many as one step takes), and only as many as the KV cache has room for. The first prompt
+    begins at position `context`, like the last chunk of a long prompt. The KV before that position is read, but its
+    content does not matter."""
     info = executor.info
     num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
@@ -91,7 +92,8 @@ _Chunk = tuple[int, int]  # a prompt chunk: where it starts in its sequence, and
 
 
 def _prompts(info: ExecutorInfo, num_tokens: int, num_seqs: int, context: int) -> list[_Chunk]:
-    """Return as few prompts as hold `num_tokens` tokens, or fewer if there is no room for them."""
+    """Return the lengths of as few prompts as hold `num_tokens` tokens, or of fewer if the KV cache has no room for
+    them."""
     chunks: list[_Chunk] = []
     num_blocks = info.num_blocks
     start = min(context, info.max_model_len - 1, num_blocks * info.block_size - 1)
@@ -109,8 +111,8 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
-    """Run a step that computes these chunks and, if the model generates, samples a token after each. Returns its
-    seconds. On a GPU, where its maximum memory matters, all prompt tokens are scored as well."""
+    """Run a step that computes these chunks. If the model generates, the step samples a token after each chunk. Returns
+    its seconds. On a GPU, all prompt tokens are scored as well, because this takes the most memory."""
     info = executor.info
     is_gpu, generates = info.device.startswith("cuda"), info.task == "generate"
     rows, block = [], 0
@@ -139,5 +141,5 @@ def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
 
 
 def _with_ends(rows: list[PlanRow]) -> Iterable[tuple[PlanRow, int]]:
-    """Return each row with the number of logits rows up to its last one."""
+    """Return each row with the total number of logits rows up to the end of that row."""
     return zip(rows, accumulate(row.num_logits for row in rows), strict=True)

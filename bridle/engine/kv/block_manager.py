@@ -464,15 +464,14 @@ class BlockManager:
         return own_hash(root, hashes[-1]) if hashes else root
 
     def _is_shared(self, seq: Sequence, number: int, num_tokens: int) -> bool:
-        """Return whether a block has only prompt tokens of the shared prefix, which is the first `num_tokens`
-        tokens."""
+        """Return whether a block lies within the shared prefix of `num_tokens` tokens and still has prompt tokens."""
         start, end = number * self.block_size, (number + 1) * self.block_size
         return end <= num_tokens and tuple(seq.tokens[start:end]) == seq.request.prompt[start:end]
 
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if a rule of this module does not hold. `seqs` must be all active sequences."""
+        """Raise `InternalError` if a rule of this module does not hold. `sequences` must be all active ones."""
         refs = [0] * self.num_blocks
         sequences = list(sequences)
         self.states.check_integrity(sequences)

@@ -80,7 +80,7 @@ class StepCost:
         return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
 
     def of_step(self, num_rows: int, num_others: int = 0) -> float:
-        """Return the seconds of a step with these numbers of rows and further tokens."""
+        """Return the seconds of a step with these numbers of logits rows and other tokens."""
         if not self._weight:
             return 1.0
         row, other = self.of_row(), self.of_other()
@@ -91,12 +91,12 @@ class StepCost:
         return self._others_others > 0.0 and self._others_others >= self._LEAST_SPREAD * self._weight
 
     def _slope(self) -> float:
-        """Return the number of rows per further token in the recorded steps."""
+        """Return the number of rows per other token in the recorded steps."""
         return self._rows_others / self._others_others if self._has_others() else 0.0
 
     def _own_spread(self) -> float:
-        """Return the variance of rows that further tokens do not explain, times the weight; 0 if they explain nearly
-        all of it."""
+        """Return the weighted variance of the rows that the number of other tokens does not explain; 0 if it explains
+        nearly all of it."""
         own = self._rows_rows - self._slope() * self._rows_others
         return own if own >= self._LEAST_OWN * self._rows_rows else 0.0
 
@@ -147,13 +147,13 @@ class AcceptanceRate:
         return self.chance_from(self.PRIOR)
 
     def chance_from(self, prior: float) -> float:
-        """Return the probability of `chance` with another prior."""
+        """Return the probability as in `chance`, but with `prior` as its prior."""
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
-        """Return the probability for one of several sequences of a step, where `others` counts the guesses of all of
-        them. In a batch each sequence pays for a row, and a token that only one gains does not end the step sooner.
-        So the results of the others get more weight, and the estimate is reduced by a number of standard errors."""
+        """Return the probability for one of several sequences of a step; `others` counts the guesses of all of them. In
+        a batch, each sequence pays for a row, but a token that only one sequence gains does not shorten the step. So
+        the guesses of other sequences get more weight, and the estimate is reduced by a number of standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)

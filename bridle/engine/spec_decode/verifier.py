@@ -1,7 +1,8 @@
-"""Verification of drafts: the rows that drafts need, and how many drafts equal the sampled tokens.
+"""Verification of draft tokens: the sampling rows that they need, and how many of them equal the sampled tokens.
 
-A draft is accepted if it equals the token sampled at its position. Between samples there may be forced tokens, which
-were computed with the drafts. All tokens after the first rejected draft are dropped.
+A draft token is accepted if it equals the token that is sampled at its position. Between sampled tokens there may be
+forced tokens, which were computed together with the draft tokens. All tokens after the first rejected draft token are
+dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from bridle.outputs import Logprob
 
 @dataclass(slots=True)
 class PlannedDraw:
-    """One branch to apply after sampling. Row `row` of the batch samples its token; None if it does not sample. The
-    rows after it sample along the drafts of `item`. If the token is just appended, `sample_row` is its row too."""
+    """A branch that is applied after sampling. Row `row` of the batch samples its token; None if it does not sample.
+    The rows after row `row` sample after each draft token of `item`. If the token is simply appended, `sample_row` also
+    names this row."""
 
     seq: Sequence
     branch: Branch
@@ -40,13 +42,13 @@ AnyDraw = Scheduled | PlannedDraw
 
 
 def row_of(draw: AnyDraw) -> int | None:
-    """Return the row of the batch that samples the token of a draw, or None."""
+    """Return the row of the batch that samples the token of a `PlannedDraw`, or None."""
     return draw.row if isinstance(draw, PlannedDraw) else draw.sample_row
 
 
 @dataclass(slots=True)
 class AcceptedDrafts:
-    """Number of accepted drafts of a step, and how many of these were sampled."""
+    """The number of accepted draft tokens in a step, and how many of these were sampled (not forced)."""
 
     num_tokens: int = 0
     num_drawn: int = 0
@@ -58,7 +60,7 @@ NONE_RIGHT = AcceptedDrafts()
 
 @dataclass(eq=False, repr=False)
 class DraftVerifier:
-    """Applies sampled tokens along drafts. `accept_one` applies a single token."""
+    """Applies sampled tokens along the draft tokens. `accept_one` applies a single token."""
 
     _scheduler: Scheduler
     _steering: ControllerManager
@@ -66,7 +68,7 @@ class DraftVerifier:
     _accept_one: Callable[[PlannedDraw, int, Logprob | None], None]
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """Return the known branches after each draft token of the sequence. The branches end at a fork or a splice."""
+        """Return the known branches after each draft token of the sequence. These end at a fork or a splice."""
         plain: list[Branch] = []
         place = 1  # number of draft tokens before the next branch
         for way in self._steering.foresight.foresee(item.seq, item.drafts):
@@ -81,8 +83,8 @@ class DraftVerifier:
         return plain
 
     def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:
-        """Apply the sampled tokens of a row with drafts in order, with the forced tokens between them, up to the first
-        rejected draft."""
+        """Apply the sampled tokens of a row with draft tokens in order, up to the first rejected one. Forced tokens
+        between them are applied too."""
         right = AcceptedDrafts()
         ways = iter(draw.ways)
         while self._accept_draft(draw, row, result, right):
@@ -102,7 +104,8 @@ class DraftVerifier:
         return right
 
     def _accept_draft(self, draw: PlannedDraw, row: int, result: StepResult, right: AcceptedDrafts) -> bool:
-        """Apply one sampled token. Returns whether it equals the draft token, so that the next draft token counts."""
+        """Apply one sampled token. Returns whether the token equals the draft token; if it does, the next draft token
+        is compared."""
         seq, drafts = draw.seq, draw.item.drafts
         num_rewound = seq.output.usage.rewound_tokens
         self._accept_one(draw, result.tokens[row], result.logprobs[row])
@@ -130,8 +133,8 @@ class DraftVerifier:
 
 
 def num_guessed(item: Scheduled, ways: Vectors[Branch]) -> int:
-    """Return how many draft tokens of a row are guesses, not forced: according to `ways`, and for the draft tokens
-    after them according to the lookahead."""
+    """Return how many draft tokens of a row are guesses rather than forced tokens. The branches `ways` decide this, and
+    the lookahead for later draft tokens."""
     covered = 1 if ways else 0
     count = covered
     for way in ways:
@@ -148,7 +151,7 @@ def _is_forced(way: Branch) -> bool:
 
 
 def drafted_rows(draw: PlannedDraw) -> list[SampleRow]:
-    """Return the rows that sample after each draft token of a draw; the row of the draw itself is not included."""
+    """Return the rows that sample after each draft token of a `PlannedDraw`. Its own row is not included."""
     item, rows = draw.item, list[SampleRow]()
     place = 1
     for way in draw.ways:
