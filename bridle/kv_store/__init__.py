@@ -1,8 +1,7 @@
-"""KV blocks in the host's memory and on disk, in append-only segments that several processes share; and the threads
-that move blocks.
+"""KV blocks in the host's memory and on disk, and the threads that move them. On disk, blocks are in append-only
+segments that several processes share.
 
-Blocks are byte strings under 16-byte keys. This package does not know the contents of the blocks, or their position in
-a KV cache.
+A block is a string of bytes with a key of 16 bytes. This package does not interpret the blocks.
 """
 
 from bridle.kv_store.background import BlockStore as BlockStore

@@ -1,9 +1,9 @@
-"""Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
+"""Threads that write blocks to a store and read them back. So no step of an engine waits for a disk.
 
-A block that is offered is copied at once into a queue of limited size, from which it can be loaded until it is written.
-If the queue is full, the block is dropped, because the store is only a cache. Blocks of a device are copied to the
-host's memory, and from there to the disk as well, if there is a disk store and its rate allows it. The thread that
-writes has low priority, so that it takes little time from a model on the same processors.
+An offered block is copied at once into a queue of limited size. It can be loaded from the queue until it is written. If
+the queue is full, the block is dropped. This is harmless, because the store is only a cache. Blocks of a device are
+copied to the host's memory. If there is a disk store whose write rate allows it, they are also copied to disk. The
+thread that writes has low priority, so that it hardly slows down a model on the same processors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
 
 class _Allowance:
-    """Bytes that may be written: `RATE` per second on average, and `burst` at once after a pause."""
+    """Limit on written bytes: `RATE` per second on average, and `burst` at once after a pause."""
 
     def __init__(self, burst: int) -> None:
         self._burst, self._left, self._seen = burst, float(burst), time.monotonic()
@@ -52,16 +52,16 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Use up `num_bytes` if they are allowed now. Returns whether they are."""
+        """Take `num_bytes` from the limit, if they are allowed now. Returns whether they were allowed."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
         return is_allowed
 
 
 class BlockStore:
-    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. While other
-    threads compute, blocks are read at a `pace`: see `Load`. `on_change` is called, from any thread, when a load is
-    done. One thread calls all methods."""
+    """A `SegmentStore` that threads read and write. For the blocks of a device, `memory` in the host is used first.
+    While other threads compute, blocks are read in a slow thread at the given `pace`: see `Load`. `on_change` is
+    called, from any thread, when a load has ended. Only one thread may call the methods."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BlockStore:
         self.written_bytes = self.read_bytes = 0
 
     def count_present(self, keys: Sequence[bytes]) -> int:
-        """Return how many leading keys are stored or wait to be written."""
+        """Return the number of keys before the first one that is neither stored nor waiting to be written."""
         if time.monotonic() - self._refreshed >= _REFRESH_EVERY:
             self._refreshed = time.monotonic()
             self.readers.submit(self.store.refresh)
@@ -107,8 +107,8 @@ class BlockStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer | Snapshot]) -> bool:
-        """Copy a block, to write it soon, unless it is already stored. Returns False if the block was dropped, because
-        the queue is full or too many bytes were offered."""
+        """Copy a block and write it soon, unless it is already stored. Returns False if the block was dropped because
+        the queue is full or the write rate is exceeded."""
         if self.has(key):
             return True
         if not self.has_room(num_bytes):
@@ -177,20 +177,21 @@ class BlockStore:
         return is_written
 
     def write(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block in this thread, after `stop` has ended the writing thread. Returns whether the block is
+        """Write a block in this thread, after `stop` has ended the thread that writes. Returns whether the block is
         stored."""
         return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all offered blocks are written, at most until `deadline`. Returns whether they are."""
+        """Wait until all offered blocks are written, but not longer than `deadline`. Returns whether they were
+        allowed."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, max(deadline - time.monotonic(), 0.0))
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def load(self, blocks: Sequence[LoadedBlock], is_beside: bool = False) -> Load:
-        """Begin to read blocks, in threads that call their `put`. `is_beside` says that other threads compute
-        meanwhile."""
+        """Begin to read blocks, in threads that pass each block to its `put`. `is_beside` says that other threads
+        compute during the reads."""
         return self.readers.begin(blocks, is_beside)
 
     def _end_load(self, load: Load) -> None:
@@ -201,7 +202,7 @@ class BlockStore:
         self.on_change()
 
     def read(self, block: LoadedBlock) -> bool:
-        """Read a block in this thread. Returns whether it was found."""
+        """Read a block in this thread. Returns whether the block was found."""
         if (queued := self._queued.get(block.key)) is not None:
             block.put(memoryview(bytes_of(queued.block, block.num_bytes)))
             return True
@@ -247,7 +248,7 @@ class BlockStore:
     # -- life --------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the threads, once all offered blocks are written. Idempotent."""
+        """End the threads after all offered blocks are written. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -256,6 +257,6 @@ class BlockStore:
             self._writing.result()
 
     def close(self) -> None:
-        """End the threads as `stop` does, and complete the segment of this process. Idempotent."""
+        """End the threads as `stop` does, and close the segment of this process. Idempotent."""
         self.stop()
         self.store.close()

@@ -1,7 +1,7 @@
 """Encryption of blocks with an operator's key: AES-256-GCM, with a random nonce for each block.
 
-A block is encrypted together with its name, so no block can replace another one. The names depend on the key too. So
-without the key, files reveal neither the contents of a block nor which prompts were computed.
+A block is encrypted together with its name, so no block can replace another one. The names depend on the key too.
+Without the key, the files reveal neither the contents of a block nor the prompts that were computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BlockCipher:
         self._cipher = AESGCM(blake2b(secret, digest_size=32, person=b"bridle-kv-cipher").digest())
 
     def derive(self, text: str) -> str:
-        """Return a text that is derived from `text` and the key, and reveals neither."""
+        """Return a text that is derived from `text` and the key and reveals neither of them."""
         return blake2b(text.encode(), digest_size=16, key=self._secret, person=b"bridle-kv-names").hexdigest()
 
     def seal(self, name: bytes, block: Buffer) -> bytes:
@@ -40,7 +40,8 @@ class BlockCipher:
         return nonce + self._cipher.encrypt(nonce, block, name)
 
     def open(self, name: bytes, sealed: memoryview, into: memoryview) -> bool:
-        """Decrypt a block into memory of its size. Returns False if the block was not encrypted under this name."""
+        """Decrypt a block into `target`, which has the size of the block. Returns False if the block was not encrypted
+        under this name."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -51,7 +52,7 @@ class BlockCipher:
 
 
 def read_cipher(path: Path) -> BlockCipher:
-    """Return the cipher for the key in a file: 64 hexadecimal digits. Raises `InvalidRequest`."""
+    """Return the cipher for the key in a file, which has 64 hexadecimal digits. Raises `InvalidRequest`."""
     try:
         secret = bytes.fromhex(path.expanduser().read_text("ascii"))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Blocks of a device in the host's memory, a level between device and disk: fast to read, limited, and lost when the
-process ends.
+"""Blocks of a device in the host's memory, a cache level between device and disk. It is fast and limited, and its
+content is lost when the process ends.
 
-Memory is allocated in large pieces, because pinning it is slow, and is never freed. The least recently used blocks are
-evicted. A block that is being read is not moved or evicted.
+Memory is allocated in large pieces and never freed, because pinning it is slow. The least recently used blocks are
+evicted. A block that is being read is neither moved nor evicted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_COUNT = 4_096
 
 @dataclass(slots=True)
 class _Held:
-    """A block, its tenant's tag, and the number of threads that read it."""
+    """A block, the tag of its tenant, and the number of threads that read it now."""
 
     memory: memoryview
     tenant: bytes
@@ -32,8 +32,8 @@ class _Held:
 
 
 class HostMemory:
-    """Keeps at most `limit` bytes of blocks. `allocate` returns memory that the device reads and writes by itself. One
-    thread calls `put`; all other methods are safe from any thread."""
+    """Keeps at most `limit` bytes of blocks. `allocate` returns memory that the device can access directly (pinned
+    memory). Only one thread may call `put`; all other methods are safe from any thread."""
 
     def __init__(self, limit: int, allocate: Callable[[int], memoryview]) -> None:
         self.limit, self._allocate = limit, allocate
@@ -50,8 +50,8 @@ class HostMemory:
         return len(self._held)
 
     def put(self, key: bytes, tenant: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> memoryview | None:
-        """Store a block that `fill` writes, unless it is already stored. Returns its memory, which is valid until the
-        next call; None if there is no room."""
+        """Store a block by letting `fill` write it, unless it is already stored. Returns the memory of the block, valid
+        until the next call, or None if there is no room."""
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 return held.memory
@@ -91,7 +91,7 @@ class HostMemory:
         free += [piece[at : at + num_bytes] for at in range(0, count * size, size)]
 
     def _evict(self, num_bytes: int, free: list[memoryview]) -> None:
-        """Evict the least recently used block of this size that is not being read."""
+        """Evict the least recently used block of this size, except blocks that are being read."""
         for key, held in self._held.items():
             if len(held.memory) == num_bytes and not held.num_readers:
                 del self._held[key]
@@ -101,7 +101,7 @@ class HostMemory:
 
     @contextmanager
     def lend(self, key: bytes, num_bytes: int) -> Iterator[memoryview | None]:
-        """Yield the bytes of a block, valid inside the `with` block; None if the block is not stored."""
+        """Yield the bytes of a block, which are valid inside the `with` block; None if the block is not stored."""
         with self._lock:
             held = self._held.get(key)
             if held is not None and len(held.memory) == num_bytes:
@@ -118,6 +118,7 @@ class HostMemory:
                     self.num_read += 1
 
     def newest(self) -> Iterator[tuple[bytes, bytes, memoryview]]:
-        """Yield key, tenant's tag and bytes of each block, the last used first. No other call may run."""
+        """Yield the key, the tenant's tag and the bytes of each block, the last used block first. No other method may
+        be called meanwhile."""
         for key, held in reversed(self._held.items()):
             yield key, held.tenant, held.memory

@@ -1,7 +1,7 @@
-"""Threads that read blocks: fast ones, and a slow one for times when a model computes on the same processors.
+"""Threads that read blocks: fast threads, and a slow thread for times when a model computes on the same processors.
 
-The slow thread has low priority and rests after each block. Low priority alone is not enough. The threads that compute
-a layer wait for the slowest of them, so each millisecond that the reader takes from one of them delays the whole step.
+The slow thread has low priority and pauses after each block. Low priority alone does not protect the model. All threads
+of a layer wait for the slowest one. So each millisecond that the reader takes from one of them delays the whole step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class LoadedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Load:
-    """Blocks that are being read. Once `is_done` is true, the first `num_loaded` of them were passed to their `put`."""
+    """Blocks that are being read. When `is_done` is true, the first `num_loaded` blocks have been passed to their
+    `put`."""
 
     blocks: Sequence[LoadedBlock]
     num_readers: int = _NUM_READERS
@@ -50,7 +51,7 @@ class Load:
 
 
 class Readers:
-    """Threads that read blocks with `read`, which returns whether a block was found. When all blocks of a load are
+    """Threads that call `read`, which reads a block and returns whether it was found. When all blocks of a load are
     read, one of the threads calls `end`, which sets `is_done`."""
 
     def __init__(self, read: Callable[[LoadedBlock], bool], end: Callable[[Load], None], pace: float) -> None:
@@ -61,7 +62,7 @@ class Readers:
         self._nice = ThreadPoolExecutor(1, "bridle-kv-read-nice", initializer=be_nice)
 
     def begin(self, blocks: Sequence[LoadedBlock], is_beside: bool) -> Load:
-        """Begin to read blocks. `is_beside` says that other threads compute meanwhile."""
+        """Begin to read blocks. `is_beside` says that other threads compute during the reads."""
         if is_beside:  # one reader only, because two would contend for Python's lock with the computing threads
             load = Load(blocks, num_readers=1, pace=self.pace)
             self._nice.submit(self._run, load)
@@ -72,11 +73,11 @@ class Readers:
         return load
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Call a function after those submitted before, in the slow thread."""
+        """Call a function in the slow thread, after the functions that were submitted earlier."""
         self._nice.submit(function)
 
     def stop(self) -> None:
-        """End the threads. Unread blocks are reported as not found. Idempotent."""
+        """End the threads. Blocks that are not read by then are reported as not found. Idempotent."""
         self._is_ended.set()
         self._fast.shutdown()
         self._nice.shutdown()
@@ -107,7 +108,7 @@ class Readers:
 
 
 def be_nice() -> None:
-    """Lower this thread's priority, if the system has priorities of single threads."""
+    """Lower the priority of this thread, if the system has priorities for single threads."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

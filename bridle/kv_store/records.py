@@ -1,8 +1,8 @@
-"""Records of a segment file: a header with digests, and the bytes of one block.
+"""Records of a segment file. A record is a header with digests, and the bytes of one block.
 
-A header has the length of its record, so that all records of a file can be found without an index. A header counts only
-if its own digest is right, and a block only if its bytes match the digest in the header. So data damaged by a crash, a
-full disk or a defect is never taken for a block.
+The header has the length of its record, so all records of a file can be found without an index. A header is valid only
+if its own digest is right. A block is valid only if its bytes match the digest in the header. So data that was damaged
+by a crash, a full disk or a defect is never read as a block.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Snapshot(Protocol):
     """A copy of a block that a device makes in the background."""
 
     def copy_into(self, memory: memoryview) -> None:
-        """Wait for the copy, and write it into memory of the block's size. Safe from any thread."""
+        """Wait for the device's copy, and write it into `target`, which has the size of the block. Safe from any
+        thread."""
 
 
 def copy_block(block: Buffer | Snapshot, memory: memoryview) -> None:
-    """Write a block into memory of its size."""
+    """Write a block into `target`, which has the size of the block."""
     if isinstance(block, bytes | bytearray | memoryview):
         memory[:] = block
     else:
@@ -41,7 +42,7 @@ def copy_block(block: Buffer | Snapshot, memory: memoryview) -> None:
 
 
 def bytes_of(block: Buffer | Snapshot, num_bytes: int) -> Buffer:
-    """Return the bytes of a block of this size."""
+    """Return the bytes of a block of `size` bytes."""
     if isinstance(block, bytes | bytearray | memoryview):
         return block
     memory = memoryview(bytearray(num_bytes))
@@ -51,7 +52,7 @@ def bytes_of(block: Buffer | Snapshot, num_bytes: int) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Fields of a header. `key` names the block; `tenant` is the tag of the user that owns it."""
+    """Fields of a header. `key` names the block; `tenant` is the tag of the user that owns the block."""
 
     num_bytes: int
     key: bytes
@@ -60,19 +61,20 @@ class Header:
 
 
 def tenant_tag(tenant: str) -> bytes:
-    """Return the tag by which the blocks of a user are stored."""
+    """Return the tag under which the blocks of a user are stored."""
     return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=b"bridle-kv-tenant").digest()
 
 
 def state_key(digest: bytes) -> bytes:
-    """Return the key of the recurrent state at the end of a block."""
+    """Return the key of the recurrent state at the end of the block `key`."""
     return blake2b(digest, digest_size=KEY_BYTES, person=b"bridle-kv-state").digest()
 
 
 def block_digest(data: Buffer) -> bytes:
-    """Return a digest that detects damage of a block. The digest covers the sums of the block's 64-bit words, by page
-    of 4 KiB and by position in a page, and the bytes after the last page. Damage of a few words changes a sum, as does
-    a page that is lost, stale or in the wrong position. Sums take a tenth of the time of a cryptographic digest."""
+    """Return a digest that detects damage of a block. The digest covers the bytes after the last page of 4 KiB, and
+    sums of the block's 64-bit words: by page, and by position in a page. A sum changes if a few words are damaged, or
+    if a page is lost, outdated or in the wrong position. Computing the sums takes a tenth of the time of a
+    cryptographic digest."""
     import numpy as np  # imported here, because the engine alone does not need it
 
     whole = len(data) // (8 * _PAGE_WORDS) * _PAGE_WORDS
@@ -82,13 +84,13 @@ def block_digest(data: Buffer) -> bytes:
 
 
 def pack_header(header: Header) -> bytes:
-    """Return the header as bytes for a file."""
+    """Return the header in the form of bytes for a file."""
     fields = _FIELDS.pack(MAGIC, header.num_bytes, header.key, header.tenant, header.digest)
     return fields + _digest(fields)
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header in these bytes; None if it is incomplete or damaged."""
+    """Return the header that these bytes contain; None if it is incomplete or damaged."""
     if len(data) != HEADER_BYTES or _digest(data[: _FIELDS.size]) != data[_FIELDS.size :]:
         return None
     magic, num_bytes, key, tenant, digest = _FIELDS.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Segments: files to which one process appends records, and which all processes read.
+"""Segments are files to which one process appends records, and which all processes read.
 
-The process that writes a segment holds a lock on it until the process ends or closes it. A file that no process has
-locked is complete: no record is ever appended to it again. A reader ignores an incomplete record at the end.
+The process that writes a segment keeps it locked until the process ends or closes the segment. A file that no process
+has locked is complete: no process appends to it again. A reader ignores an incomplete record at the end of a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _USE_EVERY = 1.0
 
 
 class Segment:
-    """A file of records, open for reading. Raises `OSError` if it cannot be opened."""
+    """A file of records, open for reading. Raises `OSError` if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,8 +36,8 @@ class Segment:
         self._used = 0.0
 
     def scan(self) -> Iterator[tuple[int, Header]]:
-        """Yield the position and the header of each complete record since the last call. A damaged header ends the
-        segment, because the position of the next one is then unknown."""
+        """Yield the position and the header of each complete record that was added since the last call. A damaged
+        header ends the segment, because the position of the next record is then unknown."""
         try:
             size = os.fstat(self._file).st_size
             while (header := read_header(os.pread(self._file, HEADER_BYTES, self._end))) is not None:
@@ -50,8 +50,8 @@ class Segment:
             return
 
     def read(self, position: int, key: bytes, into: memoryview) -> bool:
-        """Read the block `key` of the record at `position` into memory of its size. Returns whether the record has this
-        block undamaged."""
+        """Read the block `key` from the record at `position` into `target`, which has the size of the block. Returns
+        whether the record contains this block without damage."""
         try:
             head = bytearray(HEADER_BYTES)
             count = os.preadv(self._file, [head, into], position)
@@ -63,7 +63,7 @@ class Segment:
         return block_digest(into) == header.digest
 
     def note_use(self) -> None:
-        """Record that the segment is in use, so that unused segments are removed before it."""
+        """Record that the segment is in use. Unused segments are removed before it."""
         now = time.monotonic()
         if now - self._used >= _USE_EVERY:
             self._used = now
@@ -76,7 +76,7 @@ class Segment:
 
 
 class SegmentWriter:
-    """A new segment of this process, locked until it is closed. Raises `OSError` if it cannot be created."""
+    """A new segment of this process, locked until it is closed. Raises `OSError` if the segment cannot be created."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
@@ -85,7 +85,8 @@ class SegmentWriter:
         self.size = 0
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> int:
-        """Append a record and return its position. If that fails, nothing is appended and `OSError` is raised."""
+        """Append a record and return its position. If appending fails, the file is unchanged and `OSError` is
+        raised."""
         header = pack_header(Header(len(block), key, tenant, block_digest(block)))
         position = self.size
         try:
@@ -98,7 +99,7 @@ class SegmentWriter:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the file was deleted, so that no reader can open it."""
+        """Return whether the file was deleted. Then no reader can open it any more."""
         return os.fstat(self._file).st_nlink == 0
 
     def close(self) -> None:
@@ -122,12 +123,13 @@ def _write_all(file: int, header: bytes, block: Buffer, position: int) -> None:
 
 
 def lock(file: int) -> None:
-    """Wait for the lock of a file. The lock lasts until the file is closed, also by the end of the process."""
+    """Wait until this process can lock a file. The lock is released when the file is closed, or when the process
+    ends."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def remove_if_complete(path: Path) -> bool:
-    """Remove a segment unless a process is writing it. Returns whether it was removed."""
+    """Remove a segment, unless a process is writing it. Returns whether it was removed."""
     with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process writes it
         path.unlink()
@@ -136,7 +138,7 @@ def remove_if_complete(path: Path) -> bool:
 
 
 def is_being_written(path: Path) -> bool:
-    """Return whether a live process appends to this segment."""
+    """Return whether a running process appends to this segment."""
     try:
         with _opened(path, os.O_RDONLY) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,8 +150,9 @@ def is_being_written(path: Path) -> bool:
 
 
 def erase(path: Path, tenant: bytes) -> int:
-    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns the number of blocks. Each block is
-    erased before its header, so that the next process can find and complete an interrupted erasure."""
+    """Overwrite all blocks of a tenant in a segment, even if the segment is in use. Returns the number of erased
+    blocks. Each block is erased before its header. So the next process can find an interrupted erasure and complete
+    it."""
     num_erased = 0
     with _opened(path, os.O_RDWR) as file:
         for position, header in Segment(path).scan():

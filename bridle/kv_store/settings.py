@@ -1,4 +1,4 @@
-"""Settings of a block store: its folder, and how much of the disk it may take."""
+"""Settings of a block store: its folder, and how much disk space it may take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`folder` holds the blocks of all models, at most `limit` bytes, encrypted if there is a `cipher`."""
+    """`folder` has the blocks of all models, at most `limit` bytes in total. Blocks are encrypted if there is a
+    `cipher`."""
 
     folder: Path
     limit: int
@@ -26,14 +27,14 @@ class StoreSettings:
 
 
 def default_folder() -> Path:
-    """Return the store's folder in the user's cache."""
+    """Return the default folder of the store, in the user's cache."""
     from bridle.file_cache import cache_folder  # which imports numpy
 
     return cache_folder() / "kv"
 
 
 def default_limit(folder: Path) -> int:
-    """Return the bytes that a store in `folder` may take if nothing else is set."""
+    """Return the default limit in bytes for a store in `folder`."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return min(DEFAULT_LIMIT, int(shutil.disk_usage(existing).free * DISK_SHARE))
 

@@ -1,10 +1,11 @@
 """Blocks of one model on disk: segments in a folder that several processes share, and an index in memory.
 
-`FOLDER/SCOPE/*.kv` are the segments of one scope: a model and the format of its KV. The index is built from the headers
-in memory, so no index file can be wrong. A process appends only to its own segments, and finds the blocks of other
-processes when it refreshes. The limit applies to all scopes together: before a segment is begun, complete segments are
-removed, the least recently used first. A segment that is being written counts in full. A user gets at most half of the
-limit as long as other users have blocks of the model; otherwise the user's own segments are removed.
+`FOLDER/SCOPE/*.kv` are the segments of one scope. A scope is a model and the format of its KV. The index is built in
+memory from the headers of the records. So there is no index file that could be wrong. A process appends only to its own
+segments. It finds the blocks of other processes when it refreshes its index. The limit applies to all scopes together.
+Before a process begins a segment, the least recently used complete segments are removed. A segment that is being
+written counts with its full size. While other users have blocks of the model, a user gets at most half of the limit.
+Beyond that, the user's own segments are removed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOCK = ".lock"
 
 @dataclass(slots=True)
 class _Contents:
-    """The records of a segment that were read: their keys, and the number of bytes of each user."""
+    """The records of a segment that were read so far: their keys, and the number of bytes of each user."""
 
     segment: Segment
     keys: list[bytes] = field(default_factory=list)
@@ -47,8 +48,8 @@ class _Contents:
 
 
 class SegmentStore:
-    """Blocks of scope `scope` in `folder`, encrypted if there is a `cipher`. Keys must depend on `root`. Safe from any
-    thread, except that only one thread may append."""
+    """The blocks of `scope` in `folder`, encrypted if there is a `cipher`. The keys of blocks must be derived from
+    `root`. Safe from any thread, except that only one thread may append."""
 
     def __init__(self, folder: Path, scope: str, limit: int, cipher: BlockCipher | None = None) -> None:
         self.folder, self.scope, self.limit, self._cipher = folder, scope, limit, cipher
@@ -74,7 +75,7 @@ class SegmentStore:
     # -- reading -----------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Find the records that other processes have written, and forget records of removed segments."""
+        """Add the records that other processes have written to the index, and drop those of removed segments."""
         with self._lock:
             found = set(self._own.glob(f"*{SUFFIX}"))
             for path in self._segments.keys() - found:
@@ -101,8 +102,8 @@ class SegmentStore:
                 del self.index[key]
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        """Read a block into memory of its size. Returns whether it was found undamaged. A damaged block is removed from
-        the index."""
+        """Read a block into `target`, which has the size of the block. Returns whether the block was found without
+        damage. A damaged block is removed from the index."""
         place = self.index.get(key)
         if place is None:
             return False
@@ -115,7 +116,7 @@ class SegmentStore:
 
     def drop(self, key: bytes, place: tuple[Segment, int] | None = None) -> None:
         """Remove a block from the index, so that it can be written again. With a `place`, the block is removed only if
-        it is at that place."""
+        it is still at that place."""
         with self._lock:
             if place is None or self.index.get(key) == place:
                 self.index.pop(key, None)
@@ -129,8 +130,9 @@ class SegmentStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block unless the store has it. Returns whether the store has the block now. The block is not stored
-        if the disk is full, the limit too small, or the user's share filled by a segment that is being written."""
+        """Write a block, unless the store already has it. Returns whether the store has the block afterwards. The block
+        is not stored if the disk is full or the limit is too small. It is also not stored if a segment that is being
+        written fills the user's share."""
         if key in self.index:
             return True
         if self._cipher is not None:
@@ -157,8 +159,8 @@ class SegmentStore:
         return key in self.index
 
     def _fits_share(self, tenant: bytes, size: int) -> bool:
-        """Return whether a block leaves other users their share. Segments that hold mostly this user's blocks are
-        removed to make room, the least recently used first."""
+        """Return whether a block still leaves other users their share of the limit. To make room, segments that contain
+        mostly this user's blocks are removed, the least recently used first."""
         most = self.limit * MAX_SHARE - size
         with self._lock:
             if self._held[tenant] <= most or self._held.keys() <= {tenant}:
@@ -173,8 +175,9 @@ class SegmentStore:
         return self._held[tenant] <= most
 
     def _has_segment_for(self, size: int) -> bool:
-        """Begin a segment if the current one has no room. Returns whether there is room. After a failure the current
-        segment is continued once the disk has room again, because each segment costs a file descriptor."""
+        """Begin a segment if the block does not fit into the current one. Returns whether the block fits now. After a
+        failed write, the current segment is continued when the disk has room again. Each new segment would cost a file
+        descriptor."""
         writer = self._writer
         if writer is None or writer.size + size > self.segment_bytes or (self._has_failed and writer.is_lost):
             self._writer = self._begin_segment()
@@ -197,7 +200,8 @@ class SegmentStore:
             writer.close()
 
     def _make_room(self) -> bool:
-        """Remove the least recently used segments until another one fits. Returns whether one fits."""
+        """Remove the least recently used segments until a new one fits into the limit. Returns whether a new segment
+        fits."""
         complete, taken = [], 0
         for path, size, used in list_segments(self.folder):
             if segments.is_being_written(path):
@@ -218,12 +222,12 @@ class SegmentStore:
         return taken + self.segment_bytes <= self.limit and free >= self.segment_bytes
 
     def close(self) -> None:
-        """Complete the segment of this process. Idempotent."""
+        """Close the segment of this process, which is then complete. Idempotent."""
         self._end_segment()
 
 
 class NoDisk(SegmentStore):
-    """A store that stores no blocks. Keys must depend on `root`."""
+    """A store that stores no blocks. The keys of blocks must be derived from `root`."""
 
     def __init__(self, root: str) -> None:
         self.root, self.limit = root, 0
@@ -240,7 +244,7 @@ class NoDisk(SegmentStore):
 
 
 def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Yield the file, the size and the time of the last use of each segment of all scopes."""
+    """Yield each segment of all scopes: its file, its size, and the time of its last use."""
     for path in folder.glob(f"*/*{SUFFIX}"):
         with contextlib.suppress(OSError):
             state = path.stat()
@@ -249,7 +253,7 @@ def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class ScopeFiles:
-    """The segments of one scope. `used` is the time of their last use, as a Unix time."""
+    """The segments of one scope. `used` is when they were last used, as a Unix time."""
 
     folder: Path
     num_bytes: int
@@ -257,7 +261,7 @@ class ScopeFiles:
 
 
 def list_scopes(folder: Path) -> list[ScopeFiles]:
-    """Return all scopes of a store, the last used first."""
+    """Return all scopes of a store, the last used scope first."""
     found: dict[Path, ScopeFiles] = {}
     for path, size, used in list_segments(folder):
         known = found.get(path.parent, ScopeFiles(path.parent, 0, 0.0))
@@ -275,14 +279,14 @@ def remove_scope(folder: Path) -> int:
 
 
 def forget_tenant(folder: Path, tenant: str) -> int:
-    """Erase all blocks of a user, for all models. Returns the number of blocks. Processes that use the store no longer
-    find these blocks."""
+    """Erase all blocks of a user, for all models. Returns the number of blocks. Processes that use the store can no
+    longer find these blocks."""
     return sum(segments.erase(path, tenant_tag(tenant)) for path, _, _ in list(list_segments(folder)))
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from beginning or removing segments inside the block."""
+    """Inside the `with` block, other processes cannot begin or remove segments."""
     with (folder / LOCK).open("ab") as file:
         segments.lock(file.fileno())
         yield
