@@ -1,6 +1,6 @@
-"""The Python API: load a model in this process, generate in batches, stream, score, chat.
+"""The Python API: load a model in this process, then generate in batches, stream, score, or chat.
 
-This package uses no network. All requests go through the same engine and the same checks as those of the servers.
+This package does not use the network. All requests go through the same engine and the same checks as in the servers.
 """
 
 from bridle.llm.chat_session import ChatSession

@@ -1,4 +1,4 @@
-"""Converts the prompts, options and settings that callers may pass to a common form. This module runs no requests."""
+"""Converts the prompts, options and settings of a call to one common form. This module does not run requests."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{mo
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt, with the images, sounds and videos for its placeholders, in order."""
+    """One prompt. `media` has the images, sounds and videos for its placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()
 
 
 def as_given(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
-    """Return one prompt or many as a list; a list of integers is one prompt of token ids."""
+    """Return one prompt or several prompts as a list. A list of integers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [_as_one(prompts, "prompts")]
     items = _as_list(prompts, "prompts")
@@ -45,7 +45,8 @@ def as_given(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
-    """Return prompts as `as_given` does, for calls that read only text. Raises `UnsupportedFeature` for media."""
+    """Return prompts in the form of `as_given`, for calls that read only text. Raises `UnsupportedFeature` for a prompt
+    with media."""
     given = as_given(prompts)
     for each in given:
         if each.pictures:
@@ -70,9 +71,10 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """Return the media of a prompt, in the order of their placeholders. Each of the keys `image`, `audio` and `video`
-    has one medium or several. A medium is bytes, a path, a `data:` URL or an array. An image may also be a Pillow
-    image, and a sound an array with its rate. A video may be a list of images, or its frames with their rate."""
+    """Return the media of a prompt, in the order of the prompt's placeholders. Each of the keys `image`, `audio` and
+    `video` has one medium or a list of media. A medium is bytes, a path, a `data:` URL or an array. An image may also
+    be a Pillow image. A sound may also be an array with its sampling rate. A video may also be a list of images, or its
+    frames with their frame rate."""
     if not data:
         return ()
     if not isinstance(data, Mapping):
@@ -91,8 +93,8 @@ def as_pictures(data: Any) -> tuple[Source, ...]:
 
 
 def _several(value: Any, modality: str) -> list[Any]:
-    """Return one medium or many as a list. An array and its rate are one sound. A list of images is one video, unless
-    it holds files."""
+    """Return one medium or several media as a list. An array with its sampling rate counts as one sound. A list of
+    images counts as one video, unless its items are files."""
     has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
     is_many = isinstance(value, (list, tuple)) and not (has_rate and modality != IMAGE)
     if is_many and modality == VIDEO and not all(isinstance(each, (list, tuple, str, Path, bytes)) for each in value):
@@ -101,7 +103,8 @@ def _several(value: Any, modality: str) -> list[Any]:
 
 
 def _as_source(value: Any) -> Any:
-    """Return a text that is not a URL as the path of a file. Only programs call this, so clients cannot name files."""
+    """Return a text that is not a URL as the path of a file. Only programs call this function, so clients cannot name
+    files."""
     is_path = isinstance(value, str) and value[:5].lower() != "data:" and "://" not in value
     return Path(value) if is_path else value
 
@@ -119,7 +122,7 @@ def _is_int(value: Any) -> bool:
 
 
 def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
-    """Return one value for all prompts, or a list with one value for each, as a list."""
+    """Return a list with one value for each prompt. `value` is one value for all prompts, or such a list."""
     if not isinstance(value, (list, tuple)):
         return [value] * num_prompts  # type: ignore[list-item]
     if len(value) != num_prompts:
@@ -128,7 +131,7 @@ def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
 
 
 def crews(value: Any, num_prompts: int) -> list[tuple[object, ...]]:
-    """Return the controllers of each prompt, from one list for all or a list of lists."""
+    """Return the controllers of each prompt. `value` is one list for all prompts, or a list of lists."""
     if value is None:
         return [()] * num_prompts
     if not isinstance(value, (list, tuple)):
@@ -146,14 +149,14 @@ def as_sampling(value: Any) -> SamplingParams:
 
 
 def as_name(value: Any, param: str) -> str | None:
-    """Return a name or None; raise `InvalidRequest` for other types."""
+    """Return a name or None unchanged; raise `InvalidRequest` for other types."""
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(f"{param} is {value!r}; must be a name", param)
     return value
 
 
 def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> tuple[StoppingCriteria, ...]:
-    """Return one criterion, several or none as a tuple."""
+    """Return one stopping criterion, several or none as a tuple."""
     if value is None:
         return ()
     criteria: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
@@ -164,8 +167,8 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
 
 
 def _of_a_server(name: str, known: Collection[str]) -> str:
-    """Return the equivalent of another server's setting of this name, vLLM's first, or an empty string. A name that is
-    similar to one of the `known` settings counts as a misspelling of that setting."""
+    """Return advice on bridle's equivalent of another server's setting (vLLM's first), or an empty string. A name that
+    is similar to a setting in `known` counts as a misspelling of that setting."""
     if advice := of_setting(name):
         return f": {advice}"
     flag = "--" + name.replace("_", "-")
@@ -181,17 +184,18 @@ def _of_a_server(name: str, known: Collection[str]) -> str:
 
 
 def _in_python(flag: str, known: Collection[str]) -> str:
-    """Return a flag in an advice text as the equivalent setting, or unchanged if there is none."""
+    """Return a flag in an advice text as the equivalent Python setting, or unchanged if there is none."""
     return f"`{_setting(flag)}`" if _setting(flag) in known else flag
 
 
 def _setting(flag: str) -> str:
-    """Return a flag's name as a keyword."""
+    """Return the name of a command-line flag as a Python keyword."""
     return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments into fields of `ModelConfig` and of `EngineConfig`; raise an error for unknown names."""
+    """Split keyword arguments into fields of `ModelConfig` and fields of `EngineConfig`; raise an error for unknown
+    names."""
     of_model = {field.name for field in fields(ModelConfig)} - {"model"}
     of_engine = {field.name for field in fields(EngineConfig)}
     for name in options:

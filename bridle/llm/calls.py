@@ -1,4 +1,4 @@
-"""Common code of the methods of `LLM`: it converts arguments to checked requests and runs the requests to
+"""Common code of the methods of `LLM`. It converts arguments to checked requests and runs the requests to
 completion."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class Calls:
-    """Calls on one model. `sampling` applies to calls without sampling parameters. If it is None, the model's folder
-    has the defaults."""
+    """Runs the calls of one model. `sampling` is the default for calls without sampling parameters. If it is None, the
+    defaults come from the model's folder."""
 
     def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
         self.model = model
@@ -53,14 +53,15 @@ class Calls:
         given: Mapping[str, Any],
         media: Any = None,
     ) -> list[OutputCollector]:
-        """Return a collector with a checked request for each prompt. `given` are the keywords of the method `call`."""
+        """Return one collector for each prompt; each has a checked request. `given` are the keywords of the method that
+        `call` names."""
         self.model.check_process()
         usual = self._sampling or filled(DEFAULT_SAMPLING, self.model.defaults, ())
         wanted, how = settle(call, sampling, usual, given, _OWN)
         return make_collectors(self.model, prompts, wanted, media, how)
 
     async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[ChatRun]:
-        """Return one run per conversation. `given` may also have fields of `ChatOptions`."""
+        """Return one `ChatRun` for each conversation. `given` may also have fields of `ChatOptions`."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
         rest = {name: value for name, value in given.items() if name not in options}
@@ -71,7 +72,7 @@ class Calls:
     async def typed(
         self, prompts: Any, sampling: Sampling, given: dict[str, Any]
     ) -> tuple[list[ChatRequest | None], list[OutputCollector]]:
-        """Return requests for prompts, or for the next messages of conversations. Only conversations have a
+        """Return requests for prompts, or for the next messages of conversations. Only requests of conversations have a
         `ChatRequest`."""
         wanted = sampling or self.chat_sampling
         if is_conversation(prompts) or are_conversations(prompts):
@@ -82,14 +83,15 @@ class Calls:
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """Return the sampling parameters for messages if a call gives none."""
+        """Return the sampling parameters for a chat whose call sets none."""
         return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self.model.defaults, ())
 
     def stream(
         self, collector: OutputCollector, given: Mapping[str, Any], turn: ChatRequest | None = None
     ) -> TextStream:
-        """Submit the request and return its stream; `turn` parses the output of a conversation. Outside an event loop,
-        an unusable constraint raises an error here. An event loop must not be blocked by the compilation."""
+        """Submit the request and return its stream. For a conversation, `turn` parses the output. Outside an event
+        loop, this raises an error if the constraint is unusable. Inside an event loop it does not, because compiling
+        the constraint would block the loop."""
         if not event_loop.in_event_loop():
             for compiling in start_compiling(self.model, [collector]):
                 compiling.result()
@@ -134,15 +136,15 @@ class Calls:
     async def run_async(
         self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
     ) -> list[RequestOutput]:
-        """Run the requests in an event loop, and return their outputs like `run`."""
+        """Run the requests in an event loop; return their outputs as `run` does."""
         for compiling in start_compiling(self.model, collectors):
             await asyncio.shield(asyncio.wrap_future(compiling))  # other requests may wait for the same compilation
         await run_batch(self.model.client, collectors, lambda output: None)
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
-        """All outputs, traced ones with the data of their run. An error in one output is logged, not raised, because
-        the other outputs may have taken hours."""
+        """All outputs. Traced outputs also have the data of their run. An error in one output is logged and not raised,
+        because the other outputs may have taken hours."""
         outputs = [collector.output for collector in collectors]
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:
@@ -152,7 +154,7 @@ class Calls:
 
 
 def one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
-    """Return the argument that has two names. Raises `InvalidRequest` if both were given."""
+    """Return the value of an argument that has two names. Raises `InvalidRequest` if both names were given."""
     if sampling is not None and sampling_params is not None:
         raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
     return sampling if sampling_params is None else sampling_params

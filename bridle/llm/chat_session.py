@@ -1,11 +1,11 @@
-"""A conversation that keeps its turns: streaming, forks, and saving to a file.
+"""A conversation that remembers its turns. It can be streamed, forked, and saved to a file.
 
     session = llm.session(system="Be brief.")
     print(session.send("My name is Ada."))
     print(session.send("What is my name?"))
 
-A session is plain data: the computed KV of its turns is found again in the prefix cache. To run several sessions in one
-batch, use `send_async` in several tasks, or `together`.
+A session is plain data. The KV of its turns is found again in the prefix cache. To run several sessions in one batch,
+use `send_async` in several tasks, or `together`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
 class ChatSession:
     """One conversation with a model. A turn that fails or is cancelled leaves the conversation unchanged.
 
-    `options` are those of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`, and so
-    on. When the model calls tools, `last_output.message.calls` has the calls. The results of calls are sent as messages
-    of role `tool`. A session must not run two turns at the same time.
+    `options` are the options of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`,
+    and so on. If the model calls tools, the calls are in `last_output.message.calls`. Send the results of these calls
+    as messages of role `tool`. Only one turn of a session may run at a time.
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class ChatSession:
 
     @property
     def messages(self) -> list[Turn]:
-        """Return the whole conversation in the form that a chat template gets."""
+        """Return the whole conversation in the form that chat templates expect."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(dict(turn) for turn in self.turns)]
 
     # -- turns -----------------------------------------------------------------------------------------------
 
     def send(self, said: str | Sequence[Message]) -> str:
-        """Send a text or whole messages; return the content of the answer."""
+        """Send a text or messages; return the content of the model's answer."""
         return self.together([self], [said])[0]
 
     async def send_async(self, said: str | Sequence[Message]) -> str:
-        """Send a text or messages in an event loop, like `send`."""
+        """Send a text or messages in an event loop, as `send` does."""
         turns = _turns(said)
         return await self._stream(turns, await self._plan(turns)).read_async()
 
     def stream(self, said: str | Sequence[Message]) -> TextStream:
-        """Send a text or messages, and read the content of the answer as it is generated, with `for` or `async for`.
+        """Send a text or messages, and read the content of the answer while it is generated, with `for` or `async for`.
         The turn is kept only if the answer is read to its end."""
         turns = _turns(said)
         return self._stream(turns, event_loop.run(self._plan(turns)))
@@ -105,8 +105,8 @@ class ChatSession:
 
     @staticmethod
     def together(sessions: Sequence[ChatSession], texts: Sequence[str | Sequence[Message]]) -> list[str]:
-        """Run one turn in each of several sessions of one model, in one batch; return the answers in the same order. If
-        one turn fails, its error is raised, and the other turns are kept."""
+        """Run one turn in each of several sessions of the same model, as one batch. Return the answers in the order of
+        the sessions. If one turn fails, its error is raised, but the other turns are kept."""
         _check_apart(sessions, texts)
         said = [_turns(text) for text in texts]
         outputs = event_loop.run(_run_all(sessions, said)) if sessions else []
@@ -125,7 +125,7 @@ class ChatSession:
         return chat
 
     def _add(self, said: list[Turn], output: RequestOutput) -> None:
-        """Keep a turn if its output finished normally."""
+        """Add a turn to the conversation, if its output ended normally."""
         if output.outputs[0].finish_reason in _OWN_ENDS:
             self.turns += [*said, _answer(_message_of(output))]
             self.last_output = output
@@ -135,7 +135,8 @@ class ChatSession:
     # -- the history -----------------------------------------------------------------------------------------
 
     def fork(self) -> ChatSession:
-        """Return an independent copy, to try another continuation. The common part is computed once."""
+        """Return an independent copy of the session, to try another continuation. The KV of the common part is computed
+        only once."""
         twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
         twin.turns = copy.deepcopy(self.turns)
         twin.last_output = self.last_output
@@ -143,7 +144,7 @@ class ChatSession:
         return twin
 
     def undo(self) -> None:
-        """Remove the last message and its answer, if there is one."""
+        """Remove the last message of the user and the answer to it, if there is one."""
         while self.turns and self.turns.pop()["role"] != "user":
             pass
         self._traces = {at: trace for at, trace in self._traces.items() if at < len(self.turns)}
@@ -154,15 +155,15 @@ class ChatSession:
         self._traces.clear()
 
     def _repr_html_(self) -> str:
-        """Return the conversation as HTML for a notebook. Tokens of traced answers have the colours of their origin."""
+        """Return the conversation as HTML for a notebook. The tokens of traced answers are coloured by their origin."""
         begin = len(self.messages) - len(self.turns)
         return page_of_talk(self.messages, {begin + at: trace for at, trace in self._traces.items()})
 
     # -- files -----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the conversation as JSON-ready data. Controllers and other live objects among the options are left
-        out."""
+        """Return the conversation as data that JSON can represent. Options that JSON cannot represent, such as
+        controllers, are left out."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -182,7 +183,8 @@ class ChatSession:
 
     @classmethod
     def from_dict(cls, llm: LLM, data: Any) -> ChatSession:
-        """Restore the conversation that `to_dict` described, with any model. Raises `InvalidRequest` for other data."""
+        """Restore a conversation from data of `to_dict`. The model may be another one. Raises `InvalidRequest` if the
+        data is not from `to_dict`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InvalidRequest(f"this is not a saved conversation: no format {FORMAT!r}")
         if data.get("version") != VERSION:
@@ -200,7 +202,8 @@ class ChatSession:
 
     @classmethod
     def load(cls, llm: LLM, path: str | Path) -> ChatSession:
-        """Read a file that `save` wrote. Raises `InvalidRequest` for any other content."""
+        """Restore a conversation from a file that `save` wrote. Raises `InvalidRequest` if the file is not from
+        `save`."""
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
             raise InvalidRequest(f"{path} has {size} bytes; a conversation has at most {MAX_FILE_BYTES}")
@@ -229,7 +232,7 @@ def _message_of(output: RequestOutput) -> ChatMessage:
 
 
 def _answer(message: ChatMessage) -> Turn:
-    """Return a message of the model in the form that templates read."""
+    """Return a message of the model in the form that chat templates expect."""
     turn: Turn = {"role": "assistant", "content": message.content}
     if message.thoughts:
         turn["reasoning_content"] = message.thoughts

@@ -1,7 +1,7 @@
-"""Conversations of the Python API. Requests are made, and outputs are parsed, as in the servers.
+"""Conversations of the Python API. Requests are created and outputs are parsed in the same way as in the servers.
 
-`bridle.chat` handles chat templates, tools, reasoning and budgets. This module converts calls to its requests, and sets
-the `message` of outputs.
+`bridle.chat` handles chat templates, tools, reasoning and budgets. This module converts calls to requests of
+`bridle.chat`, and sets the `message` of outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.serving import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """One conversation, ready to run: the request for its next message, and the parser of its output."""
+    """One conversation that is ready to run: the request for its next message, and the parser of its output."""
 
     model: LoadedModel
     request: Request
@@ -46,7 +46,7 @@ async def plan_chats(
     options: ChatOptions,
     how: RunOptions,
 ) -> list[ChatRun]:
-    """Return a checked request for each conversation; nothing is submitted. Raises the first error of a
+    """Return a checked request for each conversation, without submitting it. Raises the first error of any
     conversation."""
     ones = each_of(model, sampling, how, len(conversations))
     asked = [conversation_of(messages, options) for messages in conversations]
@@ -80,7 +80,7 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
 
 
 def read_chats(chats: Sequence[ChatRun], outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Return the finished outputs of conversations, parsed."""
+    """Return the finished outputs of conversations after parsing them."""
     for chat, output in zip(chats, outputs, strict=True):
         chat.read(output)
     return outputs

@@ -13,7 +13,7 @@ from bridle.structured_output.spec import Constraint
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """The chosen option, and all options in the given order."""
+    """The chosen option, and all options in the order in which they were given."""
 
     choice: str
     options: tuple[OptionScore, ...]

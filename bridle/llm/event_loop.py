@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. If an event loop is already running (in a notebook), the coroutine runs in a separate
-    thread. An interrupt cancels the coroutine, and is raised when the coroutine has ended."""
+    """Run a coroutine to its end and return its result. If an event loop is already running (as in a notebook), the
+    coroutine runs in a separate thread. An interrupt cancels the coroutine. It is raised again after the coroutine has
+    ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
     there = _Elsewhere(coroutine)
@@ -35,7 +36,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _Elsewhere(Generic[T]):
-    """A coroutine in the event loop of another thread. `cancel` ends it, whether or not it has begun."""
+    """A coroutine that runs in the event loop of another thread. `cancel` ends the coroutine, whether or not it has
+    begun."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -60,7 +62,7 @@ class _Elsewhere(Generic[T]):
 
 
 def in_event_loop() -> bool:
-    """Return whether the caller runs in an event loop, and so must not block."""
+    """Return whether the caller runs in an event loop, which it must not block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -69,7 +71,7 @@ def in_event_loop() -> bool:
 
 
 class _Count:
-    """Counts of a batch for its progress bar: finished requests and generated tokens."""
+    """Counts for the progress bar of a batch: finished requests and generated tokens."""
 
     def __init__(self, show: Callable[[int, int], None]) -> None:
         self._show = show
@@ -83,8 +85,8 @@ class _Count:
 
 @contextmanager
 def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
-    """Show a progress bar on stderr if stderr is a terminal, or in a notebook: finished requests, and tokens per
-    second. The bar is removed at the end."""
+    """Show a progress bar with the finished requests and the tokens per second. It appears in a notebook, or on stderr
+    if stderr is a terminal. The bar is removed at the end."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,7 +1,7 @@
-"""Keywords of calls: sampling, constraints, run options, or unknown ones.
+"""Keywords of a call: sampling parameters, constraints, run options, or unknown ones.
 
-In addition to its own arguments, a call accepts every field of `SamplingParams`, every name of a constraint, and the
-names that other systems use for them. Any other keyword raises an error that names the most similar keyword.
+Besides its own arguments, a call accepts the fields of `SamplingParams` and the names of constraints. It also accepts
+the names that other systems use for them. Any other keyword raises an error that names the most similar keyword.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _ALIKE = 0.7
 def settle(
     call: str, sampling: Sampling, default: SamplingParams, given: Mapping[str, Any], own: Iterable[str] = ()
 ) -> tuple[SamplingParams | Sequence[SamplingParams], RunOptions]:
-    """Return the sampling parameters (`default` if none are given) and run options in the keywords of `call`. `own`
-    are its further arguments. Raises `UnknownKeyword`, and `InvalidRequest` for values that do not go together."""
+    """Return the sampling parameters and the run options in the keywords of `call`. Without sampling parameters,
+    `default` is returned. `own` are further arguments that the call accepts. Raises `UnknownKeyword`, and
+    `InvalidRequest` for values that contradict each other."""
     known = _SAMPLING | _HOW | {*NAMES, *own}
     named = _named(call, given, known)
     changes = {name: value for name, value in named.items() if name in _SAMPLING}
@@ -63,7 +64,7 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """The default of keywords in signatures. This default means that the value of an omitted keyword is determined
+    """Default value of keywords in displayed signatures. It means that the value of an omitted keyword is determined
     later."""
 
     def __repr__(self) -> str:
@@ -74,9 +75,9 @@ _UNSET = _Unset()
 
 
 def takes(options: type[Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Give a method with keywords of the typed dictionary `options` a signature that lists them. The method also
-    accepts the names that other systems use for the keywords. An unknown name raises `UnknownKeyword`, which suggests
-    the most similar name."""
+    """Give a method a signature that lists the keywords of the typed dictionary `options`. The method also accepts the
+    names that other systems use for these keywords. An unknown name raises `UnknownKeyword`, which suggests the most
+    similar name."""
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(call)
@@ -106,7 +107,7 @@ def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the keywords under bridle's names."""
+    """Return the keywords renamed to bridle's names."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         row = BY_NAME.get(name)

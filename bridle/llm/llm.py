@@ -3,8 +3,7 @@
     with LLM("demo") as llm:
         print(llm.generate("The capital of France is")[0].text)
 
-All prompts of a call, and of calls from several threads or tasks, share one continuous batch and one prefix
-cache.
+All prompts share one continuous batch and one prefix cache, even those of calls from several threads or tasks.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ T = TypeVar("T")
 
 
 class LLM(LoadedModelMixin):
-    """A loaded model. Use it in a `with` block, or `close` it when done. Safe to use from several threads."""
+    """A loaded model. Use the object in a `with` block, or call `close` when done. Safe to use from several threads."""
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
-        """Return a builder for `LLM.with_params(SamplingParams(...)).from_backend("demo")`: first the sampling
-        parameters, then the model."""
+        """Return a builder, for `LLM.with_params(SamplingParams(...)).from_backend("demo")`: the sampling parameters
+        come first, then the model."""
         return LLMBuilder(arguments.as_sampling(sampling))
 
     @classmethod
@@ -76,14 +75,15 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[GenerateOptions],
     ) -> list[RequestOutput]:
-        """Continue all prompts in one batch; return one output per prompt, in the order of the prompts.
+        """Continue all prompts in one batch. Return one output for each prompt, in the order of the prompts.
 
-        A prompt is a text or a list of token ids. `sampling` (or vLLM's name `sampling_params`), `controller`,
-        `constraint` and `adapter` are one value for all prompts, or a list with one value for each. The other keywords
-        are fields of `RunOptions`; names of a constraint, such as `regex` or `json_schema`; and fields of
-        `SamplingParams`, which override those of `sampling`. Errors in any prompt are raised before anything runs. An
-        output that fails later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`.
-        `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
+        A prompt is a text or a list of token ids. `sampling` (vLLM's name: `sampling_params`), `controller`,
+        `constraint` and `adapter` are one value for all prompts, or a list with one value for each prompt. Other
+        keywords are fields of `RunOptions`, names of a constraint (such as `regex` or `json_schema`), or fields of
+        `SamplingParams`. The latter override `sampling`. An error in any prompt is raised before any request runs. An
+        output that fails later has the `finish_reason` ERROR and its error in `error`. An unknown keyword raises a
+        `TypeError`. With `use_tqdm`, a progress bar is shown if stderr is a terminal. An interrupt cancels all
+        requests.
         """
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate", prompts, wanted, given, multi_modal_data)
@@ -100,7 +100,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[GenerateOptions],
     ) -> list[RequestOutput]:
-        """Run `generate` in an event loop. Cancelling the task cancels the requests."""
+        """Run `generate` in an event loop. Cancelling the task cancels its requests."""
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate_async", prompts, wanted, given, multi_modal_data)
         return await self._calls.run_async(collectors, given)
@@ -114,20 +114,21 @@ class LLM(LoadedModelMixin):
         sampling_params: SamplingParams | None = None,
         **given: Unpack[GenerateOptions],
     ) -> TextStream:
-        """Continue one prompt, and read the text as it is generated, with `for` or `async for`. An unusable constraint
-        raises an error in this call. In an event loop, which must not be blocked, it raises an error when the first
-        piece is awaited."""
+        """Continue one prompt, and read the text while it is generated, with `for` or `async for`. An unusable
+        constraint raises an error in this call. In an event loop, which must not be blocked, the error is raised when
+        the first piece of text is awaited."""
         (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
         return self._calls.stream(collector, given)
 
     def make_control_vector(
         self, pairs: Iterable[tuple[PairPrompt, PairPrompt]], path: str | Path | None = None, *, method: Method = "mean"
     ) -> dict[int, Tensor]:
-        """Compute a control vector for each layer: the direction from the second prompts of the pairs to the first
-        ones, in the hidden states of their last tokens.
+        """Compute a control vector for each layer from pairs of prompts. It is the direction from the second to the
+        first prompts, in the hidden states of their last tokens.
 
-        Returns float32 [hidden] by layer, and writes the vectors to a GGUF file at `path`. A prompt is a text or a list
-        of messages. `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`.
+        Returns an array float32 [hidden size] for each layer, and writes the vectors to a GGUF file at `path`. A prompt
+        is a text or a list of messages. `method` is `mean` or `pca`. No other request may run at the same time. Raises
+        `InvalidRequest`.
         """
         from bridle.control_vectors import write_vector
         from bridle.llm.vectors import record_directions
@@ -153,11 +154,11 @@ class LLM(LoadedModelMixin):
         **given: Any,
     ) -> list[RequestOutput]:
         """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
-        first, with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search when
-        `beam_width` texts are complete. False ends it when no beam can get a better score at its present length, and
-        "never" when no beam can at the maximum length. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the options
-        of `generate` for running a request have an effect, too; all other options that would change sampling are
-        refused."""
+        first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search
+        when `beam_width` texts are complete. False ends it when no beam can get a better score at its present length.
+        "never" ends it when no beam can get a better score even at the maximum length. `ignore_eos`, `logit_bias`,
+        `allowed_token_ids`, and the run options of `generate` also apply. All other options that would change sampling
+        are refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -183,10 +184,11 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[TextScore] | list[float]:
-        """Return log-probabilities of given texts, token by token. With `top`, also return those of the most probable
-        tokens at each position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a
-        cross-encoder, or by the cosine of vectors. One text is compared with all others. Nothing is generated;
-        `adapter`, `timeout` and the other `RunOptions` that do not concern sampling have an effect."""
+        """Return log-probabilities of given texts, token by token. With `top`, the most probable tokens at each
+        position are returned too, with their log-probabilities. With `others`, return the similarity of each pair of
+        texts, like `/v1/score`. It comes from a cross-encoder, or is the cosine of two vectors. A single text is
+        compared with all texts of the other argument. Nothing is generated. `adapter`, `timeout` and the other
+        `RunOptions` that do not concern sampling apply."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
             return pooling.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
@@ -196,13 +198,13 @@ class LLM(LoadedModelMixin):
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True, **given: Any
     ) -> list[list[float]]:
-        """Return a vector of length 1 for each text, cut to its first `dimensions` numbers if given. The closer the
-        product of two vectors is to 1, the more similar the texts are to the model.
+        """Return a vector of length 1 for each text. With `dimensions`, only its first `dimensions` numbers are
+        returned. The closer the dot product of two vectors is to 1, the more similar the model considers the texts.
 
-        An embedding model computes the vector with the settings of its folder, and puts its prompt `prompt_name` before
-        the text if given. For a generating model, the vector is the hidden state of the last token. Longer texts are
-        cut to `truncate_prompt_tokens` (-1: the model's limit). `normalize` False leaves the length unchanged. Nothing
-        is generated.
+        An embedding model uses the settings in its folder. With `prompt_name`, it puts its prompt of that name before
+        the text. For a generating model, the vector is the hidden state of the last token. Longer texts are cut to
+        `truncate_prompt_tokens` (-1: the model's limit). With `normalize` False, the length of a vector is not changed.
+        Nothing is generated.
         """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
@@ -212,7 +214,7 @@ class LLM(LoadedModelMixin):
     def classify(
         self, texts: str | Sequence[str | tuple[str, str]], *, use_tqdm: bool = True, **given: Any
     ) -> list[Classification]:
-        """Return a sequence classifier's labels of each text, or of each pair of texts."""
+        """Return the labels that a sequence classifier gives to each text, or to each pair of texts."""
         how = settle_runs("classify", given, ("use_tqdm", *pooling.READING))
         return pooling.labels(self._model, texts, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
 
@@ -228,12 +230,12 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """Return the next message of one conversation, or of each conversation in a list. Otherwise this method is like
-        `generate`.
+        """Return the next message of one conversation, or of each conversation in a list. Apart from this, the method
+        works like `generate`.
 
-        Each output has a `message` with its reasoning, its content, and its calls of `tools`. `tool_choice` and the
-        other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
-        context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
+        Each output has a `message`: the reasoning, the content, and the calls of `tools`. `tool_choice` and the other
+        options work as in the servers (see `ChatOptions`). Without `sampling`, the only limit on a message is the
+        context length. Raises `InvalidRequest` if the model has no chat template and none is given.
         """
         plan = self._calls.chats("chat", messages, one_of(sampling, sampling_params), given)
         chats = event_loop.run(plan)
@@ -249,17 +251,17 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """Run `chat` in an event loop, with the same keywords. Cancelling the task cancels the requests."""
+        """Run `chat` in an event loop, with the same keywords. Cancelling the task cancels its requests."""
         chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
         return read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
 
     def decide(
         self, prompt: Prompt | Sequence[Message], choices: Sequence[str], *, use_tqdm: bool = False, **given: Any
     ) -> ChoiceResult:
-        """Choose one of the texts `choices` as the continuation of a prompt, or as the next message of a conversation,
-        and return the probability of each. All choices are scored as whole texts in one or two steps. The most probable
-        choice is returned; with a `temperature`, a choice is sampled. The other keywords are those of `generate` and
-        `chat`. Raises `UnsupportedFeature` if options cannot be scored."""
+        """Choose one of the texts `choices` as the continuation of a prompt, or as the next message of a conversation.
+        Also return the probability of each choice. All choices are scored as whole texts, in one or two steps. The most
+        probable choice is returned. With a `temperature`, a choice is sampled. The other keywords are those of
+        `generate` and `chat`. Raises `UnsupportedFeature` if the given options do not allow scoring."""
         constraint = Choice(choices, scored=True)
         how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": constraint}
         asked: Any = prompt
@@ -268,23 +270,24 @@ class LLM(LoadedModelMixin):
         return decision_in(constraint, run(asked, use_tqdm=use_tqdm, **how)[0])
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
-        """Return a checked request for `model.client.submit`, without running it."""
+        """Return a checked request that can be passed to `model.client.submit`."""
         (collector,) = self._calls.collectors("request", [prompt], sampling, given)
         return collector.request
 
     def cache(
         self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
     ) -> RetainedPrompt:
-        """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`), so that
-        a continuation computes only its own tokens. Use the result in a `with` block, or `delete` it. The other
-        keywords are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the budgets for retained KV."""
+        """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`). A
+        continuation then computes only its own tokens. Use the result in a `with` block, or call its `delete`. The
+        other keywords are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the limits for retained
+        KV."""
         return retain_prompt(self, prompt, ttl, tools, given)
 
     @takes(ChatCallOptions)
     def session(
         self, system: str | None = None, sampling: SamplingParams | None = None, **given: Unpack[ChatCallOptions]
     ) -> ChatSession:
-        """Return a conversation that keeps its turns. See `ChatSession`."""
+        """Return a `ChatSession`, a conversation that remembers its turns. See `ChatSession`."""
         return ChatSession(self, system, sampling, **given)
 
     # -- objects ---------------------------------------------------------------------------------------------
@@ -292,12 +295,13 @@ class LLM(LoadedModelMixin):
     def parse(
         self, prompts: Any, kind: type[T], sampling: Sampling = None, *, use_tqdm: bool = True, **given: Any
     ) -> Any:
-        """Return a prompt's continuation as an object of `kind`: a pydantic model, a dataclass, `list[Thing]`, and so
-        on. A list of prompts gives a list of objects. If `prompts` is a conversation or a list of conversations, the
-        object is the answer.
+        """Return the continuation of a prompt as an object of the type `kind`: a pydantic model, a dataclass,
+        `list[Thing]`, and so on. A list of prompts gives a list of objects. If `prompts` is a conversation or a list of
+        conversations, the object is the model's answer.
 
-        The schema of `kind` is the constraint. Without `sampling` an output may be as long as the context allows. The
-        other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output was cut off."""
+        The schema of `kind` is the constraint of the output. Without `sampling`, the only limit on an output is the
+        context length. The other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output
+        was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompts, sampling, given))
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
@@ -311,9 +315,9 @@ class LLM(LoadedModelMixin):
     def parse_stream(
         self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
     ) -> Reader[T]:
-        """Iterate over the growing object of one prompt or conversation, with `for` or `async for`. Fields that are not
-        generated yet have their defaults, or None. The last object is complete and valid. Raises `IncompleteOutput` if
-        the output was cut off."""
+        """Iterate over the object of one prompt or conversation while it is generated, with `for` or `async for`.
+        Fields that are not generated yet have their default values, or None. The last object is complete and valid.
+        Raises `IncompleteOutput` if the output was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompt, sampling, given))
         ((turn,), (collector,)) = turns, collectors
@@ -327,25 +331,25 @@ class LLM(LoadedModelMixin):
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """Return the sampling parameters for messages if a call gives none."""
+        """Return the sampling parameters for a chat whose call sets none."""
         return self._calls.chat_sampling
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error that names bridle's equivalent of a method of vLLM's `LLM`. Type checkers see only
-            existing methods."""
+            """Raise an error that names bridle's equivalent of a method of vLLM's `LLM`. Type checkers do not see this
+            method, so they report such names."""
             advice = of_method(name)
             told = f"LLM has no {name!r}" + (f": {advice}" if advice else "")
             raise AttributeError(told, name=name, obj=self)
 
 
 class LLMBuilder:
-    """The result of `LLM.with_params`, which waits for a backend."""
+    """The result of `LLM.with_params`: sampling parameters that still need a backend."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
 
     def from_backend(self, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """Load the model that `backend` names, with these parameters as its default."""
+        """Load the model that `backend` names, with these sampling parameters as its default."""
         return LLM(backend, sampling=self._sampling, **settings)

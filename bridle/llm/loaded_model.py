@@ -1,4 +1,4 @@
-"""A model that a program has open: loading, inspection, adapters, controllers, and closing."""
+"""A model that a program has loaded: loading, inspection, adapters, controllers, and closing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LoadedModelMixin:
-    """A loaded model and its engine. Calls of the model go through `_calls`."""
+    """A loaded model and its engine. The calls of the model are made through `_calls`."""
 
     def __init__(
         self,
@@ -48,13 +48,14 @@ class LoadedModelMixin:
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded. `settings` are
-        fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default of
-        every call without sampling parameters. `control` True starts a runtime for Wasm controllers, in a separate
-        process. `adapters` are LoRA adapters by name, each a folder or a hub id. Memory is reserved for them and for
-        adapters that `load_adapter` adds ({} only reserves memory). `tools` are functions that controllers may call
-        (`view.tool`), by name, within `tool_limits`. `policies` apply to all texts, as with `bridle serve --policies`:
-        a TOML file, or its parsed content. `use_tqdm_on_load` shows a bar while the model loads, if stderr is a
-        terminal, or writes lines to the log. Raises `UnsupportedModel` or `InvalidRequest` with the next step."""
+        fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default for
+        calls without sampling parameters. With `control` True, a runtime for Wasm controllers is started in a separate
+        process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for them and for
+        adapters that `load_adapter` adds later ({}: only for the latter). `tools` are functions by name that
+        controllers may call (`view.tool`), within `tool_limits`. `policies` apply to all outputs, as with `bridle serve
+        --policies`. They are a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is shown while the
+        model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
+        `InvalidRequest`; the message names the next step."""
         hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
@@ -94,7 +95,7 @@ class LoadedModelMixin:
 
     @property
     def model(self) -> serving.LoadedModel:
-        """Return the model with its engine client, in the form that servers use."""
+        """Return the model together with its engine client, in the form that servers use."""
         return self._model
 
     def statistics(self) -> EngineStatistics:
@@ -106,9 +107,10 @@ class LoadedModelMixin:
     def load_adapter(
         self, name: str, source: str | Path, revision: str | None = None, *, replace: bool = False
     ) -> serving.AdapterInfo:
-        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Running
-        requests continue meanwhile. With `replace`, the adapter replaces one of the same name, which running requests
-        continue to use. Raises `AdapterRefused` with the reason for an adapter that cannot be applied."""
+        """Load the LoRA adapter in a folder or hub repository. Requests use it with `generate(..., adapter=name)`.
+        Running requests continue while it loads. With `replace`, the adapter replaces an adapter of the same name.
+        Running requests continue to use the old one. Raises `AdapterRefused` with the reason for an adapter that cannot
+        be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
@@ -116,7 +118,7 @@ class LoadedModelMixin:
         return self._model.adapters.get(name)
 
     def unload_adapter(self, name: str) -> None:
-        """Remove an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
+        """Remove an adapter. Requests that use it continue to their end. Raises `UnknownAdapter`."""
         self._model.adapters.remove(name)
 
     @property
@@ -127,23 +129,25 @@ class LoadedModelMixin:
     # -- pauses ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stop computing until `resume`. Requests are accepted meanwhile, and running requests keep their KV."""
+        """Pause the engine: it computes nothing until `resume`. The engine still accepts requests, and running requests
+        keep their KV."""
         self._model.pause()
 
     def resume(self) -> None:
-        """Continue after `pause`; outputs are as if there had been no pause."""
+        """Continue after `pause`. The pause does not change the outputs."""
         self._model.resume()
 
     # -- control vectors -------------------------------------------------------------------------------------
 
     def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:
-        """Read a GGUF or safetensors file; `generate(..., control_vectors={name: scale})` applies it. Running requests
-        keep the vector that had this name. Raises `InvalidRequest` for a file that does not fit the model."""
+        """Load a control vector from a GGUF or safetensors file. Requests use it with `generate(...,
+        control_vectors={name: scale})`. Running requests keep the vector that had this name before. Raises
+        `InvalidRequest` if the file does not fit the model."""
         self._model.check_process()
         return self._vectors.add(name, source)
 
     def unload_control_vector(self, name: str) -> None:
-        """Remove a control vector; requests that use it run to their end. Raises `UnknownControlVector`."""
+        """Remove a control vector. Requests that use it continue to their end. Raises `UnknownControlVector`."""
         self._vectors.remove(name)
 
     @property
@@ -158,8 +162,9 @@ class LoadedModelMixin:
     # -- controllers -----------------------------------------------------------------------------------------
 
     def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
-        """Compile and store a Wasm controller, given as bytes or a file; return its id for `WasmController`. `tags` are
-        further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
+        """Compile and store a Wasm controller, given as bytes or a file. Return the id to pass to `WasmController`.
+        `tags` are further names for the controller. Needs `control`. Raises `InvalidRequest` if `wasm` is not a
+        controller."""
         self._model.check_process()
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
         control = self._model.control
@@ -173,7 +178,7 @@ class LoadedModelMixin:
     # -- life ------------------------------------------------------------------------------------------------
 
     def close(self, drain: float = 0.0) -> None:
-        """Free the model; running requests get `drain` seconds to finish. Idempotent."""
+        """Free the model. Running requests get `drain` seconds to finish. Idempotent."""
         self._model.close(drain)
         if self._tools is not None:
             self._tools.close()
@@ -197,8 +202,8 @@ def _load(
     tools: ToolExecutor | None,
     report: Report,
 ) -> serving.LoadedModel:
-    """Load the model that `model` names, with `settings` for it and for its engine; a loaded model is used unchanged.
-    Raises `InvalidRequest` for settings that contradict each other."""
+    """Load the model that `model` names, with `settings` for the model and its engine. A model that is already loaded
+    is used unchanged. Raises `InvalidRequest` for settings that contradict each other."""
     of_model, of_engine = arguments.split_settings(settings)
     if isinstance(model, serving.LoadedModel) and (settings or engine_config or control or tools):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")

@@ -1,7 +1,7 @@
-"""Display in notebooks: coloured conversations, growing streams, progress of a batch.
+"""Display in notebooks: coloured conversations, growing outputs, and the progress of a batch.
 
-Outside a notebook, nothing is displayed and IPython is not imported. Texts are escaped. The colours are transparent, so
-that they suit light and dark pages.
+Outside a notebook, nothing is displayed, and IPython is not imported. Texts are escaped. The colours are transparent,
+so that they suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _SHARE = 0.1
 
 
 def in_notebook() -> bool:
-    """Return whether this runs in a Jupyter kernel that can show pages."""
+    """Return whether this runs in a Jupyter kernel that can display HTML."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Live:
-    """A place in a notebook whose content changes. Changes that come too fast are skipped, except the last one."""
+    """An output area in a notebook whose content can change. Updates that come too fast are skipped, except the last
+    one."""
 
     def __init__(self, page: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         from IPython.display import HTML, display
@@ -42,7 +43,8 @@ class Live:
         self._next = clock()
 
     def update(self, page: Callable[[], str], *, is_last: bool = False) -> None:
-        """Show a page in place of the previous one. `page` is called only if the update is not skipped."""
+        """Show HTML in place of the previous content. `page` returns the HTML, and is called only if the update is not
+        skipped."""
         began = self._clock()
         if began < self._next and not is_last:
             return
@@ -52,8 +54,8 @@ class Live:
 
 
 class LiveOutput:
-    """Shows the first output of a request as it grows. In a notebook, a traced output has colours. Otherwise the output
-    is text on standard output, where rolled-back text remains."""
+    """Shows the first output of a request while it grows. In a notebook, a traced output has colours. Otherwise the
+    text is written to standard output, and rolled-back text stays visible."""
 
     def __init__(self) -> None:
         self._live = Live() if in_notebook() else None
@@ -74,7 +76,7 @@ class LiveOutput:
 
 
 class ProgressBar:
-    """Progress bar of a batch: finished requests and speed."""
+    """Progress bar of a batch, with the finished requests and the speed."""
 
     def __init__(self, num_requests: int) -> None:
         self._total = num_requests
@@ -101,7 +103,7 @@ def page_of_output(output: RequestOutput) -> str:
 
 
 def page_of_talk(messages: Iterable[Mapping[str, Any]], traces: Mapping[int, Trace]) -> str:
-    """Return a conversation as HTML; `traces` has the traces of answers, by their index among the messages."""
+    """Return a conversation as HTML. `traces` has the traces of answers, by the index of the message."""
     blocks = []
     for number, message in enumerate(messages):
         who = f'<span style="{_WHO}">{escape(str(message.get("role", "")))}</span>'
@@ -114,7 +116,7 @@ def _coloured(trace: Trace | None, text: str) -> str:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    """Return a message as text, with placeholders for media and for calls."""
+    """Return a message as text, with placeholders for media and tool calls."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [_part(part) for part in content]
     calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]

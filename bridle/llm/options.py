@@ -1,4 +1,4 @@
-"""The types of the options that calls of `LLM` take in addition to their prompts."""
+"""Types of the options that calls of `LLM` accept besides their prompts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Constraints = Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str
 
 
 class RunOptions(TypedDict, total=False):
-    """Options for running a request, besides its prompt and sampling. `constraint` is the required form of the output
-    (see `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list of lists
-    has one list per prompt. Requests wait in the order of `priority`, smaller numbers first; a `deadline` or a
-    `timeout`, both in seconds, ends a request when it expires. With `trace` each output has its trace; a file name also
-    writes it there."""
+    """Options for running a request, apart from its prompt and its sampling parameters. `constraint` is the form that
+    the output must have (see `bridle.structured_output`). `controllers` steer together with `controller` and
+    `constraint`. A list of lists has one list for each prompt. Waiting requests are served in the order of `priority`,
+    smaller numbers first. A request ends when its `deadline` or `timeout` (both in seconds) expires. With `trace`, each
+    output has its trace; if `trace` is a file name, the traces are also written to that file."""
 
     controller: object | None
     controllers: Sequence[object] | None
@@ -41,12 +41,12 @@ class RunOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Options for rendering a conversation and parsing the answer. `tools` are functions in OpenAI's shape;
-    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons for
-    `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or
-    `refuse`, for tools that the template leaves out. `chat_template_kwargs` are further variables of the template. With
-    `continue_final_message` the model continues the last message, which must be the assistant's.
-    `add_generation_prompt` False has the same meaning."""
+    """Options for rendering a conversation and parsing the model's answer. `tools` are functions in OpenAI's format.
+    `tool_choice` is `none`, `auto`, `required`, the name of a function, or OpenAI's object. A reasoning model reasons
+    for at most `thinking_budget` tokens. Then `thinking_budget_message` is appended. If the chat template cannot show
+    tools, `tool_prompt` says whether they are described in the prompt (`describe`) or refused (`refuse`).
+    `chat_template_kwargs` are additional variables for the chat template. With `continue_final_message`, the model
+    continues the last message, which must be the assistant's. `add_generation_prompt` False has the same meaning."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
@@ -61,7 +61,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """The required form of the output, under the names that servers use for it."""
+    """The form that the output must have, under the names that servers use for it."""
 
     regex: str | None
     choice: Sequence[str] | None
@@ -77,7 +77,7 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of `SamplingParams`, which override those of a call's `sampling`."""
+    """Fields of `SamplingParams`, which override the fields of the call's `sampling`."""
 
     temperature: float
     top_p: float

@@ -1,5 +1,5 @@
-"""Vectors, labels and scores of texts for `LLM`: this module makes requests and reads their vectors. The caller runs
-the requests."""
+"""Vectors, labels and scores of texts for `LLM`. This module makes the requests and reads the vectors in their outputs.
+The caller runs the requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[list[OutputCollector]], list[RequestOutput]]
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The most probable label of a text, and the score of each label, in the model's order."""
+    """The most probable label of a text, and the scores of all labels in the model's order."""
 
     label: str
     scores: dict[str, float]
@@ -39,7 +39,7 @@ class Classification:
 def vectors(
     model: LoadedModel, prompts: Any, dimensions: int | None, how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[list[float]]:
-    """Return a vector of each text or list of token ids."""
+    """Return a vector for each text or list of token ids."""
     model.check_process()
     pooling_inputs.check_embeds(model, dimensions)
     found = _run(model, arguments.as_prompts(prompts), how, given, run)
@@ -47,7 +47,7 @@ def vectors(
 
 
 def labels(model: LoadedModel, texts: Any, how: RunOptions, given: Mapping[str, Any], run: Run) -> list[Classification]:
-    """Return a classifier's labels of each text or pair."""
+    """Return the labels of a classifier for each text or pair of texts."""
     model.check_process()
     pooling_inputs.check_classifies(model)
     assert model.pooling is not None  # it classifies
@@ -69,7 +69,7 @@ def scores(
     given: Mapping[str, Any],
     run: Run,
 ) -> list[float]:
-    """Return the score of each pair; a single text is paired with all texts of the other argument."""
+    """Return the score of each pair of texts. A single text is paired with all texts of the other argument."""
     model.check_process()
     firsts = [texts] if isinstance(texts, str) else list(texts)
     seconds = [others] if isinstance(others, str) else list(others)
@@ -90,7 +90,7 @@ def scores(
 def _run(
     model: LoadedModel, items: Sequence[pooling_inputs.Item], how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[array[float]]:
-    """Return the model's own vectors of these texts."""
+    """Return the vectors of these texts as the model gives them."""
     reading = pooling_inputs.PoolingOptions(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
     adapter: Any = how.get("adapter")
     options = serving_of(model, how).options(adapter)

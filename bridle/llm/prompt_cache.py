@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class RetainedPrompt:
-    """A prompt that stays in the KV cache, for `ttl` seconds or until `delete`. Use the object in a `with` block, or
-    call `delete`. `num_tokens` is the number of retained tokens: whole blocks, within the budgets."""
+    """A prompt whose KV stays in the cache, for `ttl` seconds or until `delete`. Use the object in a `with` block, or
+    call `delete`. `num_tokens` is the number of retained tokens, which are whole blocks within the limits for retained
+    KV."""
 
     def __init__(self, llm: LLM, request: Request, ttl: float) -> None:
         self.ttl, self.num_tokens = ttl, 0

@@ -1,5 +1,5 @@
-"""Makes checked requests from the arguments of a call, one for each prompt. This module runs only the compilers of
-constraints. The module also completes and writes the traces that a call requests."""
+"""Creates checked requests from the arguments of a call, one for each prompt. This module runs no requests; it only
+runs the compilers of constraints. It also completes and writes the traces that a call requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_collectors(
     media: Any,
     how: RunOptions,
 ) -> list[OutputCollector]:
-    """Return a collector with a checked request for each prompt."""
+    """Return one collector for each prompt; each has a checked request."""
     items = arguments.as_given(given)
     beside = map(arguments.as_pictures, arguments.per_prompt(media, len(items), "multi_modal_data"))
     return [
@@ -66,8 +66,8 @@ class PromptSpec:
     def request(
         self, prompt: str | Sequence[int], wanted: EventOptions = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
-        """Return the checked request. The request's images belong to the prompt's placeholders, or `wanted` has their
-        placement already."""
+        """Return the checked request. The images in `pictures` belong to the placeholders of the prompt in order,
+        unless `wanted` already has their positions."""
         beside: EventOptions = {**wanted, "trace": self.trace}
         return self.serving.request(
             prompt,
@@ -81,7 +81,7 @@ class PromptSpec:
 
 
 def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
-    """Return the serving options of a call's requests: the user, the priority and the time limits."""
+    """Return the options that the requests of a call share: the user, the priority and the time limits."""
     return InProcessServing(
         model,
         user=how.get("tenant", ""),
@@ -94,7 +94,8 @@ def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
 def each_of(
     model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: RunOptions, num_prompts: int
 ) -> list[PromptSpec]:
-    """Return the options for each prompt of a call. Raises `UnsupportedFeature` if the model does not generate."""
+    """Return the request options for each prompt of a call. Raises `UnsupportedFeature` if the model does not
+    generate."""
     check_task(model.info, embeds=False)
     outer = arguments.per_prompt(how.get("controller"), num_prompts, "controller")
     crews = arguments.crews(how.get("controllers"), num_prompts)
@@ -115,21 +116,22 @@ def each_of(
 
 
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> Steering:
-    """Return the steering of one request from the arguments of a call."""
+    """Return the controllers and the constraint of one request, from the arguments of a call."""
     if constraint is None:
         return PLAIN if controller is None else Steering(controller)
     return Steering(controller, parse(constraint))
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:
-    """Begin to compile all constraints, so that an unusable one is known before any request runs."""
+    """Begin to compile all constraints. So an unusable constraint raises an error before any request runs."""
     pool = model.constraints
     steering = [part for collector in collectors for part in parts_of(collector.request.controller)]
     return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []
 
 
 def is_traced(given: Mapping[str, Any]) -> bool:
-    """Return whether a call asks for traces. Raises `InvalidRequest` unless the value is a boolean or a file name."""
+    """Return whether a call requests traces. Raises `InvalidRequest` if the value is neither a boolean nor a file
+    name."""
     wish = given.get("trace")
     if not isinstance(wish, (bool, str, os.PathLike, type(None))):
         raise InvalidRequest(f"trace is {wish!r}; it is True, False or the name of a file", "trace")

@@ -16,9 +16,9 @@ from bridle.serving import LoadedModel, OutputCollector, raise_first_error
 
 @dataclass(frozen=True, slots=True)
 class TextScore:
-    """Log-probabilities (natural logarithm) of the tokens of a text, each given the tokens before it.
+    """Log-probabilities (natural logarithm) of the tokens of a text, each under the condition of the tokens before it.
 
-    The first token has None, because no token comes before it.
+    The first token has None, because there is no token before it.
     """
 
     token_ids: tuple[int, ...]
@@ -26,22 +26,22 @@ class TextScore:
 
     @property
     def total(self) -> float:
-        """Return the log-probability of the whole text, given its first token."""
+        """Return the log-probability of the whole text after its first token."""
         return sum(each.logprob for each in self.logprobs if each is not None)
 
     @property
     def mean(self) -> float:
-        """Return the log-probability per token; 0 for a single token."""
+        """Return the mean log-probability per token; 0 for a single token."""
         return self.total / max(len(self.token_ids) - 1, 1)
 
     @property
     def perplexity(self) -> float:
-        """Return exp(-mean), the number of equally likely tokens that would make the model as uncertain on average."""
+        """Return the perplexity, which is exp(-mean)."""
         return math.exp(-self.mean)
 
 
 def score_of(output: RequestOutput) -> TextScore:
-    """Return the score in the output of a request for log-probabilities of its prompt."""
+    """Return the score from the output of a request for log-probabilities of its prompt."""
     return TextScore(tuple(output.prompt_token_ids), tuple(output.prompt_logprobs or ()))
 
 
@@ -52,7 +52,8 @@ def scores_of(
     how: RunOptions,
     run: Callable[[list[OutputCollector]], list[RequestOutput]],
 ) -> list[TextScore]:
-    """Return the score of each text, with the `top` most probable tokens at each position. Raises the first error."""
+    """Return the score of each text. With `top`, it has the `top` most probable tokens at each position. Raises the
+    first error of any text."""
     model.check_process()
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
     outputs = run(make_collectors(model, prompts, sampling, None, how))

@@ -1,10 +1,10 @@
-"""One request, read while it runs: pieces of text, changes, or the growing output; sync or async.
+"""One request that is read while it runs, sync or async. A reader gets pieces of text, changes, or the growing output.
 
     for piece in llm.stream("Once upon a time"):
         print(piece, end="", flush=True)
 
-The request starts when the stream is made. Leaving the loop early, or leaving a `with` block, cancels the request.
-Dropping the last reference to an unfinished stream cancels it, too.
+The request starts when the stream is created. Leaving the loop early, or leaving a `with` block, cancels the request.
+Deleting the last reference to an unfinished stream cancels the request too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Iterator over items of a stream, for one use with `for` or `async for`. If an output failed, its error is raised
-    at its end."""
+    """Iterator over the items of a stream. It can be used once, with `for` or `async for`. If an output failed, its
+    error is raised when the iteration ends."""
 
     def __init__(self, source: _Source, take: Callable[[], list[T]] | None = None) -> None:
         self._source = source
@@ -35,7 +35,7 @@ class Reader(Generic[T]):
         self._last: Callable[[], T] | None = None
 
     def _take(self) -> list[T]:
-        """Return the new items."""
+        """Return the items since the last call."""
         assert self._given is not None  # otherwise a subclass overrides this method
         return self._given()
 
@@ -69,8 +69,8 @@ class Reader(Generic[T]):
 
 
 class _Source(RequestHandle):
-    """A running request, and the function to call when the request has ended. The request's streams and readers refer
-    to this object, which has no references to them."""
+    """A running request, and the function that is called when the request has ended. Streams and readers of the request
+    refer to this object, but it does not refer to them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -85,11 +85,12 @@ class _Source(RequestHandle):
 
 
 class TextStream(Reader[str]):
-    """Stream of the text of a request's first output, in pieces that are final. For a conversation, the stream has the
-    content of the answer.
+    """Stream of the text of a request's first output, in pieces that do not change any more. For a conversation, the
+    stream has the content of the answer.
 
-    Text that a controller may still roll back is held until it is final. A controller that never rolls back should set
-    its attribute `max_rewind` to 0. To see all text at once, also text that is rolled back later, read `deltas`.
+    Text that a controller may still roll back is held back until it is final. A controller that never rolls back should
+    set its attribute `max_rewind` to 0, so that no text is held back. To see text at once, even if it is rolled back
+    later, read `deltas`.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class TextStream(Reader[str]):
         on_finish: Callable[[RequestOutput], None] | None = None,
         turn: ChatRequest | None = None,
     ) -> None:
-        """`on_finish` gets the whole output; `turn` parses the output of a conversation."""
+        """`on_finish` is called with the whole output. `turn` parses the output of a conversation."""
         self._collector = OutputCollector(request, prompt)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
         self._turn_plan, self._turn = turn, None if turn is None else turn.reader()
@@ -118,33 +119,35 @@ class TextStream(Reader[str]):
 
     @property
     def output(self) -> RequestOutput:
-        """Return the output read so far; complete once the iteration has ended. Do not modify it."""
+        """Return the output that has been read so far. It is complete after the iteration has ended. The output must
+        not be modified."""
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Return a reader of changes instead of text: the changes of every output, including rolled-back tokens and
-        forks."""
+        """Return a reader of changes instead of text. It gives the changes of every output, including rolled-back
+        tokens and forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
-        """Return a reader of `output` instead of text. The reader yields the output each time that it has changed."""
+        """Return a reader of the growing `output` instead of text. The reader yields the output each time it has
+        changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
     def objects(self, kind: ParsedType[T]) -> Reader[T]:
-        """Return a reader of the parsed object instead of text. The reader yields the object each time that it has
-        grown. The last object is valid."""
+        """Return a reader of the parsed object instead of text. The reader yields the object each time it has grown.
+        The last object is complete and valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
     def pieces(self) -> Reader[StreamDelta]:
-        """Return a reader of a conversation's answer instead of text: reasoning, content and tool calls as they are
-        generated."""
+        """Return a reader of the conversation's answer instead of text: reasoning, content and tool calls while they
+        are generated."""
         return Reader(self._base, self._take_pieces)
 
     def show(self) -> RequestOutput:
-        """Read to the end, and show the first output as it grows. In a notebook the output is updated in place, with
-        colours for the origin of tokens if the request is traced (`trace=True`). Otherwise the output is text on
-        standard output."""
+        """Read the stream to its end, and show the first output while it grows. In a notebook, the output is updated in
+        place. If the request is traced (`trace=True`), tokens are coloured by their origin. Otherwise the text is
+        written to standard output."""
         shown = LiveOutput()
         for output in self.outputs():
             shown.update(output)
@@ -160,17 +163,17 @@ class TextStream(Reader[str]):
         return self.output
 
     def _ipython_display_(self) -> None:
-        """Show the stream if it is the value of a notebook cell."""
+        """Show the stream, because it is the value of a notebook cell."""
         self.show()
 
     def read(self) -> str:
-        """Wait for the end, and return the whole text."""
+        """Wait for the end of the stream, and return the whole text."""
         for _ in self:
             pass
         return self._whole
 
     async def read_async(self) -> str:
-        """Wait for the end, and return the whole text."""
+        """Wait for the end of the stream, and return the whole text."""
         async for _ in self:
             pass
         return self._whole

@@ -1,6 +1,7 @@
 """Objects instead of text: the schema of a type is the constraint, and the output is parsed to a value of that type.
 
-While an output grows, its object has the fields generated so far; the other fields have their defaults, or None.
+While an output grows, its object has the fields that are generated so far. The other fields have their defaults, or
+None.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class ParsedType(Generic[T]):
         self._kind = kind
 
     def read(self, output: RequestOutput, content: str) -> T:
-        """Return the object in a finished output. Raises the output's error, or `IncompleteOutput` if it was cut
-        off."""
+        """Return the object in a finished output. Raises the output's error, or `IncompleteOutput` if the output was
+        cut off."""
         from pydantic import ValidationError
 
         raise_first_error(output)
@@ -55,7 +56,7 @@ class ParsedType(Generic[T]):
             ) from None
 
     def partial(self, content: str) -> T | None:
-        """Return the object generated so far; None if nothing was generated."""
+        """Return the object as far as it is generated; None if nothing is generated yet."""
         from pydantic_core import from_json
 
         try:
@@ -67,8 +68,8 @@ class ParsedType(Generic[T]):
 
 
 def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[ParsedType[T], dict[str, Any]]:
-    """Return the type, and the keywords of a call with the type's schema as the constraint. Raises `InvalidRequest` if
-    the keywords already have a constraint."""
+    """Return the type, and the keywords of a call with the schema of the type as the constraint. Raises
+    `InvalidRequest` if the keywords already contain a constraint."""
     typed = ParsedType(kind)
     for name in ("constraint", *(name for name in NAMES if name in given)):
         if given.get(name) is not None:
@@ -84,7 +85,7 @@ def content_of(output: RequestOutput, turn: ChatRequest | None) -> str:
 def objects_of(
     kind: ParsedType[T], turns: Sequence[ChatRequest | None], outputs: Sequence[RequestOutput], prompts: Any
 ) -> Any:
-    """Return the objects in finished outputs; a single object if there was one prompt."""
+    """Return the objects in finished outputs, or a single object if there was one prompt."""
     found = [kind.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
     return found[0] if is_single(prompts) or is_conversation(prompts) else found
 
@@ -92,7 +93,7 @@ def objects_of(
 def partials(
     kind: ParsedType[T], output: Callable[[], RequestOutput], turn: ChatRequest | None
 ) -> Callable[[], list[T]]:
-    """Return a function to call whenever the output has grown. The function returns the object, if the object has
+    """Return a function to call each time the output has grown. The function returns the object if the object has
     changed."""
     last: list[T] = []
 
@@ -107,17 +108,17 @@ def partials(
 
 
 def is_conversation(prompts: Any) -> bool:
-    """Return whether these are the messages of a conversation."""
+    """Return whether the value is a list of messages (a conversation)."""
     return _is_list(prompts) and bool(prompts) and all(isinstance(each, Mapping) and "role" in each for each in prompts)
 
 
 def are_conversations(prompts: Any) -> bool:
-    """Return whether each item is a conversation."""
+    """Return whether each item of the value is a conversation."""
     return _is_list(prompts) and bool(prompts) and all(map(is_conversation, prompts))
 
 
 def is_single(prompts: Any) -> bool:
-    """Return whether this is one prompt, a string or token ids, rather than a list of prompts."""
+    """Return whether the value is one prompt (a string or token ids) and not a list of prompts."""
     return not _is_list(prompts) or (bool(prompts) and all(isinstance(each, int) for each in prompts))
 
 
@@ -133,7 +134,7 @@ def _ending(output: RequestOutput) -> str:
 
 
 def _built(kind: Any, data: Any) -> Any:
-    """Return data as a value of a type, as far as it fits the type."""
+    """Return incomplete data as a value of a type, as far as the data fits the type."""
     from pydantic import BaseModel
 
     if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(data, dict):
@@ -147,7 +148,7 @@ def _built(kind: Any, data: Any) -> Any:
 
 
 def _model(kind: type[BaseModel], data: Mapping[str, Any]) -> Any:
-    """Return a pydantic model with the fields that the data has."""
+    """Return a pydantic model with only the fields that the data has."""
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         key = field.alias if field.alias is not None and field.alias in data else name

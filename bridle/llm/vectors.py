@@ -1,4 +1,4 @@
-"""Control vectors made of pairs of prompts, computed by the model that will use them."""
+"""Control vectors computed from pairs of prompts, by the model that will use these vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Pair = tuple[PairPrompt, PairPrompt]
 
 
 def pairs_of(rows: Iterable[Any]) -> list[Pair]:
-    """Read pairs from objects with `positive` and `negative`. Raises `InvalidRequest` that names the line."""
+    """Read pairs of prompts from objects with the fields `positive` and `negative`. Raises `InvalidRequest` with the
+    number of the invalid line."""
     found: list[Pair] = []
     for number, row in enumerate(rows, 1):
         sides: list[Any] = [row.get(side) if isinstance(row, Mapping) else None for side in ("positive", "negative")]
@@ -36,8 +37,8 @@ def pairs_of(rows: Iterable[Any]) -> list[Pair]:
 def record_directions(
     vectors: ControlVectors, run: Callable[[PairPrompt], object], pairs: Sequence[Pair], method: Method
 ) -> dict[int, Tensor]:
-    """Return the directions from the second prompts to the first ones. `run` computes one prompt; nothing else may run
-    meanwhile."""
+    """Return, for each layer, the direction from the second prompts of the pairs to the first ones. `run` computes one
+    prompt; nothing else may run at the same time."""
     if not pairs:
         raise InvalidRequest("pairs: at least one pair of prompts is needed", "pairs")
     if not vectors.is_local:
