@@ -1,4 +1,4 @@
-"""Common parts of all front ends: names of models, loading, validation, admission, and outputs from events."""
+"""Code that all front ends share: names of models, loading, validation, admission, and outputs from events."""
 
 from bridle.serving.controller_runtime import LOCAL_ADMIN as LOCAL_ADMIN
 from bridle.serving.controller_runtime import ControlSettings as ControlSettings

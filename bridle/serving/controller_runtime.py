@@ -1,7 +1,7 @@
-"""The control runtime of a served model: its start, and access to its store of modules.
+"""The control runtime of a served model: how it starts, and access to its stored modules.
 
-The runtime is a process of its own. The runtime starts while the model is loaded, so that it costs no extra time. This
-module does not know HTTP or engines. The optional packages are imported only when a runtime is started.
+The runtime is a separate process. It starts while the model is loaded, so that it delays nothing. This module uses
+neither HTTP nor engines. The optional packages are imported only when a runtime is started.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Settings of a model's control runtime. With mode `auto` a runtime starts if possible, and otherwise the reason is
-    logged; with `on` the reason is an error. `runtime` is the path of a runtime other than bridle's own, `args` are
-    further arguments for the runtime, and `dialect` is its protocol version. `trace` is a file that records both
-    channels. `store` is the folder of uploaded modules (None: in the user's data folder). `prepare` lets the runtime
-    compile bridle's own controllers before a request uses one. `policy_args` are further arguments for the separate
-    runtime of Wasm policies."""
+    """Settings of a model's control runtime. With mode `auto`, a runtime starts if possible; otherwise the reason is
+    logged. With mode `on`, the reason is an error. `runtime` is the path of a runtime that replaces bridle's own.
+    `args` are further arguments for it, and `dialect` is its protocol version. `trace` is a file in which the messages
+    of both channels are recorded. `store` is the folder of uploaded modules (None: a folder in the user's data folder).
+    With `prepare`, the runtime compiles bridle's own controllers before a request uses one. `policy_args` are further
+    arguments for the separate runtime that runs Wasm policies."""
 
     mode: ControlMode = "auto"
     runtime: str | None = None
@@ -79,7 +79,7 @@ class ControlSettings:
             raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
 
     def obstacle(self) -> str | None:
-        """Return the reason why no runtime can be started on this system; None if one can be started."""
+        """Return why no runtime can be started on this system; None if one can be started."""
         if sys.platform == "win32":
             return "the control runtime needs POSIX shared memory, which Windows does not have"
         needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
@@ -89,7 +89,7 @@ class ControlSettings:
         return None
 
     def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:
-        """Return the settings for starting the runtime for a vocabulary. `num_logits` is the width of the model's
+        """Return the settings with which the runtime starts for a vocabulary. `num_logits` is the width of the model's
         logits rows."""
         from bridle.aici.client import OWN_RUNTIME, RuntimeConfig
 
@@ -108,20 +108,22 @@ class ControlSettings:
         )
 
     def for_policies(self) -> ControlSettings:
-        """Return the settings of the runtime for policies: bridle's own runtime, with its own limits, on the same store
-        of modules."""
+        """Return the settings of the runtime for policies. It is bridle's own runtime with separate limits, and uses
+        the same stored modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
 
 
 def _call_timeout(args: tuple[str, ...]) -> float:
-    """Return the timeout of an upload in seconds: longer than any compile that the operator's limits allow."""
+    """Return the timeout of an upload in seconds. It is longer than any compilation that the operator's limits
+    allow."""
     allowed = re.findall(r"(?:compile_time|prepare_wait)=(\d+)", " ".join(args))
     return max([_CALL_SECONDS, *(2 * int(milliseconds) / 1000 for milliseconds in allowed)])
 
 
 def as_control(value: ControlSettings | bool | None) -> ControlSettings:
-    """Return the settings for a value of the Python API: settings, True for `on`, False or None for `off`."""
+    """Return the settings for a value in the Python API: a settings object, True for `on`, or False or None for
+    `off`."""
     if isinstance(value, ControlSettings):
         return value
     if value is None or isinstance(value, bool):
@@ -130,14 +132,14 @@ def as_control(value: ControlSettings | bool | None) -> ControlSettings:
 
 
 def data_folder() -> Path:
-    """Return this user's folder for files that bridle keeps between processes."""
+    """Return the folder of this user in which bridle keeps files between processes."""
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(base) / "bridle"
 
 
 def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -> PolicyPool | None:
-    """Return the pool of Wasm policies, whose runtime starts when it is first needed; None if no runtime can be
-    started."""
+    """Return the pool of Wasm policies; None if no runtime can be started. The runtime of the pool starts when it is
+    first needed."""
     own = settings.for_policies()
     if own.obstacle() is not None:
         return None
@@ -147,7 +149,7 @@ def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -
 
 
 class ControlStart:
-    """A runtime that starts in a thread. Take the runtime with `result`, or end it with `abandon`."""
+    """A runtime that a thread is starting. Get the runtime with `result`, or end it with `abandon`."""
 
     def __init__(self, settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> None:
         self._settings, self._tokenizer, self._num_logits = settings, tokenizer, num_logits
@@ -160,8 +162,8 @@ class ControlStart:
         return RuntimePool(self._settings.runtime_config(self._tokenizer, num_logits), num_logits)
 
     def result(self, num_logits: int) -> RuntimePool:
-        """Wait for the runtime and return it, for logits rows of width `num_logits`. Raises the error of a failed
-        start."""
+        """Wait for the runtime and return it. `num_logits` is the width of the model's logits rows. Raises the error of
+        a failed start."""
         try:
             if self._future is None or num_logits != self._num_logits:
                 self.abandon()
@@ -179,10 +181,10 @@ class ControlStart:
 
 
 def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
-    """Start a runtime in the background. Returns None if the settings want no runtime, or if none can be started.
+    """Start a runtime in the background. Returns None if the settings turn the runtime off, or if it cannot be started.
 
-    `num_logits` is an estimate; with None the start waits for the real number. Raises `UnsupportedFeature` if a runtime
-    is required and cannot be started.
+    `num_logits` is an estimate of the logits' width. With None, the start waits for the real number. Raises
+    `UnsupportedFeature` if the settings require a runtime and it cannot be started.
     """
     if settings.mode == "off":
         return None
@@ -196,7 +198,7 @@ def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | 
 
 
 def finish_control(settings: ControlSettings, start: ControlStart | None, num_logits: int) -> RuntimePool | None:
-    """Wait for the runtime that was started. A runtime that does not start is an error only if the settings require
+    """Wait for the runtime that was started. A runtime that fails to start is an error only if the settings require
     one."""
     if start is None:
         return None
@@ -210,7 +212,7 @@ def finish_control(settings: ControlSettings, start: ControlStart | None, num_lo
 
 
 def guess_num_logits(folder: Path) -> int | None:
-    """Return the width of a checkpoint's logits rows from its configuration, or None."""
+    """Return the width of a model's logits rows according to its configuration, or None."""
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -225,8 +227,8 @@ def guess_num_logits(folder: Path) -> int | None:
 
 
 def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
-    """Compile a controller and store it. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; a large
-    controller takes seconds."""
+    """Compile a controller and store it. Raises `InvalidRequest` if `wasm` is not a controller. The call blocks; a
+    large controller takes seconds."""
     from bridle.aici import protocol, replies
 
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
@@ -234,8 +236,8 @@ def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
 
 
 def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
-    """Set tags as names of a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set.
-    Blocks."""
+    """Set tags as further names of a module. Raises `InvalidRequest` for an invalid name, or for a tag that `auth` may
+    not set. Blocks."""
     from bridle.aici import protocol, replies
 
     message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
@@ -243,8 +245,8 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
-    """Return the hash of the module that `name`, a hash or a tag, means. Returns "" if there is no such module, None if
-    the runtime cannot say. Blocks."""
+    """Return the hash of the module for `name`, which is a hash or a tag. Returns "" if there is no such module, and
+    None if the runtime cannot answer. Blocks."""
     from bridle.aici import protocol, replies
 
     if not control.knows("get_module"):
@@ -256,7 +258,7 @@ def find_module(control: RuntimePool, name: str) -> str | None:
 
 
 def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
-    """Return all tags, newest first. Blocks."""
+    """Return all tags, the newest first. Blocks."""
     from bridle.aici import protocol, replies
 
     return control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)

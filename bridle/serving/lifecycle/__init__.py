@@ -1,1 +1,1 @@
-"""The lifecycle of a request, from its acceptance to its record in logs, metrics and spans."""
+"""The lifecycle of a request: from its acceptance to its record in logs, metrics and spans."""

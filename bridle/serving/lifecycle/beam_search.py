@@ -1,6 +1,7 @@
-"""Beam search for front ends: the engine request, and the texts that the search found.
+"""Beam search for front ends: the request to the engine, and the texts that the search found.
 
-The engine's outputs are the last beams. The finished texts come as a variable of the controller and replace the beams.
+The outputs of the engine are the last beams. The controller reports the finished texts in a variable, and these texts
+replace the beams.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def beam_search(
     length_penalty: float | None = None,
     early_stopping: EarlyStopping | None = None,
 ) -> tuple[SamplingParams, BeamSearch]:
-    """Return the parameters and the controller of a request that runs a beam search. Raises `InvalidRequest` for a
-    combination that is not supported."""
+    """Return the sampling parameters and the controller of a request that runs a beam search. Raises `InvalidRequest`
+    for options that beam search does not support together."""
     for name in type(sampling).__slots__:
         is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
         if not is_usual and name not in _KEPT | _KEPT_OUTPUT:
@@ -63,7 +64,7 @@ def beam_search(
 def found_beams(
     tokenizer: Tokenizer, output: RequestOutput, search: BeamSearch, sampling: SamplingParams, num_wanted: int
 ) -> list[CompletionOutput]:
-    """Return the best texts of a search that has ended. `sampling` has the client's parameters."""
+    """Return the best texts of a beam search that has ended. `sampling` has the sampling parameters of the client."""
     if BEAMS not in output.storage:
         raise InternalError("a beam search ended without a result")
     made = []

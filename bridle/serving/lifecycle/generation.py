@@ -1,9 +1,9 @@
-"""The engine requests of one call, and their results.
+"""The engine requests of one client call, and their results.
 
-Each prompt of a call becomes an engine request. With a controller, each choice becomes a separate request, so that each
-has its own instance and variables. The other choices begin when the first one has computed the common prompt. All
-requests are checked before the first is submitted, and all end with the call. Front ends pass a sink, so this module
-knows no wire format.
+Each prompt of a call becomes one engine request. With a controller, each choice becomes a separate request, so that
+each has its own controller instance and variables. The other choices begin when the first choice has computed the
+common prompt. All requests are checked before the first one is submitted, and all end with the call. Front ends pass a
+sink for the results, so this module uses no wire format.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bridle.structured_output import Constraint
 
 @dataclass(slots=True)
 class SubRequest:
-    """One prompt of a call, or one choice for a prompt, with its result. `shares` is the request with the same prompt
-    that is computed first."""
+    """One prompt of a call, or one choice for a prompt, with its result. `shares` is the part with the same prompt that
+    is computed first."""
 
     number: int
     request: Request
@@ -60,15 +60,15 @@ class SubRequest:
 
     @property
     def reader(self) -> DeltaReader:
-        """Return the shared reader of the visible part of all outputs."""
+        """Return the reader, shared by all callers, of the visible part of all outputs."""
         if self._reader is None:
             self._reader = DeltaReader(self.collector, self.policy)
         return self._reader
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the text may be sent live: there is one output, all of its text is shown, and there are no
-        extras to send."""
+        """Return whether text may be sent at once: there is only one output, all of its text is visible, and there are
+        no extras to send."""
         has_notes = self.notes is not None and bool(self.notes.indexes)
         return len(self.outputs) == 1 and self.reader.shows_all and not has_notes
 
@@ -81,11 +81,11 @@ class SubRequest:
             self.notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
 
     def note(self, index: int) -> StreamExtras | None:
-        """Return the new extras of an output."""
+        """Return the new extras (logs, variables, forks) of an output."""
         return None if self.notes is None else self.notes.read(index)
 
     def note_fields(self, index: int) -> dict[str, Any]:
-        """Return the new extras as non-empty fields of an answer."""
+        """Return the new extras of an output as fields of an answer. Empty fields are left out."""
         note = self.note(index)
         return {} if note is None else note.fields()
 
@@ -100,7 +100,7 @@ class SubRequest:
         return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
 
     def read(self) -> list[tuple[Delta, StreamExtras | None]]:
-        """Return the new text and extras of each output since the last call."""
+        """Return the text and the extras of each output that are new since the last call."""
         deltas = {delta.index: delta for delta in self.reader.read()}
         for index in () if self.notes is None else self.notes.indexes:
             deltas.setdefault(index, Delta(index))
@@ -114,9 +114,9 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` is the
-    model's or the adapter's name. `held` has resources of the whole call. `keep` is called with the outputs of a traced
-    call."""
+    """The parts of a call, ready to run. At most `at_once` of them run at the same time (None: all of them).
+    `served_name` is the name of the model or the adapter. `held` has the resources of the whole call, such as the lease
+    on its model. `keep` is called with the outputs of a traced call."""
 
     model: LoadedModel
     served_name: str
@@ -128,18 +128,18 @@ class Generation:
     keep: Callable[[list[RequestOutput]], None] | None = None
 
     async def begin(self) -> list[Event]:
-        """Submit the only part and wait for its first events, for callers that need these before the answer begins.
-        `run` then begins with the same events."""
+        """Submit the only part and wait for its first events, for callers that need these events before the answer
+        begins. `run` then begins with these events."""
         (part,) = self.parts
         part.ahead = _Ahead(self._submit(part))
         self.held.callback(part.ahead.cancel)
         return await part.ahead.look()
 
     async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
-        """Submit every part and read them all to their end.
+        """Submit every part and read all of them to their end.
 
-        Raises the first error of any output, unless the sink `tells_failures` itself. In any case no request keeps
-        running, and the record and the ticket get the usage.
+        Raises the first error of any output, unless the sink reports errors itself (`tells_failures`). In any case, all
+        requests end, and the record and the ticket get the usage.
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
         self.story.submit(self.parts[0].request, num_prompt)
@@ -159,7 +159,7 @@ class Generation:
     async def _read_in_turn(
         self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
     ) -> None:
-        """Read a part once there is `room`, and once the part that it `shares` has computed the common prompt."""
+        """Read a part when `room` is available and the part in `shares` has computed the common prompt."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
@@ -193,7 +193,7 @@ class Generation:
     async def _take(
         self, part: SubRequest, events: list[Event], sink: Sink | None, tells_failures: bool
     ) -> bool | LiveText | None:
-        """Add events to a part, and show it to the sink. Returns the sink's last answer."""
+        """Add events to a part, and pass the part to the sink. Returns the last answer of the sink."""
         found: bool | LiveText | None = None
         # A client that gets rewinds is shown events one by one, so that its text does not depend on how events were
         # batched.
@@ -217,7 +217,8 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Return counts over all parts. For cancelled outputs, these are the counts known so far."""
+        """Return the usage counts of all parts together. Cancelled outputs count with the counts that are known so
+        far."""
         total = Usage()
         for part in self.parts:
             usage = part.collector.output.usage
@@ -232,7 +233,7 @@ class Generation:
         return total
 
     def _settle(self) -> None:
-        """Record the usage of the call, including rolled-back outputs, and its finish reasons."""
+        """Record the usage of the call, including rolled-back outputs, and the finish reasons of the call."""
         if self.keep is not None:
             self.keep([part.collector.output for part in self.parts])
         story, outputs = self.story, [output for part in self.parts for output in part.outputs]
@@ -243,7 +244,7 @@ class Generation:
 
 
 class _Ahead:
-    """A stream whose first events were read ahead and are returned again."""
+    """A stream whose first events were read in advance and are returned again."""
 
     def __init__(self, stream: EventStream) -> None:
         self._batches = aiter(stream)
@@ -261,7 +262,7 @@ class _Ahead:
 
 
 def error_of(event: Finished) -> BridleError | None:
-    """Return the error that an output ended with; None if it ended normally."""
+    """Return the error with which an output ended; None if it ended normally."""
     if event.error is not None:
         return event.error
     match event.reason:
@@ -276,6 +277,6 @@ def error_of(event: Finished) -> BridleError | None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group; an exception other than a `BridleError` comes first."""
+    """Return the first error of an exception group. An exception that is not a `BridleError` comes first."""
     errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

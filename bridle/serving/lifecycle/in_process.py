@@ -1,11 +1,11 @@
-"""`RequestLifecycle` for programs that have loaded a model: requests of this process, without a server.
+"""`RequestLifecycle` for programs that have loaded a model themselves: requests without a server.
 
     local = InProcessServing(model)
     with run(model.client, local.request("Hello", SamplingParams(max_tokens=8))) as running:
         print(running.read().text)
 
-Controllers, deadlines, policies and checks work as for a server's requests. Parts that only a server needs are left
-out: names of models, admission, keys, and deadlines while a model loads. This module submits nothing.
+Controllers, deadlines, policies and checks work as they do in a server. The things that only a server needs are left
+out: names of models, admission, API keys, and deadlines while a model loads. This module does not submit requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridle.serving.tenancy.keys import LOCAL_USER
 
 
 class CallOptions(TypedDict):
-    """Common options of the requests of one call (see `OwnOptions`)."""
+    """Options that all requests of one call share (see `OwnOptions`)."""
 
     adapter: str | None
     timeout: float | None
@@ -36,9 +36,10 @@ class CallOptions(TypedDict):
 
 
 class InProcessServing(SteersRequests):
-    """One call of the program that has loaded `model`. The call's requests wait by `priority`, smaller numbers first.
-    Requests end `deadline` seconds after this object was made, or `timeout` seconds after they began. `user` is the
-    user for whom the program runs. Raises `InvalidRequest` for values that are out of range."""
+    """One call in the program that has loaded `model`. Waiting requests of calls are served in the order of `priority`,
+    smaller numbers first. Requests end `deadline` seconds after this object was created, or `timeout` seconds after
+    they began. `user` is the user for whom the program runs. Raises `InvalidRequest` for values that are out of
+    range."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class InProcessServing(SteersRequests):
         self.timeout = timeout
 
     def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
-        """Do not limit the block: a program's deadline ends its requests, not their preparation."""
+        """Set no time limit for the block: a program's deadline ends its requests, but not their preparation."""
         return nullcontext()
 
     def request(
@@ -71,8 +72,9 @@ class InProcessServing(SteersRequests):
         pictures: Sequence[Source] = (),
         **wanted: Unpack[EventOptions],
     ) -> Request:
-        """Return a checked request; raises as `build_request` does. The policies of `model` apply to it. `pictures`
-        belong to the prompt's placeholders in order, unless `sights` has them at their positions."""
+        """Return a checked request. Raises the same errors as `build_request`. The policies of `model` apply to the
+        request. `pictures` belong to the placeholders of the prompt in order, unless `sights` already has their
+        positions."""
         return build_request(
             self.model,
             prompt,

@@ -1,8 +1,8 @@
-"""Plain text of an output that is sent to its client at once, without the task that reads the request.
+"""Sends the plain text of an output to its client at once, without the task that reads the request.
 
-The task sees all other events: the first and the last events, logs, rewinds, forks. Between these, a front end lets a
-`LiveText` send each batch of tokens when it arrives, in the event loop. The server's own record of the request is then
-updated less often.
+The task gets all other events: the first and the last events, logs, rollbacks and forks. Between these events, a front
+end lets a `LiveText` send each batch of tokens when it arrives, in the event loop. As a consequence, the server updates
+its record of the request less often.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _MAX_BATCHES, _MAX_SECONDS = 32, 0.1
 
 @dataclass(slots=True)
 class LiveText:
-    """Sends tokens of the only output of a request. `send` does not wait. `send` returns whether the client has room
-    for more; if not, `drain` waits for room."""
+    """Sends the tokens of a request that has only one output. `send` does not wait. It returns whether the client has
+    room for more; if not, `drain` waits for room."""
 
     send: Callable[[list[TokenEvent]], bool]
     drain: Callable[[], Awaitable[None]]
 
 
 class LiveReader:
-    """Takes tokens of a stream for a `LiveText`, and leaves all other events to the stream's reader."""
+    """Passes the tokens of a stream to a `LiveText`, and leaves all other events to the stream's reader."""
 
     def __init__(self, part: SubRequest, story: RequestRecord, live: LiveText) -> None:
         self._part, self._story, self._send = part, story, live.send
@@ -42,7 +42,8 @@ class LiveReader:
         self._due = 0.0
 
     def __call__(self, events: list[Event]) -> list[Event] | None:
-        """Send the events if all of them are tokens. Returns None then, else the events for the reader."""
+        """Send the events if all of them are tokens. Returns None if the events were sent, else the events for the
+        reader."""
         tokens: list[TokenEvent] = []
         for event in events:
             if type(event) is not TokenEvent or event.index:

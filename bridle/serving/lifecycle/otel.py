@@ -1,8 +1,8 @@
-"""Requests as spans of OpenTelemetry, with the attributes that its conventions define for generative models.
+"""Requests as OpenTelemetry spans, with the attributes that OpenTelemetry defines for generative models.
 
-A request is one span. Its children are the phases in the engine: creating the controller, waiting for room, the prompt,
-the output. Spans are created at the end from the request's record, so tracing does nothing while it runs. Spans never
-contain text of prompts and outputs.
+A request is one span. Its child spans are its phases in the engine: creating the controller, waiting for room, the
+prompt, and the output. Spans are created from the request's record when the request has ended. So tracing does no work
+while it runs. Spans never contain the text of prompts and outputs.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _REQUEST = {
 
 
 class OtelTracing:
-    """Makes spans with an OpenTelemetry provider, which is shut down by `close`."""
+    """Creates spans with an OpenTelemetry provider; `close` shuts the provider down."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("bridle", bridle.__version__)
 
     def begin(self, carrier: Mapping[str, str]) -> OtelSpan:
-        """Return a span that begins now, in the trace that the headers in `carrier` name. A malformed name begins a new
+        """Return a span that begins now, in the trace that the headers in `carrier` name. An invalid name begins a new
         trace."""
         parent = _PROPAGATOR.extract(carrier)
         return OtelSpan(self._tracer, self._tracer.start_span("request", parent, SpanKind.SERVER))
@@ -56,12 +56,12 @@ class OtelTracing:
         trace.set_tracer_provider(self._provider)
 
     def close(self) -> None:
-        """Send the spans that were not sent yet."""
+        """Send the spans that are not sent yet."""
         shut_down(self._provider)
 
 
 class OtelSpan:
-    """The span of one unfinished request."""
+    """The span of a request that has not ended."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
@@ -79,7 +79,7 @@ class OtelSpan:
         return carrier.get("traceparent", "")
 
     def end(self, story: RequestRecord, operation: str, further: Mapping[str, Any]) -> None:
-        """End the span, with the record of the request."""
+        """End the span, and give it the record of the request."""
         if self._span.is_recording():
             self._span.update_name(f"{operation} {story.model}" if story.model else operation)
             self._span.set_attributes(_attributes(story, operation) | dict(further))
@@ -125,7 +125,7 @@ class OtelSpan:
 
 
 def _attributes(story: RequestRecord, operation: str) -> dict[str, Any]:
-    """Return the span's attributes: those that the conventions define, then bridle's own."""
+    """Return the attributes of the span: first those that OpenTelemetry defines, then bridle's own."""
     told: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bridle",
@@ -166,6 +166,6 @@ def _decode_counts(story: RequestRecord) -> dict[str, Any]:
 
 
 def _fitting(value: Any) -> Any:
-    """Return a value that OpenTelemetry can carry. OpenTelemetry's integers are signed with 64 bits, so a larger
-    integer, such as a seed, becomes a string."""
+    """Return a value in a form that OpenTelemetry supports. OpenTelemetry's integers are signed and have 64 bits. So a
+    larger integer, such as a seed, becomes a string."""
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value

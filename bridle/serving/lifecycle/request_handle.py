@@ -1,13 +1,13 @@
-"""Running requests of this process: a single one that is streamed, or a batch of which a limited number run at once.
+"""Running requests of this process: one streamed request, or a batch of which a limited number run at once.
 
     with run(model.client, request) as running:
         for events in running:
             ...
     running.output
 
-Code that holds a model reads its results here: `LLM`, the command line, replays. Calls of a server also have clients
-that disconnect, and tickets to release; `generation.py` reads the results of such calls. An output that failed carries
-its error; `raise_first_error` raises it.
+Code that has loaded a model reads its results here: `LLM`, the command line, and replays. In a server, clients can
+disconnect and tickets must be released; `generation.py` reads the results of such calls. An output that failed has its
+error; `raise_first_error` raises it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_SECONDS = 0.05
 
 
 class RequestHandle:
-    """A submitted request, its output so far, and its record, if one was requested."""
+    """A submitted request, its output so far, and its record, if a record was requested."""
 
     def __init__(self, stream: EventStream, collector: OutputCollector, story: RequestRecord | None = None) -> None:
         self.stream = stream
@@ -45,7 +45,7 @@ class RequestHandle:
 
     @property
     def output(self) -> RequestOutput:
-        """Return the output so far, read-only; it is complete once all events were read."""
+        """Return the output so far, which must not be modified. It is complete when all events have been read."""
         return self.collector.output
 
     def add(self, events: Iterable[Event]) -> None:
@@ -55,14 +55,14 @@ class RequestHandle:
             self.story.record_events(events)
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """Yield the remaining events. Each list is added to the output before it is yielded. Leaving early cancels
-        the request."""
+        """Yield the remaining events. Each list of events is added to the output before it is yielded. Leaving the
+        iteration early cancels the request."""
         for events in self.stream:
             self.add(events)
             yield events
 
     def read(self) -> RequestOutput:
-        """Wait for the end. Returns the whole output."""
+        """Wait for the end of the request. Returns the whole output."""
         for _ in self:
             pass
         return self.output
@@ -81,7 +81,7 @@ class RequestHandle:
 def run(
     client: EngineClient, request: Request, text: str | None = None, story: RequestRecord | None = None
 ) -> RequestHandle:
-    """Submit a request, whose prompt came from `text`. Raises as `client.submit` does."""
+    """Submit a request; `text` is the text of its prompt. Raises the same errors as `client.submit`."""
     if story is not None:
         story.submit(request)
     stream = client.submit(request)
@@ -94,9 +94,9 @@ def run(
 
 
 async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
-    """Run the request of each collector to its end; `report` is called with each output when it is complete.
+    """Run the request of each collector to its end. `report` is called with each output when it is complete.
 
-    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels all
+    If one request is refused, the others are cancelled and the error is raised. Cancelling this call cancels all
     requests.
     """
     waiting = deque(collectors)
@@ -112,7 +112,7 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
 
 
 def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many requests as may run at once. If one is refused, none of them runs."""
+    """Submit as many requests as may run at once. If one is refused, the others are cancelled."""
     started: list[tuple[EventStream, OutputCollector]] = []
     try:
         while waiting and len(started) < MAX_IN_FLIGHT:
@@ -135,7 +135,7 @@ async def _lane(
     waiting: deque[OutputCollector],
     report: Report,
 ) -> None:
-    """Read one request after the other, and submit waiting ones."""
+    """Read one request after the other, and submit waiting requests meanwhile."""
     while True:
         report(await collect(stream, collector))
         if not waiting:
@@ -145,7 +145,7 @@ async def _lane(
 
 
 async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
-    """Submit a request as soon as there is room, because other callers may fill the queue."""
+    """Submit a request when there is room. The wait is necessary because other callers may fill the queue."""
     while True:
         try:
             return client.submit(collector.request)

@@ -1,4 +1,4 @@
-"""The lifecycle of a request of any API: limits, admission, a lease on the model, tokens, checked requests.
+"""The lifecycle of a request in any API: limits, admission, a lease on the model, tokens, and checked requests.
 
     with ExitStack() as held:
         serving = RequestLifecycle(host, RequestRecord(id=new_request_id()), held)
@@ -7,8 +7,8 @@
         generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
         await generation.run()
 
-Errors in a request are raised before anything is submitted. Resources are released when `held` closes. If a client
-disconnects, its front-end cancels the task that waits here. Knows no wire format.
+Errors in a request are raised before any request is submitted. Resources are released when `held` is closed. If a
+client disconnects, its front end cancels the task that waits here. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ Notice = Callable[[str, str | None], None]
 
 @dataclass(slots=True)
 class AppState:
-    """State shared by the front ends of a process: models, capacity, and whether new requests are accepted. `live`
-    holds running requests by id; `tracing` exports their spans, if set. One call may bring `max_prompts` and ask for
-    `max_choices`. While the host `is_draining`, new requests are refused, except requests that continue a parked
-    conversation if the host `awaits_parked` ones. `idle` is set once the running requests are over. `num_crowd` is the
-    peak number of requests in flight since the server was last idle. `turns` limits the time for clients that are
-    refused or send nothing; all front ends share it, because they share one event loop. `classes` are the operator's
-    classes of controllers, by name. `traces` stores traces for clients and the operator, `policies` are the operator's
-    policies. A request that sets no limit on its output has at most `default_max_tokens` (None: the default of its
-    API). `prompt_caches` are the prompt caches of clients."""
+    """State that all front ends of a process share: models, capacity, and whether new requests are accepted. `live` has
+    the running requests by id. `tracing` exports their spans, if it is set. One call may have at most `max_prompts`
+    prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If it `awaits_parked`
+    conversations, requests that continue a retained conversation are still accepted. `idle` is set when no request is
+    running. `num_crowd` is the highest number of concurrent requests since the server was last idle. `turns` limits the
+    time for clients that are refused or send nothing. All front ends share this limit, because they share one event
+    loop. `classes` are the operator's controller classes, by name. `traces` stores traces for clients and the operator.
+    `policies` are the operator's policies. A request without a limit on its output gets `default_max_tokens` (None: the
+    default of its API). `prompt_caches` are the prompt caches of all clients."""
 
     registry: ModelRegistry
     admission: Admission
@@ -87,18 +87,18 @@ class AppState:
         self.admission.longest_prompt = self.registry.longest_prompt
 
     def check_open(self) -> None:
-        """Raise `EngineClosed` while the server is shutting down, unless it awaits parked conversations."""
+        """Raise `EngineClosed` while the server is shutting down, unless it awaits retained conversations."""
         if self.is_draining and not (self.awaits_parked and self.num_parked):
             raise EngineClosed(_CLOSING)
 
     @property
     def num_parked(self) -> int:
-        """Return the number of parked conversations of all models, without those that clients retain for longer."""
+        """Return the number of retained conversations of all models, without those that clients retain for longer."""
         counts = (model.client.statistics() for model in self.registry)
         return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)
 
     async def wait_drained(self) -> None:
-        """Wait until the running requests have ended, and also the parked conversations if the host awaits them."""
+        """Wait until the running requests have ended. If the host awaits retained conversations, wait for these too."""
         await self.idle.wait()
         while self.awaits_parked:
             await asyncio.sleep(_GLANCE)  # conversations are counted as parked a moment after their request has ended
@@ -106,8 +106,8 @@ class AppState:
                 return
 
     def on_request_end(self) -> None:
-        """Record the end of a request, whose reservations are released. After a peak of requests, free heap memory is
-        returned to the system once all requests are over."""
+        """Record the end of a request. Its reservations are released. After a peak of requests, free heap memory is
+        returned to the system when all requests have ended."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0
@@ -118,9 +118,9 @@ class AppState:
 
 @dataclass(slots=True)
 class RequestLifecycle(SteersRequests):
-    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
-    long its requests may run, both in seconds. `model` and `adapter` are set once they are acquired. `bounded` enforces
-    the request's deadline in a block."""
+    """One call of a client. `load_timeout` is the time to wait for a model and an adapter. `request_timeout` is the
+    time that the requests may run. Both are in seconds. `model` and `adapter` are set after they are acquired.
+    `bounded` enforces the request's deadline inside a block."""
 
     host: AppState
     story: RequestRecord
@@ -157,8 +157,8 @@ class RequestLifecycle(SteersRequests):
         must_name: bool = False,
     ) -> LoadedModel:
         """Acquire admission for `num_prompts` prompts, and the model and adapter that a request names, until the end of
-        the call. `name` may also be an adapter's name. A call for text needs a model that `generates`. With several
-        models, a request `must_name` one if its API has a field for the name.
+        the call. `name` may also be the name of an adapter. A call for text needs a model that `generates`. If the
+        server has several models, a request `must_name` one of them if its API has a field for the name.
 
         Waits for loading. Raises `InvalidRequest` (or its subclasses such as `UnknownModel`, `UnknownAdapter` and
         `AdapterRefused`), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the host is
@@ -188,8 +188,8 @@ class RequestLifecycle(SteersRequests):
         return self.model
 
     async def acquire_model_for_metadata(self, name: str | None) -> LoadedModel:
-        """Return the model that a request names (an adapter's name means its model), for work that needs no admission.
-        A model that is not loaded needs admission."""
+        """Return the model that a request names, for work that needs no admission. The name of an adapter stands for
+        its model. A model that is not loaded needs admission first."""
         registry = self.host.registry
         slot = registry.slot_of(registry.choose(name).model)
         if slot.model is None:
@@ -219,7 +219,8 @@ class RequestLifecycle(SteersRequests):
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
     ) -> list[tuple[int, ...]]:
-        """Return the checked tokens of a call's prompts. `truncate` keeps only that many last tokens of each."""
+        """Return the checked tokens of the prompts of a call. `truncate` keeps only the last `truncate` tokens of each
+        prompt."""
         async with self.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
@@ -235,9 +236,10 @@ class RequestLifecycle(SteersRequests):
         run: bool = False,
         **wanted: Unpack[EventOptions],
     ) -> Generation:
-        """Check the call and build its generation, which is submitted later. Prompts are checked tokens; `texts` are
-        their sources. Choices are forks of one request. With a controller, or with `apart`, each choice is a separate
-        request, which its seed alone repeats. At most `at_once` requests run at a time."""
+        """Check the call and build its generation, which is submitted later. The prompts are checked tokens; `texts`
+        are the texts from which they were made. The choices of a prompt are forks of one request. With a controller or
+        with `apart`, each choice is a separate request, which can be repeated with its seed alone. At most `at_once`
+        requests run at the same time."""
         if self._is_late and not wanted.get("continues"):  # a parked conversation may still be continued
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
@@ -271,7 +273,8 @@ class RequestLifecycle(SteersRequests):
         return generation
 
     def _settle_trace(self, policies: Applied) -> bool:
-        """Decide whether the call is traced: if the client asks and no policy forbids it, or for the operator."""
+        """Decide whether the call is traced. It is traced for the operator, or if the client asks for a trace and no
+        policy forbids it."""
         if self.trace != "no":
             # a trace would show the text that was rolled back
             is_refused = policies.guard is not None and not self.identity.is_admin
@@ -280,7 +283,7 @@ class RequestLifecycle(SteersRequests):
         return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
 
     async def _policies(self) -> Applied:
-        """Return the operator's policies for this call. Later changes of policies do not affect the call."""
+        """Return the operator's policies for this call. Later changes of the policies do not affect the call."""
         story, current = self.story, self.host.policies.current
         asking = PolicyContext.of(self.model.name, self.adapter, self.identity, story.route)
         if current.may_take_long:
@@ -292,13 +295,13 @@ class RequestLifecycle(SteersRequests):
         return applied
 
     def _keep(self, outputs: list[RequestOutput]) -> None:
-        """Keep the traces of a finished generation."""
+        """Store the traces of a finished generation."""
         traces = traces_of(self.model, outputs)
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     def limit(self, usual: int | None = None) -> int | None:
-        """Return the output limit of a request without a limit: None if the operator has set a limit, else `usual`, the
-        limit of the API."""
+        """Return the output limit of a request that sets none: None if the operator has set a default, else `usual`,
+        which is the API's default."""
         return usual if self.host.default_max_tokens is None else None
 
     def _request(
@@ -311,7 +314,7 @@ class RequestLifecycle(SteersRequests):
         policies: Applied,
         wanted: EventOptions,
     ) -> Request:
-        """Return a checked request for one prompt. All of its copies share one place in the order of service."""
+        """Return a checked request for one prompt. All of its copies have the same place in the order of service."""
         story, desk, controller = self.story, self.model.tools, steering.controller
         # An unset limit is the operator's, or else the checkpoint's, as far as the prompt leaves room.
         length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")
@@ -345,11 +348,12 @@ class RequestLifecycle(SteersRequests):
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:
-    """Ignore notices, for clients that get no notices while they wait."""
+    """Do nothing, for clients that get no notices while they wait."""
 
 
 def _choice(first: SubRequest, call_id: str, copy: int) -> SubRequest:
-    """Return a further choice for a prompt: a separate request, whose seed is derived from the first one's."""
+    """Return another choice for a prompt. It is a separate request, whose seed is derived from the seed of the first
+    choice."""
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))

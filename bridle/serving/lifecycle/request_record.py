@@ -1,7 +1,8 @@
-"""Record of one request, from which its log line, metrics, trace and row in `bridle top` are made.
+"""Record of one request. Its log line, its metrics, its trace and its row in `bridle top` are made from this record.
 
-Every front end fills in a record while the request runs, mostly from the engine's events, and all reports use only the
-record. This module sends nothing. With tracing, a span begins with the request and gets the whole record at the end.
+Every front end fills in a record while the request runs, mostly from the engine's events. All reports use only the
+record. This module does not send anything. With tracing, a span begins with the request and gets the whole record at
+the end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class TimelineEvent(NamedTuple):
-    """A fork or rewind of an output by a controller, with its time."""
+    """A fork or rollback of an output by a controller, with its time."""
 
     at: float
     what: str
@@ -45,11 +46,12 @@ class TimelineEvent(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """The record of one request. Points in time are of the monotonic clock; durations are in seconds.
+    """The record of one request. Points in time are of the monotonic clock. Durations are in seconds.
 
-    `opening` is the time to create the controller. `queued` is the time without room in the engine. `held` is the time
-    for which an output waited for its controller. Each of these is the time of the slowest part of the request.
-    `computed` is when the prompt was computed, if the front end knows it. `streams` have the progress of each prompt.
+    `opening` is the time to create the controller. `queued` is the time that the request waited for room in the engine.
+    `held` is the time that an output waited for its controller. If a request has several parts, each of these is the
+    time of the slowest part. `computed` is the time at which the prompt was computed, if the front end knows it.
+    `streams` report the progress of each prompt.
     """
 
     id: str
@@ -83,7 +85,7 @@ class RequestRecord:
     span: RequestSpan | None = None
 
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
-        """Record that `request` is submitted to the engine. If there are several, this is the first of them."""
+        """Record that `request` is submitted to the engine. If a call has several requests, this is the first one."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
         # the client's name for the adapter, which differs from the engine's key
@@ -93,7 +95,7 @@ class RequestRecord:
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
 
     def record_events(self, events: Iterable[Event]) -> None:
-        """Add the engine's events."""
+        """Add events of the engine."""
         now = time.monotonic()
         for event in events:
             match event:
@@ -130,7 +132,7 @@ class RequestRecord:
 
     @property
     def prompt_counts(self) -> tuple[int, int]:
-        """Return how many prompt tokens were computed so far, and how many were found in the prefix cache."""
+        """Return how many prompt tokens were computed so far, and how many came from the prefix cache."""
         computed = cached = 0
         for stream in self.streams:
             match stream.prompt:
@@ -165,7 +167,7 @@ class RequestRecord:
         return told | ({} if self.span is None else {"trace": self.span.trace_id})
 
     def _times(self) -> dict[str, float]:
-        """Return times in milliseconds. A time that only some requests have is left out if it is zero."""
+        """Return the durations in milliseconds. A duration that only some requests have is left out if it is zero."""
         seconds = {
             "controller_start_ms": self.opening or None,
             "queue_ms": None if self.submitted is None else self.queued,
@@ -177,7 +179,7 @@ class RequestRecord:
 
 
 def names_of(controller: object | None) -> tuple[str | None, str | None]:
-    """Return the names of the request's controllers and of its constraints, each joined into one string."""
+    """Return the names of the request's controllers and the names of its constraints, each joined into one string."""
     parts = parts_of(controller)
     forms = [name_of(part) for part in parts if isinstance(part, Constraint)]
     others = [name_of(part) for part in parts if not isinstance(part, Constraint)]
@@ -185,7 +187,7 @@ def names_of(controller: object | None) -> tuple[str | None, str | None]:
 
 
 class RequestSpan(Protocol):
-    """The span of one unfinished request."""
+    """The span of a request that has not ended."""
 
     @property
     def trace_id(self) -> str:
@@ -193,24 +195,24 @@ class RequestSpan(Protocol):
 
     @property
     def traceparent(self) -> str:
-        """Return the name of the span in W3C's trace context, for other services."""
+        """Return the name of the span for other services, in the format of W3C's trace context."""
 
     def end(self, story: RequestRecord, operation: str, further: Mapping[str, Any]) -> None:
-        """End the span. `operation` is OpenTelemetry's name for the kind of request; `further` are attributes of the
-        protocol by which the request came."""
+        """End the span. `operation` is OpenTelemetry's name for the kind of request. `further` are attributes of the
+        protocol over which the request came."""
 
 
 class Tracing(Protocol):
-    """Makes spans and sends them."""
+    """Creates spans and sends them."""
 
     def begin(self, carrier: Mapping[str, str]) -> RequestSpan:
-        """Begin a span, in the trace that the headers in `carrier` name, if any."""
+        """Begin a span, in the trace that the headers in `carrier` name, if they name one."""
 
     def close(self) -> None:
-        """Send the spans that were not sent yet. Idempotent; may take a few seconds."""
+        """Send the spans that are not sent yet. Idempotent; may take a few seconds."""
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` are in
-    the form of ASGI."""
+    """Return the headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` have the
+    form that ASGI defines."""
     return {name.decode(): value.decode("latin-1") for name, value in headers if name in _TRACE_HEADERS}

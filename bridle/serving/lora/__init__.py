@@ -1,1 +1,1 @@
-"""LoRA adapters of served models: configuration, registry, and the adapter that a request names."""
+"""LoRA adapters of served models: configuration, registry, and resolving the adapter that a request names."""

@@ -1,12 +1,12 @@
-"""The adapters of one model, by name. Every front end uses this registry before it lets a request choose an adapter.
+"""The adapters of one model, by name. A front end uses this registry before it lets a request choose an adapter.
 
     info = await asyncio.to_thread(registry.add, "french", "/adapters/french")  # looks at the files
     await registry.ready("french")                                              # read, checked, in memory
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
-Each name means the same weights while it is registered. If a name gets other weights, the engine gets a new key,
-because its caches must never mix two adapters. A `LoRAStore` manages the weights and their users; this module reads no
-weights.
+A name means the same weights as long as it is registered. If a name gets other weights, the engine gets a new key for
+it, because its caches must never mix two adapters. A `LoRAStore` manages the weights and their users; this module does
+not read weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.AS
 
 
 def is_address(name: str) -> bool:
-    """Return whether a client sent an address instead of a model's name."""
+    """Return whether a client sent an address in place of a model's name."""
     return name[:8].lower().startswith(_SCHEMES)
 
 
@@ -45,9 +45,9 @@ def is_address(name: str) -> bool:
 class AdapterInfo:
     """The state of an adapter at one moment.
 
-    `source` is its folder or hub id, and `targets` are the kinds of layers that it changes (`q_proj`, ...). `num_bytes`
-    is the memory of its weights. If its state is `failed`, `error` is the reason. `num_users` counts the requests that
-    use the adapter or wait for it.
+    `source` is its folder or hub id. `targets` are the kinds of layers that it changes (`q_proj`, ...). `num_bytes` is
+    the memory of its weights, in bytes. `error` is the reason if its state is `failed`. `num_users` is the number of
+    requests that use the adapter or wait for it.
     """
 
     name: str
@@ -62,23 +62,24 @@ class AdapterInfo:
 
 
 class LoRAStore(Protocol):
-    """Keeps the adapters of a model in memory, by the registry's keys. The methods may be called from any thread."""
+    """Keeps the adapters of a model in memory, under the keys of the registry. The methods may be called from any
+    thread."""
 
     def check(self, files: AdapterFiles) -> None:
         """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Allow requests to use the adapter from now on. The adapter's weights are not loaded yet."""
+        """Allow requests to use the adapter from now on. The weights of the adapter are not loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Remove the adapter: no new request may use it. The adapter's memory is freed once its last user has ended."""
+        """Remove the adapter. No new request may use it. Its memory is freed when its last user has ended."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to load the adapter. The future is done when the adapter is in memory, and fails if it cannot be
-        loaded."""
+        """Begin to load the adapter. The future completes when the adapter is in memory, and fails if the adapter
+        cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +93,18 @@ class _Entry:
 
 
 class AdapterRegistry:
-    """The adapters of one model by name. `base_names` mean the model without an adapter: its own name, then its
-    aliases.
+    """The adapters of one model, by name. `base_names` mean the model without an adapter: the model's name, and then
+    its aliases.
 
-    Iterating gives the adapters' names. Thread-safe; only `add` and `replace` may take long.
+    Iterating gives the names of the adapters. All methods are safe from any thread. Only `add` and `replace` may take
+    long.
     """
 
     def __init__(
         self, home: LoRAStore | None = None, base_names: Iterable[str] = (), unpack: Callable[[str], str] | None = None
     ) -> None:
-        """Make an empty registry. `home` is None if the model's backend applies no adapters. `unpack` converts a source
-        that is a file into a folder, for this model."""
+        """Create an empty registry. `home` is None if the model's backend does not support adapters. `unpack` converts
+        a source that is a file into a folder for this model."""
         self._unpack = unpack
         self._home = home
         self._base_names = dict.fromkeys(base_names)
@@ -121,12 +123,12 @@ class AdapterRegistry:
     # -- registered adapters -------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Register an adapter as `name`. `source` is its folder, GGUF file or hub repository.
+        """Register an adapter under the name `name`. `source` is its folder, its GGUF file or its hub repository.
 
-        This reads the files' metadata (and downloads the files first, if `source` is a hub id), so it blocks: call it
-        in a thread. Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is
-        taken or not allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature`
-        if the model's backend applies no adapters. After an error nothing is registered.
+        This reads the metadata of the files and downloads them first if `source` is a hub id. It blocks, so call it in
+        a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is
+        in use or not allowed, `AdapterRefused` for unusable files, and `UnsupportedFeature` if the backend does not
+        support adapters. After an error, nothing is registered.
         """
         self._check_name(name)
         self._check_free(name)
@@ -138,9 +140,9 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def replace(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Register an adapter as `add` does, also under a name that is already registered. Once the new weights are in
-        memory, new requests get them. Requests that have begun keep the old weights to their end. After an error
-        nothing has changed. Blocks until the weights are read."""
+        """Register an adapter as `add` does, but also under a name that is already registered. When the new weights are
+        in memory, new requests use them. Requests that have begun keep the old weights to their end. After an error,
+        nothing has changed. The call blocks until the weights are read."""
         self._check_name(name)
         if name not in self._entries:
             self._check_free(name)
@@ -158,8 +160,8 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def _put(self, name: str, entry: _Entry) -> None:
-        """Set the weights of a name. The weights before them stay for requests that were made with these and have not
-        begun; even earlier weights are removed."""
+        """Set the weights for a name. The previous weights stay for requests that were created with them and have not
+        begun; even older weights are removed."""
         old = self._entries.get(name)
         if old is None:
             self._check_free(name)
@@ -184,7 +186,7 @@ class AdapterRegistry:
         return _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
 
     def remove(self, name: str) -> None:
-        """Remove an adapter. Requests that use it run to their end, then its memory is freed. Raises
+        """Remove an adapter. Requests that use it continue to their end; then its memory is freed. Raises
         `UnknownAdapter`."""
         with self._lock:
             entry, keys = self._find(name), self._keys_of(name)
@@ -203,8 +205,9 @@ class AdapterRegistry:
     # -- use by requests -----------------------------------------------------------------------------------------
 
     def resolve(self, name: str | None) -> str | None:
-        """Return the opaque key for `Request.adapter`; None for the base model. None, the empty name, `PLACEHOLDERS`
-        and the model's own names mean the base model. Raises `UnknownAdapter`, whose message lists the known names."""
+        """Return the opaque key for `Request.adapter`; None for the base model. None, the empty name, the names in
+        `PLACEHOLDERS` and the names of the model itself mean the base model. Raises `UnknownAdapter`; the message lists
+        the known names."""
         if not name:
             return None
         entry = self._entries.get(name)
@@ -221,21 +224,21 @@ class AdapterRegistry:
         self._base_names.update(dict.fromkeys(names))
 
     async def ready(self, name: str) -> AdapterInfo:
-        """Wait until the adapter is read, checked and in memory; loading begins if necessary. A request does not need
+        """Wait until the adapter is read, checked and in memory. Loading begins if necessary. A request need not call
         this, because it waits in the engine. Raises `UnknownAdapter`, or the reason why the adapter cannot be loaded
-        (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
+        (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)
 
     def fetch(self, name: str) -> Future[None]:
-        """Return a future that is done when the adapter is in memory, and fails if the adapter cannot be loaded. For
+        """Return a future that completes when the adapter is in memory, and fails if the adapter cannot be loaded. For
         threads."""
         entry = self._find(name)
         return entry.home.fetch(entry.key)
 
     def is_in_memory(self, name: str) -> bool:
-        """Return whether the adapter is in memory, so that `ready` would not wait. Raises `UnknownAdapter`."""
+        """Return whether the adapter is in memory. If it is, `ready` returns at once. Raises `UnknownAdapter`."""
         return self.get(name).state in ("host", "device")
 
     # -- helpers -------------------------------------------------------------------------------------------------

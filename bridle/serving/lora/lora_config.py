@@ -1,8 +1,8 @@
-"""The adapters of a server as its operator configures them: those loaded at the start, and those that may be loaded
-later.
+"""The adapters of a server, as its operator configures them: those that are loaded at the start, and those that may be
+loaded later.
 
-The operator names adapters as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A client's name can
-mean only a named adapter, a folder under the adapters' folder, or an allowed hub id.
+The operator names adapters as `[MODEL:]NAME=SOURCE[@REVISION]`. A source is a folder or a hub id. A name from a client
+can mean only a named adapter, a folder under the adapters' folder, or an allowed hub id.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder, a GGUF
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """An adapter and its source: a folder, or a hub id at a revision. `model` is the model that the adapter belongs to;
-    None means the first model."""
+    """An adapter and its source, which is a folder or a hub id at a revision. `model` is the model to which the adapter
+    belongs; None means the first model."""
 
     name: str
     source: str
@@ -35,8 +35,9 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """The adapters of a server. `named` are loaded together with their models. Folders under `folder`, and the
-    `hub_ids` (`owner/name`, or `owner/name@rev` for that revision alone), may be loaded later by their names."""
+    """The adapters of a server. The adapters in `named` are loaded together with their models. Folders under `folder`
+    and the `hub_ids` may be loaded later by their names. A hub id is `owner/name`, or `owner/name@rev` for only that
+    revision."""
 
     named: tuple[AdapterSpec, ...] = ()
     folder: Path | None = None
@@ -69,8 +70,8 @@ class AdapterCatalog:
         return self._is_open or model in self._named
 
     def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
-        """Assign each named adapter to its model. `default` is the first model; `canonical` returns the real name of a
-        model for an alias. Raises `InvalidRequest` if an adapter's model does not exist."""
+        """Assign each named adapter to its model. `default` is the first model. `canonical` returns the real name of a
+        model for an alias. Raises `InvalidRequest` if the model of an adapter does not exist."""
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
@@ -81,7 +82,7 @@ class AdapterCatalog:
             self._named.setdefault(model, []).append(spec)
 
     def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
-        """Return the adapter that `source` means: a folder under the adapters' folder, by its name or its full path, or
+        """Return the adapter that `source` means. It is a folder under the adapters' folder (by name or full path), or
         an allowed hub id at that revision. None if the adapter may not be loaded or does not exist."""
         name, at, inline = source.partition("@")
         revision = inline if at and revision is None else revision
@@ -98,8 +99,8 @@ class AdapterCatalog:
         return AdapterSpec(name, name, pinned or revision)
 
     def vector_file(self, source: str) -> Path:
-        """Return the control vector file that `source` means: a GGUF file in the adapters' folder, with or without its
-        ending. Raises `InvalidRequest` if there is no such file."""
+        """Return the control vector file that `source` means: a GGUF file in the adapters' folder, with or without
+        `.gguf`. Raises `InvalidRequest` if there is no such file."""
         if self._vectors is not None:
             for name in (source, f"{source}.gguf"):
                 if (found := self._vectors.find(name)) is not None:
@@ -117,7 +118,7 @@ class AdapterCatalog:
 
 
 def parse_adapter(text: str) -> AdapterSpec:
-    """Parse `[MODEL:]NAME=SOURCE[@REVISION]`. Without `NAME=` the name is that of the folder or hub id. Raises
+    """Parse `[MODEL:]NAME=SOURCE[@REVISION]`. Without `NAME=`, the name is that of the folder or hub id. Raises
     `InvalidRequest`."""
     model, name, source = _split(text.strip())
     if not source or name == "":
@@ -137,7 +138,7 @@ def parse_adapter(text: str) -> AdapterSpec:
 
 
 def _split(text: str) -> tuple[str | None, str | None, str]:
-    """Split the text of an adapter into model, name and source."""
+    """Split an adapter's text into its model, name and source."""
     told, equals, source = text.partition("=")
     if not equals or Path(text).expanduser().is_dir():  # a folder's name may contain any character, also `=`
         return None, None, text
@@ -162,7 +163,7 @@ def is_revision(text: str) -> bool:
 
 
 def _allowed(text: str) -> tuple[str, str | None]:
-    """Parse an allowed hub id. Returns the id and its only allowed revision, None for any."""
+    """Parse an allowed hub id. Returns the id and its only allowed revision (None: any revision)."""
     name, at, revision = text.partition("@")
     if not is_hub_id(name) or (at and not is_revision(revision)):
         raise InvalidRequest(
@@ -173,8 +174,8 @@ def _allowed(text: str) -> tuple[str, str | None]:
 
 
 def unpack_source(config: ModelConfig, source: str) -> str:
-    """Return `source`. If it is a GGUF file, convert it for the model of `config` and return the converted folder.
-    Raises `AdapterRefused`."""
+    """Return `source`. If `source` is a GGUF file, convert it for the model of `config` and return the converted
+    folder. Raises `AdapterRefused`."""
     if not is_adapter_file(source):
         return source
     from bridle.gguf.adapter import unpack_adapter

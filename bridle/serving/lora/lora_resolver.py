@@ -1,11 +1,11 @@
-"""Finds the adapter that a request names, loads it if this is allowed, and waits for it; for any front end.
+"""Finds the adapter that a request names, loads it if this is allowed, and waits for it. All front ends use it.
 
     chosen = registry.choose(body.model, body.adapter)
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter share a single load. If the load fails, its error is kept and answers further requests for
-a while; a request after the files have changed tries again.
+All requests for one adapter share a single load. If the load fails, its error is kept for a while and answers further
+requests. After the files have changed, the next request tries again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Load = asyncio.Task["AdapterInfo"]
 
 
 class LoRAResolver:
-    """Serves one registry of models, from its event loop. `catalog` says which adapters may be loaded. `names_of`
-    returns the names that mean a model without an adapter. `is_taken` returns whether a name belongs to any model.
-    `clock` measures how long ago a load failed."""
+    """Resolves adapters for one registry of models, in the registry's event loop. `catalog` says which adapters may be
+    loaded. `names_of` returns the names that mean a model without an adapter. `is_taken` returns whether a name belongs
+    to any model. `clock` measures how long ago a load failed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LoRAResolver:
         self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
-        """Return whether `fetch` would not wait. Raises `UnknownAdapter`."""
+        """Return whether `fetch` would return at once. Raises `UnknownAdapter`."""
         if not self._is_adapter(model, name):
             return True
         assert name is not None
@@ -63,11 +63,12 @@ class LoRAResolver:
         return False
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
-        """Return the name of the adapter that a request chooses, once it is in memory. None, the empty name and the
-        model's own names mean the model without an adapter; the result is then None.
+        """Return the name of the adapter that a request chooses, after it is in memory. None, the empty name and the
+        names of the model mean the model without an adapter; the result is then None.
 
-        An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an unusable
-        adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
+        An adapter that is in the catalog but not loaded is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an
+        unusable adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, but not
+        the load.
         """
         if not self._is_adapter(model, name):
             return None
@@ -85,9 +86,9 @@ class LoRAResolver:
     async def load(
         self, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
     ) -> AdapterInfo:
-        """Load the adapter that the catalog has as `source`, under the name `name`. If it `replaces` an adapter of this
-        name, requests that have begun keep the old one. Raises `InvalidRequest` for a name that is taken, and
-        `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
+        """Load the adapter that the catalog has as `source`, under the name `name`. With `replaces`, it replaces an
+        adapter of this name. Requests that have begun keep the old one. Raises `InvalidRequest` for a name that is in
+        use, and `AdapterRefused` for an adapter that may not be loaded or is unusable."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"
@@ -116,8 +117,7 @@ class LoRAResolver:
             raise _public(error, name, spec.source) from None
 
     def failure_of(self, model: str, name: str) -> BridleError | None:
-        """Return the error of a failed load of an adapter that a request named, if another attempt now would fail
-        again; otherwise None."""
+        """Return the error of an earlier failed load, if another attempt now would fail again; otherwise None."""
         failure = self._failures.find((model, name), self.clock())
         return None if failure is None else failure.again()
 
@@ -147,7 +147,7 @@ class LoRAResolver:
         await asyncio.shield(load)
 
     def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
-        """Return the catalog's entry for a name. Raises `UnknownAdapter` if there is no entry."""
+        """Return the catalog's entry for a name. Raises `UnknownAdapter` if the catalog has no such entry."""
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
             model.adapters.get(name)  # raises an error that lists the known names
@@ -183,7 +183,7 @@ class LoRAResolver:
         return info
 
     async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
-        """Read a new adapter's weights. An unusable adapter is removed again."""
+        """Read the weights of a new adapter. If the adapter is unusable, it is removed again."""
         try:
             return await model.adapters.ready(name)
         except BridleError:
@@ -197,5 +197,5 @@ class LoRAResolver:
 
 
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
-    """Return the error without local paths, because clients need not know these."""
+    """Return the error without local paths, because clients must not learn these."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)

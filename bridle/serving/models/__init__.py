@@ -1,1 +1,1 @@
-"""Models of a server: registry, loading on demand, memory, adding and removing models."""
+"""Models of a server: their registry, loading on demand, memory, and adding and removing models."""

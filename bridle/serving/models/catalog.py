@@ -1,7 +1,7 @@
-"""Catalog of models that may be loaded when a request names them, in addition to the models that the operator named.
+"""Catalog of models that are loaded when a request names them, in addition to the models that the operator named.
 
-A client's name is looked up, never used as a path. A name can mean a folder or a GGUF file under the models' folder, an
-allowed hub id, or a pulled model if pulled models are allowed. Other names cannot be loaded.
+The name from a client is looked up in the catalog and never used as a path. A name can mean a folder or GGUF file under
+the models' folder, an allowed hub id, or, if permitted, a pulled model. Other names cannot be loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub
 
 
 class ModelCatalog:
-    """Configurations of loadable models, by name. `base` has the load settings; an entry adds the model.
+    """The configurations of loadable models, by name. `base` has the settings for loading; each entry adds its model.
 
-    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
-    is read for each request, so new files need no restart. With `pulled`, models listed by `bridle pull` that are on
-    this machine are loadable too, and also the demo models, which `names` does not list.
+    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path relative to it. The
+    disk is read for each request, so new files need no restart. With `pulled`, models that `bridle pull` has stored on
+    this machine are loadable too. So are the demo models, which `names` does not list.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class ModelCatalog:
         return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
-        """Return the names of all models that can be loaded. If there are too many folders, it returns the first ones.
-        Reads the disk."""
+        """Return the names of all models that can be loaded. If there are too many folders, only the first ones are
+        returned. Reads the disk."""
         folders = [] if self._folders is None else self._folders.names()
         files = [] if self._files is None else self._files.names()
         pulled = [entry.name for entry in installed_entries()] if self.may_pull else []
@@ -63,17 +63,17 @@ class ModelCatalog:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no model can be loaded from this catalog."""
+        """Return whether this catalog allows no model to be loaded."""
         return not (self.has_own or self.may_pull)
 
     @property
     def has_own(self) -> bool:
-        """Return whether the operator configured a models' folder or hub ids."""
+        """Return whether the operator configured a folder of models or hub ids."""
         return bool(self._hub_ids) or self._folders is not None
 
 
 def _pulled(name: str) -> Path | None:
-    """Return the files of a demo model, or of the pulled model of exactly this name."""
+    """Return the files of a demo model, or of the pulled model with exactly this name."""
     if name in DEMO_MODELS:
         return demo_model_path(name)
     entry = find_entry(name)

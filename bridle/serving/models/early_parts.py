@@ -1,5 +1,5 @@
-"""Starts the parts of a model that do not need torch or transformers: the control runtime, which is a separate process,
-and a tokenizer. These parts become ready while torch is imported and weights are read."""
+"""Starts the parts of a model that need neither torch nor transformers: the control runtime, which is a separate
+process, and a tokenizer. These parts become ready while torch is imported and the weights are read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FileState = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EarlyParts:
-    """Parts in preparation for the model in folder `path`. `tokenizer` is None if it has to wait for the libraries.
-    `files` are the files that the parts are made of, with sizes and times of change."""
+    """Parts that are being prepared for the model in the folder `path`. `tokenizer` is None if loading it must wait for
+    the libraries. `files` are the files from which the parts are made, with their sizes and modification times."""
 
     config: ModelConfig
     path: Path
@@ -36,11 +36,12 @@ class EarlyParts:
     files: Sequence[_FileState]
 
     def get_tokenizer(self) -> Tokenizer:
-        """Wait for the tokenizer and return it. Raises the error of a failed read."""
+        """Wait for the tokenizer and return it. Raises the error if reading it failed."""
         return load_tokenizer(self.config, self.path) if self.tokenizer is None else self.tokenizer.result()
 
     def fits(self, config: ModelConfig) -> bool:
-        """Return whether these parts fit `config`, apart from memory settings, and their files have not changed."""
+        """Return whether these parts fit `config` and their files have not changed. Memory settings are not
+        compared."""
         from bridle.model.hub_lookup import folder_of
 
         memory = {name: getattr(config, name) for name in ("kv_memory", "max_kv_memory", "reserved_memory")}
@@ -56,8 +57,8 @@ class EarlyParts:
 
 
 def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
-    """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if the model does not exist or is not
-    supported."""
+    """Begin to prepare the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if the model does not exist
+    or is not supported."""
     from bridle.gguf.folder import weights_of
     from bridle.model.hub_lookup import folder_of
     from bridle.model.pooling.settings import read_pooling

@@ -1,7 +1,7 @@
-"""Creates the parts of a model in this process, and starts an engine over them.
+"""Creates the parts of a model in this process, and starts an engine with them.
 
-The heavy imports (torch, transformers) happen inside the functions, so that other modules of the server can be imported
-and tested without torch and transformers. This module knows nothing of requests.
+The functions import the heavy libraries (torch, transformers) themselves. So other modules of the server can be
+imported and tested without these libraries. This module does not handle requests.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LoadedExecutor(Executor, Protocol):
-    """An executor with a loaded model, in this process or another one. `num_bytes` is the memory that its weights and
-    its KV cache take."""
+    """An executor with a loaded model, in this process or in another one. `num_bytes` is the memory in bytes that its
+    weights and its KV cache take."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +55,7 @@ ExecutorLoader = Callable[[ModelConfig, Report | None, Sampler | None], LoadedEx
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that an engine is made of."""
+    """The parts from which an engine is made."""
 
     tokenizer: Tokenizer
     executor: LoadedExecutor
@@ -79,8 +79,8 @@ def load_parts(
     executors: ExecutorLoader | None,
     early: EarlyParts | None = None,
 ) -> Parts:
-    """Load tokenizer, weights and control runtime; `early` has those that were already begun. If one of them fails, the
-    others are released."""
+    """Load the tokenizer, the weights and the control runtime. `early` has the parts that were already begun. If one of
+    the parts fails, the others are released."""
     report = progress or silent
     from bridle.backends import check_backend, load_executor
 
