@@ -1,7 +1,7 @@
-"""Mapping of bridle's errors to the errors that clients get, in one table for every API.
+"""Maps bridle's errors to the errors that clients get, in one table for all APIs.
 
-Each API has its own names and format for a kind of error. The kind of each error, its HTTP status, and whether a retry
-may help are equal in all APIs.
+Each API has its own names and format for each kind of error. All APIs agree on the kind of an error, on its HTTP
+status, and on whether a retry may help.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_ERROR_CHARS = 4_000
 
 
 class ErrorKind(Enum):
-    """Kind of an error, as the client sees it."""
+    """The kind of an error, as the client sees it."""
 
     UNAUTHORIZED = "unauthorized"
     INVALID = "invalid"  # the request cannot be served in this form
@@ -31,8 +31,8 @@ class ErrorKind(Enum):
 
 
 class MappedError(NamedTuple):
-    """An error as a client gets it. `status` is the HTTP status. If `may_pass`, the cause is not the request itself, so
-    a retry may help."""
+    """An error in the form that a client gets. `status` is the HTTP status. With `may_pass`, the request is not the
+    cause, so a retry may help."""
 
     kind: ErrorKind
     status: int
@@ -82,7 +82,7 @@ def retry_after(error: errors.BridleError) -> float | None:
 
 
 def error_text(error: errors.BridleError, *, hides_bugs: bool = True) -> str:
-    """Return the text of an error for the client, of limited length. Internal errors get a generic text unless
+    """Return the text of an error for the client, limited in length. An internal error gets a generic text, unless
     `hides_bugs` is False."""
     is_hidden = hides_bugs and isinstance(error, errors.InternalError)
     text = "internal error; the server's log has more" if is_hidden else public_text(error)

@@ -1,14 +1,14 @@
 """Every error that bridle raises on purpose.
 
-A message names the invalid value and the limit. `param` names the field of the request, so that every front end can
-report the field in its own error format.
+An error message names the invalid value and the limit. `param` names the field of the request, so that every front end
+can report the field in its own error format.
 """
 
 from __future__ import annotations
 
 
 class BridleError(Exception):
-    """Base of all errors that bridle raises on purpose."""
+    """Base class of all errors that bridle raises on purpose."""
 
     #: Short, stable name of the kind of error; front ends map it to their own error types.
     code = "error"
@@ -19,7 +19,7 @@ class BridleError(Exception):
 
 
 class InvalidRequest(BridleError, ValueError, code="invalid_request"):
-    """The request cannot be served in this form. `param` names the field at fault, if there is one."""
+    """The request cannot be served in this form. `param` names the invalid field, if there is one."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class InvalidRequest(BridleError, ValueError, code="invalid_request"):
 
 
 class UnknownKeyword(InvalidRequest, TypeError, code="unknown_keyword"):
-    """A Python call was given an unknown keyword; the message has the most similar known one."""
+    """A Python call has an unknown keyword; the message names the most similar known keyword."""
 
 
 class ContextOverflow(InvalidRequest, code="context_length_exceeded"):
@@ -44,7 +44,7 @@ class TemplateFailure(InvalidRequest, code="template_error"):
 
 
 class UnknownModel(InvalidRequest, code="model_not_found"):
-    """No model with this name is served; the message lists the served ones."""
+    """The server has no model with this name; the message lists the served models."""
 
 
 class UnknownAdapter(InvalidRequest, code="adapter_not_found"):
@@ -57,12 +57,12 @@ class UnknownControlVector(InvalidRequest, code="control_vector_not_found"):
 
 class AdapterRefused(InvalidRequest, code="adapter_refused"):
     """An adapter cannot be applied: its files are damaged, malicious, made for another model, or of a kind that would
-    give wrong results. The message names the part at fault and the reason."""
+    give wrong results. The message names the invalid part and the reason."""
 
 
 class MediaRefused(InvalidRequest, code="media_refused"):
     """An image, a sound or a video cannot be used: it is damaged, malicious, of an unsupported kind, or exceeds a
-    limit. The message names the rule, and never contains a library's own message."""
+    limit. The message names the rule, and never contains the message of another library."""
 
     def __init__(self, message: str, param: str | None = "image") -> None:
         super().__init__(message, param)
@@ -93,7 +93,7 @@ class UnknownCache(InvalidRequest, code="cache_not_found"):
 
 
 class UnknownStream(InvalidRequest, code="unknown_stream"):
-    """No stream can be resumed under this key from this position: the stream was dropped, or never existed."""
+    """No stream can be resumed with this key from this position: the stream was dropped, or it never existed."""
 
 
 class UnsupportedModel(BridleError, code="unsupported_model"):
@@ -101,8 +101,8 @@ class UnsupportedModel(BridleError, code="unsupported_model"):
 
 
 class ModelUnavailable(BridleError, code="model_unavailable"):
-    """A known model cannot be served now: it is still loading, could not be loaded, or there is no room for it next
-    to the models in use. `retry_after` is a hint in seconds."""
+    """A known model cannot be served now. It is still loading, it could not be loaded, or the loaded models leave no
+    room for it. `retry_after` is the number of seconds after which a retry may help."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ class ModelUnavailable(BridleError, code="model_unavailable"):
 
 
 class Unauthorized(BridleError, code="unauthorized"):
-    """The request has no valid key, or the key's owner may not make this request."""
+    """The request has no valid API key, or the owner of the key may not make this request."""
 
 
 class OutOfBlocks(BridleError, code="out_of_blocks"):
@@ -118,7 +118,8 @@ class OutOfBlocks(BridleError, code="out_of_blocks"):
 
 
 class Overloaded(BridleError, code="overloaded"):
-    """The server accepts no further request now. `retry_after` is a hint in seconds."""
+    """The server accepts no further requests now. `retry_after` is the number of seconds after which a retry may
+    help."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -126,7 +127,7 @@ class Overloaded(BridleError, code="overloaded"):
 
 
 class ControllerError(BridleError, code="controller_error"):
-    """A controller failed or violated a rule; only its own request ends. `logs` is the end of the controller's log, if
+    """A controller failed or violated a rule. Only its own request ends. `logs` is the end of the controller's log, if
     known."""
 
     logs: str = ""
@@ -137,7 +138,7 @@ class ControllerTimeout(ControllerError, code="controller_timeout"):
 
 
 class ControllerDeadlock(ControllerError, code="controller_deadlock"):
-    """All outputs of a request wait, and no event can end their waits."""
+    """All outputs of a request wait, and no event can end any of these waits."""
 
 
 class ControllerTrap(ControllerError, code="controller_trap"):
@@ -145,16 +146,17 @@ class ControllerTrap(ControllerError, code="controller_trap"):
 
 
 class ToolFailed(ControllerError, code="tool_failed"):
-    """A tool gave no usable answer: it failed, was late, returned too much, or does not exist. Raised where a
-    controller reads the answer; the output ends unless the controller catches the error."""
+    """A tool gave no usable result: it failed, was late, returned too much, or does not exist. The error is raised
+    where a controller reads the result. The output ends unless the controller catches the error."""
 
 
 class ControllerUnavailable(ControllerError, code="controller_unavailable"):
-    """The runtime that hosts controllers does not run, or failed by itself. A retry may help."""
+    """The runtime that hosts controllers is not running, or has failed. A retry may help."""
 
 
 class ShardUnavailable(BridleError, code="shard_unavailable"):
-    """The process that runs the model has ended or does not answer. `retry_after` is a hint in seconds."""
+    """The process that runs the model has ended or does not answer. `retry_after` is the number of seconds after which
+    a retry may help."""
 
     retry_after = 1.0
 
@@ -164,7 +166,7 @@ class DeviceLost(ShardUnavailable):
 
 
 class ConnectionLost(BridleError, code="connection_lost"):
-    """The server cannot be reached, or the connection broke and could not be established again."""
+    """The server cannot be reached, or the connection broke and could not be restored."""
 
 
 class RemoteError(BridleError):
@@ -178,7 +180,7 @@ class RemoteError(BridleError):
 
 
 class ProtocolError(BridleError, code="protocol_error"):
-    """A peer sent a message that its wire format does not allow."""
+    """A peer sent a message that the wire format does not allow."""
 
 
 class RequestCancelled(BridleError, code="cancelled"):
@@ -186,8 +188,7 @@ class RequestCancelled(BridleError, code="cancelled"):
 
 
 class IncompleteOutput(BridleError, code="incomplete_output"):
-    """An output ended before it was a complete object; a larger `max_tokens` may help. `text` is the incomplete
-    text."""
+    """An output ended before its object was complete; a larger `max_tokens` may help. `text` is the incomplete text."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -203,11 +204,11 @@ class EngineClosed(BridleError, code="engine_closed"):
 
 
 class EngineFailed(EngineClosed, code="engine_failed"):
-    """The engine failed while, or before, the request ran. A server restarts the engine: `retry_after` is a hint in
-    seconds."""
+    """The engine failed while, or before, the request ran. A server restarts the engine: `retry_after` is the number of
+    seconds after which a retry may help."""
 
     retry_after = 1.0
 
 
 class InternalError(BridleError, code="internal_error"):
-    """A bug in bridle. Please report the message with the surrounding log."""
+    """A bug in bridle. Please report the message together with the log around it."""

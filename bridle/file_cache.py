@@ -1,9 +1,9 @@
-"""Files of the cache folder, which can be created again at any time. They are written atomically, and used only if
-their digest is right. If all files together exceed a limit, the least recently used ones are removed.
+"""Files in the cache folder, which can be created again at any time. Files are written atomically, and are used only if
+their digest is right. If all files together exceed a limit, the least recently used files are removed.
 
-An entry is a short text that describes it, and a long byte string. Both have digests. An entry that is missing,
-damaged, or made by another version or for other inputs is not found. Several processes may read and write the same
-entries.
+An entry is a short text that describes it, and a long string of bytes (its data). Both have digests. A missing or
+damaged entry is not found, and neither is one of another version or for other inputs. Several processes may read and
+write the same entries.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ _DRAFT, _SUFFIX = ".draft-", ".entry"
 
 
 def cache_folder() -> Path:
-    """Return the folder of all cached files: `$BRIDLE_CACHE`, or a folder in the user's cache."""
+    """Return the folder of all cached files: `$BRIDLE_CACHE`, or else a folder in the user's cache."""
     own = os.environ.get("BRIDLE_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
 
 
 def cache_limit() -> int:
-    """Return the number of bytes that entries may take, from the environment. Raises `InvalidRequest` for an invalid
-    value."""
+    """Return the limit in bytes for all entries, from the environment. Raises `InvalidRequest` for an invalid value."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
@@ -65,7 +64,7 @@ def cache_limit() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheFile:
-    """An entry on the disk. `used` is the time of its last use, as a Unix time."""
+    """An entry on disk. `used` is when the entry was last used, as a Unix time."""
 
     path: Path
     num_bytes: int
@@ -73,19 +72,19 @@ class CacheFile:
 
 
 class FileCache:
-    """Entries of one kind, in a folder of their own. The name of an entry has a digest of all inputs that determine
+    """Entries of one kind, in a separate folder. The name of an entry contains a digest of all inputs that determine
     it."""
 
     def __init__(self, kind: str) -> None:
         self.folder = cache_folder() / kind
 
     def path(self, name: str, key: bytes) -> Path:
-        """Return the file of an entry. `name` makes the file name readable."""
+        """Return the file of an entry. `name` makes the name of the file readable."""
         digest = hashlib.blake2b(key, digest_size=16).hexdigest()
         return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:60]}-{digest}{_SUFFIX}"
 
     def read_text(self, path: Path) -> bytes | None:
-        """Return the text of an entry; None if there is no valid one. Its data are not read."""
+        """Return the text of an entry; None if there is no valid entry. The data of the entry is not read."""
         with _opened(path) as file:
             found = None if file is None else _read_text(file)
         return None if found is None else found[0]
@@ -108,8 +107,8 @@ class FileCache:
         return found[0], data
 
     def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
-        """Write an entry, unless there is no room for it. Parts follow each other without gaps. Returns whether the
-        entry exists afterwards; if it does not, only the log has the reason."""
+        """Write an entry, unless there is no room for it. The parts of the data are written one after the other,
+        without gaps. Returns whether the entry exists afterwards. If it does not, the reason is only in the log."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
         if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False
@@ -136,8 +135,8 @@ def entries() -> list[CacheFile]:
 
 
 def remove_oldest(limit: int) -> int:
-    """Remove entries, the least recently used first, until all take at most `limit` bytes. Also remove files of writers
-    that were killed. Returns the number of freed bytes."""
+    """Remove entries, the least recently used first, until all together take at most `limit` bytes. This also removes
+    files of writers that were killed. Returns the number of freed bytes."""
     freed = _remove_drafts()
     found = entries()
     left = sum(entry.num_bytes for entry in found)
@@ -166,7 +165,7 @@ def _remove_drafts() -> int:
 
 @contextlib.contextmanager
 def _draft(folder: Path) -> Iterator[Any]:
-    """Yield a file with a temporary name. It is removed afterwards unless it was renamed."""
+    """Yield a file with a temporary name. The file is removed afterwards, unless it was renamed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=_DRAFT, delete=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -213,8 +212,8 @@ def write_all_bytes(file: int, data: Bytes, at: int) -> int:
 
 
 def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
-    """Return the text, the number of data bytes after it, and their sums; None for a file that this module did not
-    write."""
+    """Return the text of an entry's file, the size of its data in bytes, and its checksums. None if this module did not
+    write the file."""
     try:
         head = os.pread(file, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -255,7 +254,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
 
 
 def _begin(length: int, size: int) -> int:
-    """Return the offset at which the data begin."""
+    """Return the offset at which the data begins."""
     head = _HEAD.size + length + 8 * _num_sums(size)
     return -(-head // _ALIGNMENT) * _ALIGNMENT
 
@@ -265,7 +264,7 @@ def _num_sums(size: int) -> int:
 
 
 class _Sums:
-    """The sums of pieces of `PIECE_BYTES` bytes, for data that come in parts of any size."""
+    """Checksums of pieces of `PIECE_BYTES` bytes, for data that arrives in parts of any size."""
 
     def __init__(self) -> None:
         self._found: list[int] = []
@@ -285,7 +284,8 @@ class _Sums:
 
 
 def _sum(piece: Bytes) -> int:
-    """Return a sum that depends on every bit, at the speed of memory. It detects damage, not forgery."""
+    """Return a checksum that depends on every bit, computed as fast as memory is read. A checksum detects damage, but
+    not forgery."""
     whole = piece.nbytes // 8 * 8
     words = piece[:whole].view(np.uint64)
     middle = len(words) // 2

@@ -1,4 +1,4 @@
-"""Imports a package's names when they are first used, so that a process that needs one module does not load all."""
+"""Imports a package's names when they are first used. So a process that needs one module does not load all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """Return a package's `__getattr__` and `__all__` from the names that its modules define, separated by spaces."""
+    """Return the `__getattr__` and `__all__` of a package. For each module, the names that it defines are given in one
+    string, separated by spaces."""
     homes = {name: f"{package}.{module}" for module, found in names.items() for name in found.split()}
 
     def load(name: str) -> Any:

@@ -9,8 +9,8 @@ _SOURCE = "<literal>"
 
 
 def parse_expression(text: str) -> ast.expr:
-    """Return the syntax tree of `text`. Raises the errors of `ast.parse`, but never warns, because the operator cannot
-    correct an odd escape or number in a client's text."""
+    """Return the syntax tree of `text`. Raises the errors of `ast.parse`. Warnings are suppressed, because the operator
+    cannot correct an odd escape in a client's text."""
     # Add a filter for this source only. `catch_warnings` would replace the filters of every thread.
     warnings.filterwarnings("ignore", module=_SOURCE)
     return ast.parse(text, _SOURCE, mode="eval").body

@@ -1,8 +1,8 @@
-"""Reports the progress of a long task: with a moving bar on a terminal, elsewhere with lines on standard error or in
-the log, at reasonable intervals.
+"""Reports the progress of a long task. A terminal shows a moving bar; otherwise lines go to standard error or to the
+log from time to time.
 
-This module does not know models. Loading code calls a `Report` with its current stage and its progress from 0 to 1. A
-separate stage, such as a download before loading, begins at 0 again.
+This module does not depend on models. Code that loads something calls a `Report` with its current stage and its
+progress, from 0 to 1. The progress of a separate stage, such as a download before loading, begins at 0 again.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _watching: ContextVar[Report | None] = ContextVar("watching", default=None)
 
 
 def silent(stage: str, share: float) -> None:
-    """Report nothing. A `Report` for tasks without a display."""
+    """Report nothing. A `Report` that shows nothing."""
 
 
 def part_of(begin: float, end: float, share: float) -> float:
-    """Return the overall progress of a stage that covers the range from `begin` to `end` of the whole. The result is
-    exactly `begin` or `end` if `share` is 0 or 1."""
+    """Return the overall progress when a share `share` of a stage is done. The stage covers the range from `begin` to
+    `end`. The result is exactly `begin` if `share` is 0, and exactly `end` if `share` is 1."""
     return begin * (1.0 - share) + end * share
 
 
 class LoggedSteps:
-    """A `Report` that writes a line at the begin and at the end, and now and then between. Stages that follow quickly
-    are lines for debugging."""
+    """A `Report` that writes log lines at the beginning and at the end, and from time to time between. Stages that
+    follow each other quickly are logged at the debug level."""
 
     def __init__(self, title: str, log: logging.Logger = _log, clock: Callable[[], float] = time.monotonic) -> None:
         self._title, self._log, self._clock = title, log, clock
@@ -67,8 +67,8 @@ class LoggedSteps:
 
 
 class PrintedSteps:
-    """A `Report` that prints a line at least every `silence` seconds, from a thread, even if no progress is reported. A
-    task that ends sooner prints nothing."""
+    """A `Report` that prints a line at least every `silence` seconds, even if no progress is reported. A thread prints
+    these lines. A task that ends sooner prints nothing."""
 
     def __init__(self, title: str, console: Console, silence: float = _SILENCE) -> None:
         self._title, self._console, self._silence = title, console, silence
@@ -94,7 +94,7 @@ class PrintedSteps:
             )
 
     def line(self, seconds: float) -> str:
-        """Return the line that is printed after `seconds`."""
+        """Return the line to print after `seconds` seconds."""
         stage = f": {self._stage}, {100 * self._share:.0f}%" if self._stage else ""
         return f"{self._title}{stage}, {seconds:.0f} s so far"
 
@@ -103,9 +103,9 @@ class PrintedSteps:
 def shown(
     title: str, *, is_wanted: bool = True, prints: bool = False, console: Console | None = None
 ) -> Iterator[Report]:
-    """Yield a `Report` that moves a bar on standard error, which disappears at the end. If standard error is not a
-    terminal, lines are written to the log, or with `prints` to standard error. Downloads within the block are reported
-    as well. If `is_wanted` is False, nothing is shown."""
+    """Yield a `Report` that moves a bar on standard error; the bar disappears at the end. If standard error is not a
+    terminal, lines are written to the log, or to standard error if `prints` is set. Downloads inside the block are
+    reported too. If `is_wanted` is False, nothing is shown."""
     if not is_wanted:
         yield silent
         return

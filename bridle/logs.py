@@ -1,9 +1,9 @@
 """Logs in structlog's formats: readable lines on a terminal, JSON elsewhere.
 
-On a terminal a request's line has only five fields; the formats `full` and `json` have all fields.
+On a terminal, the log line of a request has only five fields; the formats `full` and `json` have all fields.
 
-A process passes its format to its child processes in environment variables (`log_variables`). So all lines of a server
-have the same format, including those of its control runtime, shards and replicas.
+A process passes its log format to its child processes in environment variables (`log_variables`). So all lines of a
+server have the same format, including those of its control runtime, shards and replicas.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ shown: dict[str, str] = {}
 
 
 def hide_variables() -> None:
-    """Leave the variables of functions out of tracebacks, if the program has not configured structlog. They contain
-    prompts and answers, and structlog takes seconds to show them."""
+    """Leave local variables of functions out of tracebacks, unless the program has configured structlog itself. Local
+    variables contain prompts and answers, and structlog takes seconds to print them."""
     import structlog
 
     if not structlog.is_configured():
@@ -40,7 +40,7 @@ def hide_variables() -> None:
 
 
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
-    """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
+    """Set up logging for a whole process: for bridle, and for the libraries that it uses."""
     import structlog
 
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
@@ -82,8 +82,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
 
 
 def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
-    """Reduce a request's line to route, status, model, tokens (prompt + output), seconds, and the error if there is
-    one. A request over a WebSocket has no status but a finish reason."""
+    """Reduce the log line of a request to route, status, model, tokens (prompt + output), seconds, and the error if
+    there is one. A request over a WebSocket has a finish reason instead of a status."""
     if line.get("event") != "request" or "route" not in line:
         return line
     kept = {name: line[name] for name in ("timestamp", "level", "event", "route") if name in line}
@@ -99,14 +99,14 @@ def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
 
 
 def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
-    """Add the fields of a request's line under their names of the last release."""
+    """Add the fields of a request's log line under the names that they had in the last release."""
     if line.get("event") == "request":
         line.update({old: line[new] for old, new in LOG_FIELDS.items() if new in line})
     return line
 
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:
-    """Set up logging as the parent process requested, or with `default` if it did not request a format."""
+    """Set up logging in the format that the parent process requested, or else in the format `default`."""
     log_format, level = os.environ.get(_FORMAT), os.environ.get(_LEVEL)
     configure_logs(
         # the value is one of the formats
@@ -116,13 +116,13 @@ def configure_logs_as_told(default: LogFormat = "auto") -> None:
 
 
 def log_variables() -> dict[str, str]:
-    """Return the environment variables that make a child process log in the same format as this one."""
+    """Return the environment variables that make a child process log in the same format as this process."""
     return dict(shown)
 
 
 def log_failures() -> None:
-    """Log uncaught exceptions and warnings instead of printing them, in a process of bridle itself. In readable logs a
-    traceback has Python's own format."""
+    """Log uncaught exceptions and warnings instead of printing them. Only for processes that belong to bridle. In
+    readable logs, a traceback has Python's own format."""
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if shown.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):
@@ -144,7 +144,8 @@ _log = logging.getLogger("bridle")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Writes to the current standard error. While a progress bar moves, lines are printed above the bar."""
+    """Writes to the value that `sys.stderr` has at that moment. While a progress bar moves, lines are printed above the
+    bar."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -159,7 +160,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Return whether a record reports more than a request that was cancelled because the server ended."""
+    """Return whether a log record reports more than a request that was cancelled because the server ended."""
     from asyncio import CancelledError
 
     return record.exc_info is None or not isinstance(record.exc_info[1], CancelledError)

@@ -1,7 +1,7 @@
-"""The results of a request: events while it runs, and the outputs that the events make up.
+"""Results of a request: events while it runs, and the outputs that are built from these events.
 
 Every front end (HTTP, LMTP, the Python API) reads the same events and converts them to its own format. Events are plain
-data. Positions count generated tokens of one output, from 0.
+data. Positions count the generated tokens of one output, from 0.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.CONTROLLER})
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability (natural logarithm) of one token, and the best alternatives, best first.
+    """Log-probability (natural logarithm) of one token, and of its most probable alternatives, best first.
 
-    `top` holds (token, log-probability) pairs. `rank` counts from 1; None if it was not computed. `text` is the token's
-    own text, `top_texts` are the texts of `top`; an engine with a tokenizer fills in the texts.
+    `top` has (token, log-probability) pairs. `rank` is the token's rank by probability, from 1; None if it was not
+    computed. `text` is the text of the token, and `top_texts` are the texts of the tokens in `top`. An engine with a
+    tokenizer fills in these texts.
     """
 
     token: int
@@ -57,8 +58,8 @@ class Logprob:
 
 @dataclass(slots=True)
 class Usage:
-    """Exact counts of one output. `completion_tokens` counts the sampled and forced tokens that were not rolled
-    back. `constraint` is measured only on request."""
+    """Exact token counts of one output. `completion_tokens` counts the sampled and forced tokens that were not rolled
+    back. `constraint` is measured only if the request asks for it."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
@@ -79,7 +80,7 @@ class Usage:
         return self.drafted_tokens - self.accepted_tokens
 
     def predictions(self) -> dict[str, int]:
-        """Return the counts of draft tokens, from any proposer, in OpenAI's fields."""
+        """Return the counts of draft tokens, from all proposers, under OpenAI's field names."""
         return {
             "accepted_prediction_tokens": self.accepted_tokens,
             "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
@@ -90,12 +91,12 @@ class Usage:
         return {} if self.constraint is None else {"constraint": self.constraint.to_dict()}
 
     def fields(self) -> dict[str, Any]:
-        """Return all counts by name, for protocols that have no names of their own for the counts."""
+        """Return all counts by name, for protocols that define no names for them."""
         counts = {name: getattr(self, name) for name in TOKEN_KINDS.values()}
         return counts | self.predictions() | self.constraint_fields()
 
     def add(self, other: Usage) -> None:
-        """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""
+        """Add the counts of `other`. The usage of a request is the sum over its outputs."""
         for name in TOKEN_KINDS.values():
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.constraint is not None:
@@ -111,8 +112,8 @@ TOKEN_KINDS = {name.removesuffix("_tokens"): name for name in Usage.__slots__ if
 class Event:
     """An event of output `index` of request `request_id`.
 
-    Events are not frozen, because freezing costs a microsecond for each of thousands of events per second. They are
-    never changed after they were made.
+    Events are not frozen, because freezing costs a microsecond per event and there are thousands of events per second.
+    An event must not be changed after it was created.
     """
 
     request_id: str
@@ -121,11 +122,12 @@ class Event:
 
 @dataclass(slots=True)
 class PromptEvent(Event):
-    """The prompt was computed. The event has the number of cached tokens, and log-probabilities if requested.
+    """The prompt was computed. The event has the number of cached tokens, and the log-probabilities of the prompt if
+    they were requested.
 
-    `logprobs[i]` belongs to prompt token i; the first is None. `opening` is how many seconds the creation of the
-    controller took, `queued` how many seconds the request then waited for room. Sent once per request, before any
-    token.
+    `logprobs[i]` belongs to prompt token i; `logprobs[0]` is None. `opening` is the time in seconds to create the
+    controller. `queued` is the time in seconds that the request then waited for room. The event is sent once for each
+    request, before any token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -137,9 +139,9 @@ class PromptEvent(Event):
 
 @dataclass(slots=True)
 class PromptProgress(Event):
-    """A part of the prompt was computed: `num_computed` tokens so far, in addition to `num_cached` tokens found in the
-    prefix cache. Sent after each step that leaves a part of the prompt to compute. Readers of a stream get this event
-    only on request (`EventStream.with_progress`); `EventStream.prompt` is the latest one."""
+    """Part of the prompt was computed: `num_computed` tokens so far. A further `num_cached` tokens came from the prefix
+    cache. The event is sent after each step that leaves part of the prompt to compute. Readers of a stream get this
+    event only on request (`EventStream.with_progress`). `EventStream.prompt` is the latest of these events."""
 
     num_computed: int = 0
     num_cached: int = 0
@@ -147,8 +149,8 @@ class PromptProgress(Event):
 
 @dataclass(slots=True)
 class TokenEvent(Event):
-    """One more token. `text` is the text that became certain with the token. Text that may still be part of a stop
-    string or of an unfinished character comes with a later event."""
+    """One more token. `text` is the text that became final with the token. Text that may still be part of a stop string
+    or of an unfinished character comes with a later event."""
 
     token: int = 0
     text: str = ""
@@ -158,7 +160,7 @@ class TokenEvent(Event):
 
 @dataclass(slots=True)
 class Rewind(Event):
-    """The last `num_tokens` tokens and `num_chars` characters already sent for this output are rolled back."""
+    """The last `num_tokens` tokens and `num_chars` characters that were sent for this output are rolled back."""
 
     num_tokens: int = 0
     num_chars: int = 0
@@ -166,8 +168,8 @@ class Rewind(Event):
 
 @dataclass(slots=True)
 class Forked(Event):
-    """Output `index` was created as a copy of `parent`, which had `num_tokens` tokens and the released text `text` at
-    that time."""
+    """Output `index` was created as a copy of output `parent`. At that time, `parent` had `num_tokens` tokens and the
+    released text `text`."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -183,7 +185,7 @@ class Log(Event):
 
 @dataclass(slots=True)
 class Stored(Event):
-    """A controller wrote a shared variable, or appended `value` to it."""
+    """A controller set a shared variable to `value`, or appended `value` to it."""
 
     name: str = ""
     value: bytes = b""
@@ -192,37 +194,37 @@ class Stored(Event):
 
 @dataclass(slots=True)
 class Embedded(Event):
-    """The vector of a prompt, which has length 1."""
+    """The vector of a prompt, scaled to length 1."""
 
     vector: array[float] = field(default_factory=lambda: array("f"))
 
 
 @dataclass(slots=True)
 class Resuming(Event):
-    """The device that computed this output is lost; the output continues once a device is available again. Sent only to
-    requests that ask for it."""
+    """The device that computed this output is lost. The output continues when a device is available again. The event is
+    sent only to requests that ask for it."""
 
 
 @dataclass(slots=True)
 class Traced(Event):
     """A record of the output's trace, sent to requests that ask for a trace. There may be several records for one
-    token, and they come before the events that they describe. Until it is read, `told` is a function that makes the
-    record."""
+    token. They come before the events that they describe. `told` is the record, or a function that creates the record
+    when it is first read."""
 
     told: Record | Later
 
     @property
     def record(self) -> Record:
-        """Return the record, made on first use."""
+        """Return the record, which is created on first use."""
         self.told = record = made(self.told)
         return record
 
 
 @dataclass(slots=True)
 class Finished(Event):
-    """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token or the
-    string that ended it, `error` the error that ended it. `is_last` says that the whole request is over. `held` is how
-    many seconds the controller held up the output."""
+    """The output is complete. No further event follows for it. `text` is text that was held back until now. `stop` is
+    the token or the string that ended the output; `error` is the error that ended it. `is_last` says that the whole
+    request has ended. `held` is the time in seconds that the output waited for its controller."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
@@ -235,7 +237,8 @@ class Finished(Event):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A function that the model calls; `arguments` is JSON text, and the client sends the result back under `id`."""
+    """A function that the model calls. `arguments` is JSON text. The client sends the result back with the same
+    `id`."""
 
     name: str
     id: str
@@ -244,14 +247,14 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ChatMessage:
-    """A parsed output of a conversation: the model's reasoning, its text, and the functions that it calls."""
+    """The parsed output of a conversation: the model's reasoning, its text, and the functions that it calls."""
 
     thoughts: str = ""
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
-        """Return the message for a notebook: reasoning is pale, and calls are below the text."""
+        """Return the message as HTML for a notebook. Reasoning is pale, and tool calls are below the text."""
         calls = [f"{call.name}({call.arguments})" for call in self.calls]
         thoughts = f"{self.thoughts}\n" if self.thoughts else ""
         return page_of(None, thoughts, ["\n".join(filter(None, [self.content, *calls]))], [0])
@@ -259,10 +262,10 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the parsed
-    text, once a conversation's output has ended. `score` is the score of a beam: the sum of its log-probabilities,
-    divided by its length to the power of the length penalty. `seed` is the seed of a request that repeats this output
-    alone. Beams, and forks of a controller among several outputs, have no seed."""
+    """One output of a request, finished or still growing. `text` is the whole text of the model. For a conversation,
+    `message` is the parsed text after the output has ended. `score` is the score of a beam: the sum of its
+    log-probabilities, divided by its length to the power of the length penalty. `seed` is the seed with which a request
+    repeats only this output. Beams have no seed, and neither do forks of a controller among several outputs."""
 
     index: int
     text: str = ""
@@ -278,7 +281,7 @@ class CompletionOutput:
     seed: int | None = None
 
     def _repr_html_(self) -> str:
-        """Return the text for a notebook. The origin of its tokens is shown by the whole `RequestOutput`."""
+        """Return the text as HTML for a notebook. Only the whole `RequestOutput` shows the origin of its tokens."""
         return page_of(None, "", [self.text], [self.index])
 
 
@@ -288,7 +291,7 @@ OPTIONS = "bridle.options"
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All outputs of one request, in order of their index."""
+    """All outputs of one request, in the order of their index."""
 
     request_id: str
     prompt: str | None
@@ -306,7 +309,7 @@ class RequestOutput:
         return self.outputs[0].text
 
     def _repr_html_(self) -> str:
-        """Return the output for a notebook; with a trace, tokens are coloured by their origin."""
+        """Return the output as HTML for a notebook. With a trace, tokens are coloured by their origin."""
         texts, indexes = [output.text for output in self.outputs], [output.index for output in self.outputs]
         return page_of(self.trace, self.prompt or "", texts, indexes)
 

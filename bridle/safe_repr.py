@@ -1,8 +1,8 @@
-"""Values in messages: short, and cheap to show whatever their size.
+"""Shows values in messages: the result is short, and cheap to compute for values of any size.
 
-A client may send a list of a million numbers in place of a name. The error shows only the beginning, because writing
-the whole list would take longer than handling the request. Clients also need not know paths on the server's machine.
-Messages of libraries and of the operating system often name files, so only the last part of each path is kept.
+A client may send a list of a million numbers in place of a name. The error shows only the beginning of the list,
+because writing all of it would take longer than handling the request. Clients also must not learn paths on the server's
+machine. Messages of libraries and of the operating system often name files. So only the last part of each path is kept.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Short(Repr):
         return repr(x[: MAX_SHOWN_CHARS + 1])
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
-        """Show the first entries in their own order; the base class would sort all keys."""
+        """Show the first entries in their given order. The base class would sort all keys."""
         if level <= 0 and x:
             return "{...}"
         pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
@@ -55,14 +55,14 @@ _short = _Short()
 
 
 def short_repr(value: object) -> str:
-    """Return the `repr` of a value, cut after some eighty characters."""
+    """Return the `repr` of a value, cut after about eighty characters."""
     text = _short.repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 
 
 def public_text(error: BridleError) -> str:
-    """Return an error's message for a client. A message about the request is unchanged; in all other messages, the
-    server's folders are removed."""
+    """Return an error's message for a client. A message about the request is unchanged. In all other messages, the
+    folders of the server are removed."""
     text = str(error)
     return text if _is_about_the_request(error) else without_folders(text)
 

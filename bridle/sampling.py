@@ -1,5 +1,5 @@
-"""Sampling parameters: one immutable value per request, validated once, at construction. Names and meanings follow
-the OpenAI API and vLLM where those exist. The object is independent of the model: limits that depend on one
+"""Sampling parameters of a request: one immutable value, validated when it is created. Names and meanings follow the
+OpenAI API and vLLM, where they have the parameter. The object does not depend on a model. Limits of the model
 (vocabulary size, context length) are checked when the request is built."""
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Metadata of a field of `SamplingParams`, for all code that lists such fields. `part` says what the field affects:
+    """Metadata of a field of `SamplingParams`, for all code that lists fields. `part` says what the field affects:
     `draw` the choice of a token, `report` the data returned about a token, `output` the whole output. A sampler needs
-    the first two kinds. A controller `may_change` the field for one token. `names` are its names in APIs that use
-    another name; None: the API does not support the field, or sets it by other fields. A number lies `within` two
-    others, and is an integer if these are."""
+    the fields of the first two kinds. With `may_change`, a controller may change the field for one token. `names` are
+    the names of the field in APIs that name it differently. None: the API does not support the field, or sets it by
+    other fields. A number lies `within` two bounds, and must be an integer if the bounds are integers."""
 
     part: Part = "output"
     may_change: bool = False
@@ -74,8 +74,8 @@ def _draw(default: Any, within: tuple[float, float] | None = None, **names: str 
 
 
 def _fixed(default: Any, within: tuple[float, float] | None = None, **names: str | None) -> Any:
-    """Return a field for sampling that is constant for the whole output, because its computation keeps a state or names
-    texts."""
+    """Return a sampling field that must stay constant for the whole output, because its computation keeps a state or
+    names texts."""
     return field(default=default, metadata={"meaning": Meaning("draw", False, names, within)})  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ _ALIKE = 0.7
 
 
 def _unknown(name: str) -> UnknownKeyword:
-    """Return the error for an unknown field, which names the field to use instead."""
+    """Return the error for an unknown field. It names the field to use instead."""
     from bridle.compat.request_fields import BY_NAME
     from bridle.compat.suggestions import nearest
 
@@ -108,21 +108,24 @@ def _unknown(name: str) -> UnknownKeyword:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters of one request. All are validated here; an `InvalidRequest` names the field and the
-    limit.
+    """The sampling parameters of one request. All fields are validated when the object is created. An `InvalidRequest`
+    names the field and the limit.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. `repetition_penalty`
-    looks at prompt and output (CTRL, arXiv 1909.05858), `presence_penalty` and `frequency_penalty` at the output alone
-    (OpenAI). `max_tokens` None means up to the context limit. `logprobs` None reports nothing, 0 the chosen token's
-    log-probability, k also the k best alternatives. `logprobs_mode` `raw` is the model's own distribution, `processed`
-    the one after bias and masks, both before temperature. `prompt_logprobs` is `logprobs` for the tokens of the prompt,
-    from `prompt_logprobs_start` on: tokens before it need not be computed if they are cached. `seed` None chooses a
-    random seed at admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 turn these filters off.
+    `repetition_penalty` considers prompt and output (CTRL, arXiv 1909.05858). `presence_penalty` and
+    `frequency_penalty` consider only the output (OpenAI). `max_tokens` None means that only the context length limits
+    the output. `logprobs` None reports nothing, 0 reports the chosen token's log-probability, and k also reports the k
+    most probable alternatives. `logprobs_mode` `raw` is the model's own distribution; `processed` is the distribution
+    after bias and masks. Both are before temperature. `prompt_logprobs` is like `logprobs`, for the prompt tokens from
+    `prompt_logprobs_start` on. Tokens before that position need not be computed if they are cached. With `seed` None, a
+    random seed is chosen when the request is admitted. The `n` outputs are forks of one sequence, and the prompt is
+    computed once. With `watermark` None, the output has no watermark.
 
-    `speculate` is how many tokens are drafted at once, which changes only the speed. 0 (or `off`) drafts none, -1 (or
-    `auto`) as many as increase the speed. None is the engine's setting; with a `prediction` of the output it is `auto`.
+    `speculate` is the number of draft tokens at once, which changes only the speed. 0 (or `off`) drafts none; -1 (or
+    `auto`) drafts as many as increase the speed. None means the engine's setting, or `auto` if there is a `prediction`
+    of the output.
 
-    Further samplers, each off by default, have llama.cpp's names; `bridle.model.sampling` has their definitions:
+    The other samplers are off by default and have llama.cpp's names; `bridle.model.sampling` defines them:
 
     * `top_n_sigma` (arXiv 2411.07641);
     * `xtc_probability` and `xtc_threshold` (XTC);
@@ -131,30 +134,31 @@ class SamplingParams:
     * `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
       `dry_sequence_breakers` (DRY).
 
-    At temperature 0 only DRY has an effect, because the others choose which tokens may be sampled.
+    At temperature 0, only DRY has an effect, because the other samplers decide which tokens may be sampled.
 
-    With `allowed_token_ids` only these tokens are sampled (vLLM). The end token is not sampled either, unless it is
-    listed. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids: each
-    token of a text gets the addend (llama.cpp). `bad_words` are never completed, in either of two spellings: alone and
-    after a space (vLLM). The text never contains any of `banned_phrases`, in any tokenization. A token that would
-    complete a banned phrase is rolled back before the client sees it, and another token is sampled. Under a constraint,
-    `canonical` says whether its text is tokenized as the tokenizer would do it: `strict` always, `prefer` where few
-    tokens are allowed. The builder of a request converts texts to tokens. The builder sets `dry_breaker_ids`,
-    `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries of `logit_bias` that it resolves.
+    With `allowed_token_ids`, only these tokens are sampled (vLLM). The end token is sampled only if it is listed.
+    Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids. Each token of a
+    text gets the addend (llama.cpp). `bad_words` are never completed, in two spellings: alone and after a space (vLLM).
+    The text never contains any of `banned_phrases`, no matter how they are tokenized. A token that would complete a
+    banned phrase is rolled back before the client sees it, and another token is sampled. Under a constraint,
+    `canonical` requires the tokens that the tokenizer would produce: `strict` always, `prefer` only where few tokens
+    are allowed. The code that builds a request converts texts to tokens. It sets `dry_breaker_ids`, `bad_words_ids` and
+    `prediction_ids`. `bias_texts` are the entries of `logit_bias` that it converts.
 
-    `constraint_report` measures how much probability steering removed (`Usage.constraint`). `constraint_floor` is a
-    log-probability for runs of forced tokens. `on_constraint_floor` is the action for a run below it: `flag` counts it,
-    and `refuse` ends the output with an error. `rewind` rolls it back with the token that led to it, which is not
-    sampled there again. `lookahead` is the number of forced tokens after a candidate whose probability counts when the
-    candidate is chosen. `aligned` is how often an output under a constraint may begin again, so that texts have the
-    probabilities that the model gives them among the allowed ones.
+    `constraint_report` measures how much probability constraints removed (`Usage.constraint`). `constraint_floor` is
+    the minimum log-probability of a run of forced tokens. `on_constraint_floor` is the action for a run below the
+    floor: `flag` counts it, and `refuse` ends the output with an error. `rewind` rolls back the run and the token that
+    led to it. That token is not sampled there again. `lookahead` is the number of forced tokens after a candidate token
+    whose probability counts when the candidate is chosen. `aligned` is how often an output under a constraint may
+    restart. Outputs then have the probabilities that the model gives them among the allowed outputs.
 
-    With `token_healing` the last tokens of the prompt are rolled back if a longer token may take their place. The
-    output spells their text again, and shows the text after it. `describe_constraint` adds a description of the
-    constraint to a conversation's last message of the user. `control_vectors` are the scales of loaded vectors that are
-    added to hidden states, by name. Of the `n` outputs only `keep_best` with the highest mean log-probability are
-    returned (0: all); other outputs end once they cannot be among the best. `probes` are vectors, each as NAME or
-    NAME@LAYER, along which controllers read the hidden states.
+    With `token_healing`, the last tokens of the prompt are removed if a longer token may replace them. The output then
+    spells their text again, but shows only the text after it. `describe_constraint` adds a description of the
+    constraint to the user's last message in a conversation. `control_vectors` are the scales, by name, with which
+    loaded control vectors are added to the hidden states. Of the `n` outputs, only the `keep_best` outputs with the
+    highest mean log-probability are returned (0: all). The others end when they can no longer be among the best.
+    `probes` are control vectors, each as NAME or NAME@LAYER. Controllers read the projections of the hidden states on
+    them.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -273,7 +277,7 @@ class SamplingParams:
 
     @property
     def measures_constraint(self) -> bool:
-        """Return whether the effects of steering are measured."""
+        """Return whether the effects of constraints are measured."""
         return self.constraint_report or self.constraint_floor is not None or self.aligned > 0
 
     @property
@@ -283,7 +287,7 @@ class SamplingParams:
 
     @property
     def scores_output(self) -> bool:
-        """Return whether the log-probabilities of all output tokens are computed, forced ones included."""
+        """Return whether the log-probabilities of all output tokens are computed, including forced tokens."""
         return self.logprobs is not None or self.measures_constraint
 
     @property
@@ -296,7 +300,7 @@ class SamplingParams:
 
     @property
     def has_texts(self) -> bool:
-        """Return whether some fields are given as texts, so that a tokenizer is needed."""
+        """Return whether some fields are given as texts, which a tokenizer must convert."""
         return bool(self.bad_words or self.prediction or self.bias_texts) or (
             self.has_dry and bool(self.dry_sequence_breakers)
         )
@@ -306,11 +310,11 @@ class SamplingParams:
         return self.mirostat == 2 and not self.is_greedy
 
     def with_(self, **changes: Any) -> SamplingParams:
-        """Return a copy with some fields changed, validated again."""
+        """Return a copy with some fields changed. The copy is validated again."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from the defaults, JSON-ready."""
+        """Return the fields that differ from their defaults, as data that JSON can represent."""
         changed = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
         mark = changed.pop("watermark", None)
@@ -338,7 +342,7 @@ def _freeze_collections(params: SamplingParams) -> None:
 
 
 def _check_aligned(params: SamplingParams) -> None:
-    """Raise `InvalidRequest` for fields that change the required distribution of whole texts."""
+    """Raise `InvalidRequest` for fields that would change the distribution which aligned sampling must keep."""
     for each in fields(params):
         value = getattr(params, each.name)
         is_usual = value == getattr(DEFAULT_SAMPLING, each.name) or (each.name, value) == ("top_k", -1)
@@ -348,13 +352,14 @@ def _check_aligned(params: SamplingParams) -> None:
 
 
 def _bends(given: Field[Any]) -> bool:
-    """Return whether a field changes the probabilities of tokens by itself, and is not just a number for another
-    field."""
+    """Return whether a field itself changes the probabilities of tokens. A field that is only a number for another
+    field does not."""
     return given.metadata["meaning"].part == "draw" and not given.name.endswith(_NUMBERS_OF_OTHERS)
 
 
 def drafts_of(given: Any) -> Any:
-    """Return the number of draft tokens that a number or a word means. Raises `InvalidRequest` for any other value."""
+    """Return the number of draft tokens that a number or a word stands for. Raises `InvalidRequest` for any other
+    value."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     if not isinstance(given, str) or given not in DRAFT_WORDS:
@@ -421,7 +426,7 @@ DEFAULT_SAMPLING = SamplingParams()
 
 
 def fields_on(api: Api, params: type[SamplingParams] = SamplingParams) -> tuple[str, ...]:
-    """Return the fields that an API accepts under their own names."""
+    """Return the fields that an API accepts under the names in `SamplingParams`."""
     return tuple(name for name, meaning in meanings(params).items() if meaning.names.get(api, name) == name)
 
 

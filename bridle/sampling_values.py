@@ -1,5 +1,4 @@
-"""Values of sampling parameters that have a structure of their own: token biases and a watermark; and the checks of
-numbers."""
+"""Structured values of sampling parameters: token biases and a watermark. Also checks of numbers."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ TINY = math.ulp(0.0)
 
 
 class LogitBias(Mapping[int, float]):
-    """Biases of many tokens, packed: a mask over half of a large vocabulary is then two arrays, not a hundred thousand
-    objects. `tokens` are distinct 64-bit integers, `addends` are doubles. Neither may be changed."""
+    """Biases of many tokens in packed form. So a mask over half of a large vocabulary is two arrays, not a hundred
+    thousand objects. `tokens` are different 64-bit integers; `addends` are doubles. Neither array may be changed."""
 
     __slots__ = ("_by_token", "addends", "tokens")
 
@@ -40,7 +39,7 @@ class LogitBias(Mapping[int, float]):
 
     @classmethod
     def of(cls, bias: Mapping[int, float]) -> LogitBias:
-        """Pack and check a mapping. Raises `InvalidRequest`."""
+        """Check a mapping and return it in packed form. Raises `InvalidRequest`."""
         try:
             if not (set(map(type, bias)) <= {int} and set(map(type, bias.values())) <= {int, float}):
                 raise ValueError
@@ -67,9 +66,9 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits. A
-    policy sets a secret `key`; the key and the last `context` tokens then determine this share. Requests cannot set a
-    key."""
+    """A green-list watermark (arXiv 2301.10226): the logits of a share `gamma` of the vocabulary are raised by `delta`.
+    A policy sets a secret `key`. The key and the last `context` tokens determine which tokens belong to the share.
+    Requests cannot set a key."""
 
     gamma: float = 0.5
     delta: float = 2.0
@@ -83,7 +82,8 @@ class Watermark:
 
     @classmethod
     def of(cls, given: object) -> Watermark | None:
-        """Read a caller's value: True for the default watermark, False for none, or its fields as plain data."""
+        """Read the value of a caller: True for the default watermark, False for none, or the watermark's fields as
+        plain data."""
         if isinstance(given, Watermark):
             return given
         if isinstance(given, bool):
@@ -94,7 +94,8 @@ class Watermark:
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raise `InvalidRequest` unless the value is a number from `low` to `high`, and an integer if `low` is one."""
+    """Raise `InvalidRequest` if the value is not a number from `low` to `high`. It must be an integer if `low` is an
+    integer."""
     is_whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)
@@ -131,7 +132,7 @@ def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
 
 
 def check_biases(bias: Mapping[int, float]) -> None:
-    """Raise `InvalidRequest` for too many biases, or for a bias that is not a number for a token id."""
+    """Raise `InvalidRequest` for too many biases, or if an entry does not map a token id to a number."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
     for token, value in () if isinstance(bias, LogitBias) else bias.items():  # a packed bias was already checked
@@ -147,7 +148,7 @@ def _check_addend(name: int | str, value: Any) -> None:
 
 
 def check_scales(scales: Mapping[str, float]) -> None:
-    """Raise `InvalidRequest` for too many control vectors, or for one whose name or scale is not allowed."""
+    """Raise `InvalidRequest` for too many control vectors, or for an invalid name or scale."""
     if not isinstance(scales, Mapping):
         raise InvalidRequest(
             f"control_vectors: got {short_repr(scales)}; must map names to scales, such as {{'polite': 0.5}}",
@@ -178,7 +179,8 @@ def check_probes(probes: tuple[str, ...]) -> None:
 
 
 def split_probe(probe: str) -> tuple[str, int | None]:
-    """Return the vector and the layer of a probe. The layer is None for the last layer, and 0 for an invalid one."""
+    """Return the vector and the layer that a probe names. The layer is None for the last layer, and 0 for an invalid
+    layer."""
     name, at, layer = probe.partition("@")
     is_number = layer.isascii() and layer.isdigit() and len(layer) < 6
     return name, (int(layer) if is_number else 0) if at else None
