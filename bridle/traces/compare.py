@@ -1,6 +1,6 @@
-"""Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are not compared.
-Steps are not compared either, because a controller may be late in one run and in time in the other. Moves of an output
-are compared in order. The logs and variables of an output's controller are compared separately."""
+"""Compares two traces of the same request: tokens, masks, rollbacks, forks, logs and variables. Times are not compared.
+Steps are not compared either, because a controller may be late in one run and in time in the other. The moves (changes)
+of an output are compared in order. The logs and variables of an output's controller are compared separately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _BROKEN_OFF = frozenset({"cancelled", "deadline"})
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of an output. Two moves are equal if they look the same to a reader; `record` has further details."""
+    """A move is one change of an output. Two moves are equal if they look the same to a reader. `record` has further
+    details."""
 
     what: str
     values: tuple[object, ...]
@@ -46,8 +47,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """The first difference of two traces in output `output`: the move of each (None: no more), and the moves `before`.
-    `gap` is the difference of log-probability between the best and the second-best token, in the first run."""
+    """The first difference of two traces in output `output`: one move from each trace (None: no more moves), and the
+    moves `before`. `gap` is the difference in log-probability between the most probable and the second token, in the
+    first run."""
 
     output: int
     number: int
@@ -59,8 +61,8 @@ class TraceDifference:
 
 @dataclass(slots=True)
 class Comparison:
-    """The result of a comparison. `num_moves` were compared. `is_exact` is true if all log-probabilities were equal to
-    the last bit."""
+    """The result of comparing two traces. `num_moves` is the number of compared moves. `is_exact` says that all
+    log-probabilities were equal to the last bit."""
 
     num_moves: int = 0
     num_tokens: int = 0
@@ -75,7 +77,7 @@ class Comparison:
 
     @property
     def sentences(self) -> list[str]:
-        """Return the differences as sentences."""
+        """Return the differences of the traces as sentences."""
         told = []
         for each in self.differences:
             told.append(
@@ -184,7 +186,7 @@ def said_in(records: list[r.Record], output: int) -> str:
 
 
 def wrote_in(records: list[r.Record], output: int) -> str:
-    """Return all writes of variables by the controller of an output, one line per write."""
+    """Return all writes of variables by the controller of an output, one line for each write."""
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records

@@ -1,5 +1,5 @@
-"""Explanation of a request from its trace: conflicts between mask and model, the cost of controllers, and repeated
-computation. All figures are computed from the records; other modules display them."""
+"""Explains a request from its trace: conflicts between mask and model, the cost of controllers, and repeated
+computation. All figures are computed from the records. Other modules display them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LEAST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fight:
-    """A token at which mask and model disagree: the model gave `wanted` the probability `chance`, and the sampled token
-    the probability `own`."""
+    """A token at which mask and model disagree. The model gave the token `wanted` the probability `chance`, and gave
+    the sampled token the probability `own`."""
 
     output: int
     at: int
@@ -30,7 +30,7 @@ class Fight:
 
 @dataclass(slots=True)
 class OutputCount:
-    """Counts of one output."""
+    """Counts of one output in a trace."""
 
     index: int
     parent: int | None = None
@@ -44,7 +44,8 @@ class OutputCount:
 
 @dataclass(slots=True)
 class OperationCount:
-    """Counts of one kind of request to a control runtime. The longest one was exchange number `slowest`."""
+    """Counts of one kind of request that was sent to a control runtime. `slowest` is the number of the exchange that
+    took longest."""
 
     name: str
     num_exchanges: int = 0
@@ -56,8 +57,8 @@ class OperationCount:
 
 @dataclass(slots=True)
 class Explanation:
-    """Counts and conflicts from a trace. `fights` are sorted from the strongest to the weakest. Times of steps, in
-    seconds, count only steps that sampled."""
+    """Counts and conflicts in a trace. `fights` are the conflicts between mask and model, sorted from the strongest to
+    the weakest. The times of steps, in seconds, include only steps that sampled tokens."""
 
     trace: r.Trace
     outputs: list[OutputCount] = field(default_factory=list)
@@ -174,7 +175,7 @@ class Explanation:
 
 
 def explain(trace: r.Trace) -> Explanation:
-    """Return the explanation of a trace, counted over all records."""
+    """Return the explanation of a trace, computed from all of its records."""
     made = Explanation(trace)
     counts = {0: OutputCount(0)}
     for record in trace.records:

@@ -1,7 +1,8 @@
-"""Traces as JSON lines: a header, and then one record per line. A file may contain several traces, one after the other.
+"""Traces as JSON lines: a header, and then one line for each record. A file may contain several traces, one after the
+other.
 
-The lines have the fields of the classes in `bridle.traces`, except fields with their default value. The schema is
-generated from the same classes, so lines and schema always agree.
+The lines have the fields of the classes in `bridle.traces`. Fields with their default value are left out. The JSON
+schema is generated from the same classes. So lines and schema always agree.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_LINE_BYTES = 256 << 20
 
 
 class _Line:
-    """The form of one kind of line: a message with the fields of its class, and the kind as `type`."""
+    """The form of one kind of line: the fields of its class, and the kind as `type`."""
 
     def __init__(self, kind: type[Any], name: str) -> None:
         self.kind, self.name = kind, name
@@ -81,7 +82,7 @@ def decode_record(line: bytes) -> Any:
 
 
 def plain_record(record: Record | TraceHeader) -> dict[str, Any]:
-    """Return the record as an object for a larger JSON text."""
+    """Return the record as an object, to be part of a larger JSON text."""
     plain: dict[str, Any] = msgspec.to_builtins(_LINES[type(record)].pack(record))
     return plain
 
@@ -100,7 +101,7 @@ def write(traces: Iterable[Trace], path: str | Path) -> None:
 
 
 def read(path: str | Path) -> Iterator[Trace]:
-    """Read the traces in a file. Raises `InvalidRequest`, with the line, if it is not a trace."""
+    """Read the traces in a file. Raises an `InvalidRequest` with the line if the file is not a trace."""
     with Path(path).open("rb") as file:
         yield from _traces(file, str(path))
 
@@ -116,13 +117,13 @@ def header_of(path: str | Path) -> TraceHeader | None:
 
 
 def parse(text: bytes) -> Iterator[Trace]:
-    """Yield the traces in the bytes of a file, as a server sends them."""
+    """Yield the traces in the bytes of a file, in the form in which a server sends them."""
     yield from _traces(io.BytesIO(text), "the trace")
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, Record | TraceHeader]]:
-    """Yield the lines of a file with their numbers from 1: a header, its records, perhaps another header. Raises
-    `InvalidRequest`, with the line, if the file is not a trace."""
+    """Yield the lines of a file with their numbers, from 1: a header, its records, possibly another header, and so on.
+    Raises an `InvalidRequest` with the line if the file is not a trace."""
     with Path(path).open("rb") as file:
         yield from _numbered(file, str(path))
 

@@ -1,7 +1,7 @@
-"""Tokens coloured by origin: as HTML for notebooks, and as styles for terminals.
+"""Tokens coloured by their origin, as HTML for notebooks and as styles for terminals.
 
 Texts are escaped, and no external files are loaded. The colours are transparent, so that they suit light and dark
-pages. Rolled-back text is shown struck through where it was.
+pages. Rolled-back text is struck through, in the place where it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TITLE_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A piece of text, its origin, and a title with details."""
+    """A piece of text with its origin, and a tooltip with details."""
 
     text: str
     origin: str
@@ -41,7 +41,7 @@ class TextSpan:
 
 
 def origin_of(token: TokenRecord) -> str:
-    """Return the origin of a token, a key of `ORIGINS`."""
+    """Return the origin of a token, which is a key of `ORIGINS`."""
     if token.forced:
         return "forced"
     if token.draw is not None and token.draw.taken > FOUGHT:
@@ -50,7 +50,7 @@ def origin_of(token: TokenRecord) -> str:
 
 
 def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan]:
-    """Return the text of an output in pieces, with its prompt and its rolled-back text."""
+    """Return the text of an output in pieces, including its prompt and its rolled-back text."""
     told = prompt_spans(trace.records) if prompt else []
     output = next((each for each in rebuild(trace) if each.index == index), Rebuilt(index))
     pieces = dict(zip(map(id, output.records), output.pieces, strict=False))
@@ -66,7 +66,7 @@ def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan
 
 
 def prompt_spans(records: Iterable[object]) -> list[TextSpan]:
-    """Return the prompt in pieces, with its cached part."""
+    """Return the prompt in pieces, with the cached part marked."""
     prompt = next((record for record in records if isinstance(record, PromptRecord)), None)
     if prompt is None:
         return []
@@ -75,7 +75,7 @@ def prompt_spans(records: Iterable[object]) -> list[TextSpan]:
 
 
 def _line(trace: Trace, index: int) -> list[TokenRecord | ReplacedRecord]:
-    """Return all tokens that an output ever had, in order: its parent's tokens at the fork, and its own."""
+    """Return all tokens that an output ever had, in order: first its parent's tokens at the fork, then its own."""
     lines: dict[int, list[TokenRecord | ReplacedRecord]] = {0: []}
     alive: dict[int, list[TokenRecord]] = {0: []}
     for record in trace.records:
@@ -120,7 +120,7 @@ def _percent(logprob: float) -> str:
 
 
 def html_of(pieces: Iterable[TextSpan]) -> str:
-    """Return pieces as HTML, one element each, up to a maximum length."""
+    """Return pieces as HTML, one element for each piece, up to a maximum length."""
     made, room = [], _MAX_CHARS
     for piece in pieces:
         if room <= 0:

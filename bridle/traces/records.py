@@ -1,7 +1,7 @@
-"""Records of a trace: the header with the request, then one record for each event of an output, in order. A trace has
-the provenance of each token, so that a text can be explained, shown and repeated. A trace shows the engine's view: it
+"""Records of a trace: first the header with the request, then one record for each event of an output, in order. A trace
+has the origin of each token, so that a text can be explained, shown and repeated. A trace shows what the engine did. It
 includes tokens that the client never received, because they were rolled back in the same step. Records are plain data;
-`bridle.traces` writes them."""
+`bridle.traces` writes them to files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MAX_BIASES = 16
 
 @dataclass(slots=True)
 class Odds:
-    """The log-probability and rank of a sampled token in one distribution, and the best tokens in it, best first."""
+    """The log-probability and rank of a sampled token in one distribution, and the most probable tokens of that
+    distribution, best first."""
 
     logprob: float
     rank: int | None = None
@@ -37,9 +38,9 @@ class Odds:
 
 @dataclass(slots=True)
 class Draw:
-    """Distributions behind a sampled token: the model's own, `before` mask and bias; and the one `after` them, None if
-    mask and bias changed nothing. `num_allowed` tokens were left (None: all). The forbidden tokens have the probability
-    `taken` in the model's own distribution."""
+    """The distributions behind a sampled token. `before` is the model's own; `after` is the one after mask and bias
+    (None: they changed nothing). `num_allowed` is the number of allowed tokens (None: all). `taken` is the probability
+    of the forbidden tokens in the model's own distribution."""
 
     before: Odds
     after: Odds | None = None
@@ -48,20 +49,20 @@ class Draw:
 
     @property
     def odds(self) -> Odds:
-        """Return the odds under which the token was sampled, before temperature and truncation."""
+        """Return the distribution from which the token was sampled, before temperature and truncation."""
         return self.before if self.after is None else self.after
 
     @property
     def gap(self) -> float | None:
-        """Return the log-probability of the best token minus that of the second one; None if it is unknown."""
+        """Return the log-probability of the most probable token minus that of the second one; None if it is unknown."""
         top = self.odds.top
         return top[0][1] - top[1][1] if len(top) > 1 else None
 
 
 @dataclass(slots=True)
 class Cost:
-    """One step of the engine: its numbers of sequences and tokens, and three durations in seconds. The durations are
-    those of the forward pass, of the wait for controllers, and of sampling, which waits for the device."""
+    """One step of the engine: the numbers of sequences and tokens, and three durations in seconds. The durations are
+    those of the forward pass, of the wait for controllers, and of sampling (which waits for the device)."""
 
     num_rows: int
     num_tokens: int
@@ -75,7 +76,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Record:
-    """An event of output `output` in step `step` of the engine."""
+    """An event of output `output`, in step `step` of the engine."""
 
     output: int
     step: int
@@ -83,8 +84,8 @@ class Record:
 
 @dataclass(slots=True)
 class PromptRecord(Record):
-    """The prompt is computed. The prompt's first `num_cached` tokens were found in the cache. `queued` is how many
-    seconds the request waited for room, `opening` how many seconds its controller took to start."""
+    """The prompt was computed. The first `num_cached` tokens of the prompt were found in the cache. `queued` is the
+    time in seconds that the request waited for room. `opening` is the time in seconds to start its controller."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -95,8 +96,9 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had been computed before. The KV of repeated
-    tokens was lost by a preemption or with the device, or the logits of the last one were needed again."""
+    """Tokens from position `start` on were computed; `num_again` of them had already been computed before. They were
+    computed again because a preemption or a lost device lost their KV, or because the logits of the last token were
+    needed again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -106,9 +108,10 @@ class ChunkRecord(Record):
 
 @dataclass(slots=True)
 class TokenRecord(Record):
-    """One more token, number `at` of the output. `text` is the text that became final with it, `spelled` the text of
-    the token alone. The token was sampled, or forced `by` the controller with that name. `answer` is how many seconds
-    the controller took to answer since the last token. A `drafted` token was computed before it was sampled."""
+    """One more token of the output, at position `at`. `text` is the text that became final with it; `spelled` is the
+    text of the token alone. The token was sampled, or it was forced by the controller that `by` names. `answer` is the
+    time in seconds that the controller took to answer since the last token. A token with `drafted` was computed before
+    it was sampled."""
 
     at: int = 0
     token: int = 0
@@ -147,7 +150,7 @@ class RewindRecord(Record):
 
 @dataclass(slots=True)
 class ForkRecord(Record):
-    """The output began as a copy of `parent`, which had `num_tokens` tokens at that time."""
+    """The output began as a copy of output `parent`, which had `num_tokens` tokens at that time."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -155,8 +158,8 @@ class ForkRecord(Record):
 
 @dataclass(slots=True)
 class WaitRecord(Record):
-    """The output was held for `num_steps` steps, and is no longer held. The controller was `late`, or the output
-    waited; if it waited for variables, `variables` names them."""
+    """The output was waiting for `num_steps` steps, and now continues. `late` says that the controller was late.
+    Otherwise the output waited on purpose; `variables` names the variables that it waited for."""
 
     late: bool = False
     variables: tuple[str, ...] = ()
@@ -173,7 +176,7 @@ class LogRecord(Record):
 
 @dataclass(slots=True)
 class StoredRecord(Record):
-    """The controller wrote a variable, or appended to it."""
+    """The controller set a variable, or appended to it."""
 
     name: str = ""
     value: bytes = b""
@@ -182,10 +185,9 @@ class StoredRecord(Record):
 
 @dataclass(slots=True)
 class ExchangeRecord(Record):
-    """An exchange between an engine and its control runtime, on the main channel or on the side channel (`side`): a
-    `request` and, `seconds` later, the `reply`. Request and reply are JSON, or strings if they were not JSON. `at` is
-    the time of the request, in seconds since 1970. An exchange is about many outputs, so its `output` is 0; `step`
-    counts exchanges."""
+    """A `request` from an engine to its control runtime and, `seconds` later, the `reply`. It used the main channel, or
+    with `side` the side channel. Both are JSON values, or strings if they were not JSON. `at` is the time of the
+    request, in seconds since 1970. An exchange concerns many outputs, so its `output` is 0. `step` counts exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0
@@ -196,10 +198,10 @@ class ExchangeRecord(Record):
 
 @dataclass(slots=True)
 class EndRecord(Record):
-    """The output is complete; `text` is the text that was held back until now. `stop` or `error` is what ended it.
-    `num_cut` records of the request are missing, because it had too many. `modules` are the names of the request's Wasm
-    controllers, each with the hash of its module when the controllers started; only the first output has them.
-    `constraint` is the probability that steering removed from the model, as `usage.constraint` reports it."""
+    """The output is complete. `text` is the text that was held back until now. `stop` or `error` says why it ended.
+    `num_cut` is the number of records that are missing, because the request had too many. `modules` are the names of
+    the request's Wasm controllers, each with the hash that its module had at the start. Only the first output has them.
+    `constraint` is the probability that constraints removed, as in `usage.constraint`."""
 
     reason: str = ""
     text: str = ""
@@ -232,10 +234,10 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(slots=True)
 class TraceHeader:
-    """The request of a trace, complete enough to repeat it. `sampling` has the parameters that differ from the default,
-    and always the seed. `controller` is its plain form, or only its name if it is code of one process. `chat_format` is
-    how the model writes tool calls and reasoning, if that is known. The trace of a control `runtime` has the settings
-    of its start, and then only exchanges."""
+    """The request of a trace, with everything that is needed to repeat it. `sampling` has the parameters that differ
+    from their defaults, and always the seed. `controller` is the stored form of the controller, or only its name if it
+    is code of one process. `chat_format` says how the model writes tool calls and reasoning, if this is known. The
+    trace of a control `runtime` has the settings with which the runtime started, and then only exchanges."""
 
     request_id: str
     version: int = VERSION
@@ -313,7 +315,7 @@ class Trace:
 
 
 def made(record: Record | Later) -> Record:
-    """Return the record, made now if necessary."""
+    """Return the record, which is created now if necessary."""
     if isinstance(record, Record):
         return record
     make, *given = record

@@ -1,4 +1,4 @@
-"""Tokens and text of each output, rebuilt from a trace, with the origin of each token."""
+"""Rebuilds the tokens and the text of each output from a trace, with the origin of each token."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bridle.traces.records import EndRecord, ForkRecord, Record, RewindRecord, T
 
 @dataclass(slots=True)
 class Rebuilt:
-    """One output. `ends[i]` is the length of the text that had become certain with token i; `records` are the records
-    of the tokens that were not rolled back."""
+    """One output. `ends[i]` is the length of the text that was final after token i. `records` are the records of the
+    tokens that were not rolled back."""
 
     index: int
     text: str = ""
@@ -25,7 +25,7 @@ class Rebuilt:
 
     @property
     def pieces(self) -> list[str]:
-        """Return the text of each token, and the text after the last one."""
+        """Return the text of each token, and the text after the last token."""
         starts = [0, *self.ends]
         return [self.text[start:stop] for start, stop in zip(starts, [*self.ends, len(self.text)], strict=True)]
 
@@ -40,12 +40,13 @@ class Rebuilt:
 
 
 def rebuild(trace: Trace) -> list[Rebuilt]:
-    """Return the outputs of a trace, in order of their index."""
+    """Return the outputs of a trace, in the order of their index."""
     return [output for _, output in sorted(rebuild_records(trace.records).items())]
 
 
 def rebuild_records(records: Iterable[Record]) -> dict[int, Rebuilt]:
-    """Return the outputs of these records, by index. If records are missing, their tokens are missing too."""
+    """Return the outputs that these records describe, by index. If records are missing, their tokens are missing
+    too."""
     outputs = {0: Rebuilt(0)}
     for record in records:
         output = outputs.setdefault(record.output, Rebuilt(record.output))
