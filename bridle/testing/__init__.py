@@ -1,6 +1,6 @@
-"""Fakes of the engine's surroundings, shipped for users' tests as well as bridle's own: `scripted` replaces a model,
-`clock` replaces time, `text` replaces a tokenizer.
+"""Fakes for tests of users and of bridle itself: `scripted` replaces a model, `clock` replaces time, and `text`
+replaces a tokenizer.
 
-Only tests import this package. It imports its modules when their names are used, so that no module needs another one's
-dependencies.
+Only tests import this package. It imports a module when a name of that module is first used. So no module needs the
+dependencies of another one.
 """

@@ -1,8 +1,9 @@
-"""A scripted executor that answers late, like an executor whose device computes while its caller does other work.
+"""A scripted executor that returns its results later, like an executor whose device computes while its caller does
+other work.
 
-Calls only queue work. The work is done at the first wait for it, in order and never earlier, so a test notices if a
-token is read before it was taken. Placeholders in a plan are replaced by the simulated device, which has sampled the
-tokens.
+Calls only queue work. The queued work is done in order, at the first wait for it and never earlier. So a test notices
+if a token is read before `get_result`. Placeholders in a plan are replaced by the simulated device, which already has
+the sampled tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
 
 
 class LateCopy:
-    """A copy that the device makes after the previously queued work. The copy is empty if the device was reset before
-    making it."""
+    """A copy that the simulated device makes after the work that was queued before it. The copy is empty if the device
+    was reset before making it."""
 
     def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
         self._device, self._read, self._data = device, read, b""
@@ -37,7 +38,7 @@ class LateCopy:
 
 
 class LateBlocks(ScriptedBlocks):
-    """Blocks of a device that answers late. Any memory of the host can be used for copies."""
+    """The blocks of a device that returns its results later. Any memory of the host can be used for copies."""
 
     def __init__(self, device: LateScriptedExecutor, paged: PagedKV, states: FakeStates, identity: str) -> None:
         super().__init__(paged, states, identity)
@@ -60,10 +61,10 @@ class LateBlocks(ScriptedBlocks):
 
 
 class LateScriptedExecutor(ScriptedExecutor):
-    """A `ScriptedExecutor` whose calls have two parts. The executor takes the same options, and needs a clock for
-    `device_time`; sampling takes no time. `faults` are raised by `forward`, `sample_faults` by `get_result`.
-    `num_ahead` counts steps that were launched before the tokens of the previous step were taken; `num_named` counts
-    their rows with a placeholder."""
+    """A `ScriptedExecutor` whose sampling has two parts, `sample_async` and `get_result`. It takes the same options.
+    `device_time` needs a clock; sampling takes no time. `forward` raises the errors in `faults`; `get_result` raises
+    those in `sample_faults`. `num_ahead` counts steps that were launched before the tokens of the previous step were
+    taken. `num_named` counts the rows with a placeholder in these steps."""
 
     is_async = True
 
@@ -79,7 +80,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         self._draw_done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Queue the plan. A fault is raised by this call; tokens that were sampled before can still be read."""
+        """Queue the plan. This call raises a fault; tokens that were sampled earlier can still be read."""
         self._notice(plan)
         names = [token for row in plan.rows for token in row.new_tokens if token < 0]
         with Recorded(self.violations):
@@ -112,7 +113,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         return self.get_result()
 
     def await_forward(self, seconds: float) -> bool:
-        """Advance the clock, at most to the end of the last forward."""
+        """Advance the clock, at most to the end of the last forward pass."""
         clock = self.device.clock
         if clock is not None:
             clock.wait_until(min(self._forward_done, clock() + seconds))
@@ -131,7 +132,7 @@ class LateScriptedExecutor(ScriptedExecutor):
     # -- the device ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Do the first item of queued work."""
+        """Do the first item of the queued work."""
         with self._working:
             if self._queue:
                 self._queue.popleft()()
@@ -142,7 +143,7 @@ class LateScriptedExecutor(ScriptedExecutor):
                 self._queue.popleft()()
 
     def after_all(self, work: Callable[[], None]) -> None:
-        """Do all queued work, then `work`."""
+        """Do all queued work, and then call `work`."""
         with self._working:
             self._catch_up()
             work()
@@ -168,7 +169,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         super().compute(replace(plan, rows=[self._named(row) for row in plan.rows]))
 
     def _named(self, row: PlanRow) -> PlanRow:
-        """Return the row with its placeholders replaced by tokens."""
+        """Return the row with tokens in place of its placeholders."""
         if not row.new_tokens or row.new_tokens[-1] >= 0:
             return row  # only the last token can be a placeholder
         drawn = self._tokens[placeholder_for_row(row.new_tokens[-1])]

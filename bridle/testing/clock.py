@@ -1,4 +1,4 @@
-"""A clock that tests give to the engine instead of the system's clock. Time moves only when a test advances it, so
+"""A clock that tests give to the engine in place of the system's clock. Its time moves only when a test advances it. So
 deadlines are tested without waiting."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A clock. Calling it returns seconds; `wait_until` waits for a time."""
+    """A clock. Calling the clock returns seconds; `wait_until` waits for a time."""
 
     def __call__(self) -> float: ...
     def wait_until(self, moment: float) -> None: ...

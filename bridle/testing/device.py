@@ -1,4 +1,4 @@
-"""Behaviour of a simulated device in addition to its results: calls that fail, and the time that a step takes."""
+"""Simulates a device in addition to its results: which calls fail, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bridle.testing.clock import Clock
 
 
 class PlayedDevice:
-    """Simulates failures and times of a device. `faults` and `sample_faults` say which calls fail, by their numbers
-    from 0. A forward pass takes `seconds(plan)` of `clock`: it returns at once, and sampling waits for the remaining
-    time."""
+    """Simulates the failures and the durations of a device. `faults` and `sample_faults` map the numbers of calls (from
+    0) to the errors with which they fail. A forward pass takes `seconds(plan)` seconds of `clock`. The call returns at
+    once, and sampling waits for the remaining time."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class PlayedDevice:
         self.busy_until = 0.0
 
     def begin_forward(self) -> BridleError | None:
-        """Count a forward pass. Returns its fault if it must fail, else None."""
+        """Count a forward pass. Returns the error of this call if it must fail, else None."""
         self.num_forwards += 1
         return self.faults.get(self.num_forwards - 1)
 
     def run(self, plan: StepPlan) -> None:
-        """Let the device compute the plan from now on, or after its present work."""
+        """Let the device compute the plan from now on, or after its current work."""
         if self.clock is not None and self._seconds is not None:
             self.busy_until = max(self.busy_until, self.clock()) + self._seconds(plan)
 
     def begin_sample(self, until: float | None = None) -> BridleError | None:
-        """Wait for the device, or until the time `until` if that comes first, and count a sampling. Returns its fault
-        if it must fail, else None."""
+        """Wait for the device, or until the time `until` if that comes first. This counts as one sampling. Returns the
+        error of this call if it must fail, else None."""
         self.num_samples += 1
         if self.clock is not None:
             self.clock.wait_until(self.busy_until if until is None else until)

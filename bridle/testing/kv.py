@@ -1,8 +1,8 @@
-"""Storage of the scripted executor's simulated KV, by block or by sequence.
+"""Stores the simulated KV of the scripted executor, by block or by sequence.
 
-Each storage keeps a (token, digest) pair for each position and returns exactly what was written, right or wrong; the
-executor judges the contents. `PagedKV` knows only slots (`block * block_size + offset`). `SequenceKV` knows only
-sequence ids, and counts cells like a backend with a unified cache: a fork shares cells.
+Both kinds of storage keep a (token, digest) pair for each position. They return exactly what was written, right or
+wrong; the executor checks it. `PagedKV` stores by slot (`block * block_size + offset`). `SequenceKV` stores by sequence
+id. It counts cells like a backend with a unified cache, where a fork shares cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Contents(NamedTuple):
 
 
 class PagedKV:
-    """A pool of slots, addressed by the block tables in the plan."""
+    """A pool of slots. The block tables in the plan give the slot of each position."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -34,7 +34,7 @@ class PagedKV:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all contents; unwritten slots hold token -1."""
+        """Forget all contents. A slot that was not written has token -1."""
         self._tokens: Tokens = np.full(self.num_blocks * self.block_size, -1, dtype=np.int64)
         self._digests: Digests = np.zeros(self.num_blocks * self.block_size, dtype=np.uint64)
 
@@ -46,7 +46,7 @@ class PagedKV:
         self._digests[targets] = self._digests[sources]
 
     def write(self, table: Sequence[int], start: int, tokens: Sequence[int], digests: Sequence[int]) -> None:
-        """Fill the slots of positions from `start` on."""
+        """Fill the slots of the positions from `start` on."""
         slots = self.slots(table, start + len(tokens))[start:]
         self._tokens[slots] = tokens
         self._digests[slots] = np.array(digests, dtype=np.uint64)
@@ -57,12 +57,11 @@ class PagedKV:
         return Contents(self._tokens[slots], self._digests[slots])
 
     def slots(self, table: Sequence[int], length: int) -> Tokens:
-        """Return the slot of each of the first `length` positions: position p is in slot `table[p // B] * B + p %
-        B`."""
+        """Return the slots of the first `length` positions: position p is in slot `table[p // B] * B + p % B`."""
         return self._blocks(table)[:length]
 
     def read_block(self, block: int) -> bytes:
-        """Return the bytes of a block: its tokens, then its digests."""
+        """Return a block as bytes: its tokens, then its digests."""
         slots = self._blocks([block])
         return self._tokens[slots].tobytes() + self._digests[slots].tobytes()
 
@@ -77,7 +76,7 @@ class PagedKV:
 
 
 class FakeStates:
-    """Slots of recurrent states. A state is the digest of all tokens that went into it, so a truncation cannot undo
+    """Slots for recurrent states. A state is the digest of all tokens that went into it. So a truncation cannot undo
     it."""
 
     def __init__(self, num_slots: int) -> None:
@@ -97,7 +96,7 @@ class FakeStates:
             self._digests[copy.target] = digest
 
     def read(self, slot: int) -> bytes:
-        """Return the bytes of a state. Raises `InternalError` if the slot was never written."""
+        """Return the bytes of a recurrent state. Raises `InternalError` if the slot was never written."""
         digest = self._digests[slot]
         if digest is None:
             raise InternalError(f"state slot {slot} is read, but is empty")
@@ -108,7 +107,8 @@ class FakeStates:
         self._digests[slot] = int.from_bytes(data, "little")
 
     def run(self, row: PlanRow, digests: Sequence[int]) -> None:
-        """Advance a row's state from its first to its last token. `digests` are those of all tokens of its sequence."""
+        """Advance the state of a row from its first to its last token. `digests` has the digests of all tokens of the
+        row's sequence."""
         end = row.start + row.num_scheduled
         if row.start and self._digests[row.state] != digests[row.start - 1]:
             raise InternalError(
@@ -122,7 +122,7 @@ class FakeStates:
 
 
 class SequenceKV:
-    """Cells by sequence id. `capacity` limits the number of distinct live cells."""
+    """Cells, stored by sequence id. `capacity` limits the number of different cells in use."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -136,22 +136,22 @@ class SequenceKV:
         self._next_cell = 0
 
     def length(self, seq_id: int) -> int:
-        """Return the number of positions that are kept for a sequence."""
+        """Return the number of positions that are stored for a sequence."""
         return len(self._cells.get(seq_id, ()))
 
     @property
     def num_cells(self) -> int:
-        """Return the number of distinct cells in use; shared cells count once."""
+        """Return the number of different cells in use. Shared cells count once."""
         return len(self._contents)
 
     def fork(self, parent: int, child: int, length: int) -> None:
-        """Make `child` share the first `length` cells of `parent`."""
+        """Let `child` share the first `length` cells of `parent`."""
         cells = self._cells.get(parent, [])[:length]
         self._cells[child] = cells
         self._references.update(cells)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        """Drop the cells of positions from `length` on."""
+        """Drop the cells of the positions from `length` on."""
         cells = self._cells.setdefault(seq_id, [])
         for cell in cells[length:]:
             self._references[cell] -= 1
@@ -165,7 +165,7 @@ class SequenceKV:
         self._cells.pop(seq_id, None)
 
     def append(self, seq_id: int, tokens: Sequence[int], digests: Sequence[int]) -> None:
-        """Add a cell for each token. Exceeding the capacity raises `InternalError`, because the engine has counted
+        """Add a cell for each token. If the capacity is exceeded, raise `InternalError`, because the engine has counted
         wrongly."""
         cells = self._cells.setdefault(seq_id, [])
         for content in zip(tokens, digests, strict=True):

@@ -1,9 +1,9 @@
-"""The scripted model: logits as a pure function of the tokens read so far, and of nothing else.
+"""The scripted model: its logits depend only on the tokens read so far.
 
-Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. The digest represents
-the keys and values that a real model keeps for p. A logits row mixes the digests of all positions up to its own, so
-that one wrong slot anywhere in the cache gives another row. Values are small integers, and so exact in every float
-type. A test can give a function `next_token`, which chooses every token instead of the hash.
+Each position p of a sequence has a *digest*: a 64-bit hash of the adapter and of all tokens up to p. The digest stands
+for the keys and values that a real model keeps for position p. A logits row mixes the digests of all positions up to
+its own. So one wrong slot anywhere in the cache gives another row. Logits are small integers, so they are exact in
+every float type. A test can give a function `next_token`, which chooses every token in place of the hash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CERTAIN = 60.0
 
 
 def mix(value: int) -> int:
-    """Return a 64-bit number whose bits all depend on all bits of `value` (the finalizer of SplitMix64)."""
+    """Return a 64-bit number in which every bit depends on all bits of `value` (the finalizer of SplitMix64)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -32,12 +32,12 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, draw: int) -> float:
-    """Return random number `draw` of `key`, in [0, 1). The number is computed from a counter, without state."""
+    """Return random number `draw` of `key`, in [0, 1). It is computed from these two numbers, without any state."""
     return (mix(mix(key & _MASK) + draw & _MASK) >> 11) * 2.0**-53
 
 
 class ScriptedModel:
-    """Computes logits over `vocab_size` tokens for a prefix; `spread` is the number of distinct logit values."""
+    """Computes logits over `vocab_size` tokens from a prefix. `spread` is the number of different logit values."""
 
     def __init__(self, vocab_size: int, seed: int = 0, next_token: NextToken | None = None, spread: int = 16) -> None:
         self.vocab_size = vocab_size
@@ -48,13 +48,13 @@ class ScriptedModel:
         self._token_salts = np.array([step & _MASK for step in steps], dtype=np.uint64)  # [V]
 
     def root(self, adapter: str | None) -> int:
-        """Return the first digest of the chain for sequences that use `adapter`."""
+        """Return the digest before the first token, for sequences that use `adapter`."""
         if adapter is None:
             return mix(self.seed)
         return mix(self.seed ^ int.from_bytes(adapter.encode()[:64], "little") % _MASK)
 
     def extend(self, digest: int, tokens: Sequence[int]) -> list[int]:
-        """Return the digests of `tokens` that follow the position whose digest is `digest`."""
+        """Return the digests of `tokens`, which follow the position with the digest `digest`."""
         out = []
         for token in tokens:
             digest = mix(digest ^ (token * 0xD6E8FEB86659FD93 + 1 & _MASK))

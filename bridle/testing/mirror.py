@@ -1,8 +1,8 @@
-"""The executor's copy of each sequence, and every rule that a plan must keep.
+"""The executor's copy of each sequence, and a check of every rule that a plan must follow.
 
-A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, frees and rows of
-a plan to these copies. `Mirrors` raises `InternalError` at the first operation that no correct engine would send. This
-module does not know the contents of the KV cache, which the executor compares afterwards.
+A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, freed sequences
+and rows of a plan to these copies. It raises `InternalError` at the first operation that a correct engine would not
+send. This module does not check the contents of the KV cache; the executor compares them afterwards.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bridle.testing.logits import ScriptedModel
 
 
 def require(claim: bool, message: str) -> None:
-    """Raise `InternalError` with `message` unless `claim` holds."""
+    """Raise `InternalError` with `message` if `claim` is false."""
     if not claim:
         raise InternalError(message)
 
 
 @dataclass(slots=True)
 class Mirror:
-    """One sequence in the executor. `digests` are those that correct KV holds for `tokens`."""
+    """One sequence in the executor. `digests` are the digests that the correct KV has for `tokens`."""
 
     seq_id: int
     adapter: str | None
@@ -37,7 +37,7 @@ class Mirror:
     runs: Runs = ()
 
     def cut(self, num_tokens: int, num_blocks: int) -> None:
-        """Keep only the first tokens and blocks."""
+        """Keep only the first tokens and blocks of a copy."""
         require(
             num_tokens <= len(self.tokens), f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}"
         )
@@ -49,7 +49,7 @@ class Mirror:
 
 
 class Mirrors:
-    """All of an executor's copies of sequences."""
+    """An executor's copies of all sequences."""
 
     def __init__(self, info: ExecutorInfo, model: ScriptedModel) -> None:
         self.info = info
@@ -71,7 +71,7 @@ class Mirrors:
         self._mirrors.clear()
 
     def fork(self, row: ForkRow) -> None:
-        """Make the copy for the child of a fork."""
+        """Create the copy for the child of a fork."""
         parent = self[row.parent]
         require(row.child not in self, f"fork of {row.parent} makes sequence {row.child}, which exists")
         child = Mirror(
@@ -88,18 +88,18 @@ class Mirrors:
         self._mirrors[row.child] = child
 
     def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int]) -> Mirror:
-        """Make the copy of a sequence whose first tokens already have KV."""
+        """Create the copy of a sequence whose first tokens already have KV."""
         require(seq_id not in self, f"sequence {seq_id} is adopted, and exists")
         digests = list(self.model.extend(self.model.root(adapter), tokens))
         made = self._mirrors[seq_id] = Mirror(seq_id, adapter, list(tokens), digests)
         return made
 
     def free(self, seq_id: int) -> None:
-        """Forget one sequence. An unknown id is no error, because a sequence may end before its first row."""
+        """Forget one sequence. An unknown id is not an error, because a sequence may end before its first row."""
         self._mirrors.pop(seq_id, None)
 
     def apply(self, row: PlanRow) -> Mirror:
-        """Update the copy of a sequence by its row, and check the row against it."""
+        """Update the copy of a sequence with its row, and check that the row fits the copy."""
         known = row.seq_id in self
         if not known:
             self._mirrors[row.seq_id] = Mirror(row.seq_id, row.adapter)
@@ -126,7 +126,7 @@ class Mirrors:
         mirror.num_prompt = row.num_prompt
 
     def _seen(self, row: PlanRow) -> Sequence[int]:
-        """Return the new tokens, with a number for the image row at positions of images."""
+        """Return the new tokens. At the positions of images, a token is replaced by a number for the image's row."""
         seen = list(row.new_tokens)
         for run in row.runs:
             first = run.position - row.num_kept
@@ -167,7 +167,7 @@ class Mirrors:
 
 
 def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
-    """Check the rules about a plan as a whole that need no copies of sequences."""
+    """Check the rules for a whole plan that do not need the copies of sequences."""
     require(plan.step > last_step, f"step {plan.step} follows step {last_step}")
     ids = [row.seq_id for row in plan.rows]
     require(len(set(ids)) == len(ids), f"a sequence has two rows in one plan: {ids}")
@@ -177,8 +177,8 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
 
 
 def check_states(plan: StepPlan, num_states: int) -> None:
-    """Check that each row has its own slot if there are slots, that each copy has its own target, and that all slots
-    exist."""
+    """Check that each row has a separate slot if there are slots, that each copy has a separate target, and that all
+    slots exist."""
     targets = [copy.target for copy in plan.state_copies]
     require(len(set(targets)) == len(targets), f"a state slot is the target of two copies: {plan.state_copies}")
     written = [save.slot for row in plan.rows for save in row.saves]
@@ -189,7 +189,7 @@ def check_states(plan: StepPlan, num_states: int) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Check that copies have the same result at once or in sequence: no copy reads a slot that an earlier one wrote."""
+    """Check that no copy reads a slot that an earlier copy wrote. Then the order of the copies does not matter."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks
@@ -200,7 +200,7 @@ def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
 
 
 def check_writes(plan: StepPlan, mirrors: Mirrors, block_size: int) -> None:
-    """Check that no row writes into a block that another row of this plan maps."""
+    """Check that no row writes into a block that is also in the block table of another row of this plan."""
     users = Counter(block for row in plan.rows for block in mirrors[row.seq_id].blocks)
     for row in plan.rows:
         first, last = row.start // block_size, (row.start + row.num_scheduled - 1) // block_size

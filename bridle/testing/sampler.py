@@ -1,9 +1,8 @@
-"""Samples tokens from logits for one row at a time, in plain numpy: small enough to be checked by reading.
+"""Samples tokens from logits, one row at a time, in plain numpy. The code is short enough to be checked by reading.
 
-Order: raw log-probabilities, bias, mask, processed log-probabilities, penalties, DRY, top-n-sigma, temperature, top-k,
-top-p, min-p, typical-p, XTC, draw; Mirostat takes the place of all from top-k to XTC. Ties
-go to the lower token id everywhere. A row is sampled alone, so neighbors cannot
-matter.
+The order is raw log-probabilities, bias, mask, processed log-probabilities, penalties, DRY, top-n-sigma, temperature,
+top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat replaces the steps from top-k to XTC. Ties go to the lower token
+id everywhere. A row is sampled alone, so other rows have no effect on it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_promp
 
 
 def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int, token: int) -> float:
-    """Return Mirostat's state after `token` was sampled from `logits` for `row`."""
+    """Return the state of Mirostat after `token` was sampled from `logits` for `row`."""
     sampling = row.sampling
     scores = _dry(_penalize(_steer(logits, row), sampling, history, num_prompt), sampling, history)
     probs = distribution(scores, row)
@@ -49,7 +48,8 @@ def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: 
 
 
 def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
-    """Return the log-probability of `token` under softmax of `logits` [V], with the `num_top` best tokens."""
+    """Return the log-probability of `token` under the softmax of `logits` [V], with the `num_top` most probable
+    tokens."""
     finite = logits[np.isfinite(logits)]
     peak = float(finite.max())
     logprobs = logits - (peak + float(np.log(np.exp(finite - peak).sum())))  # [V]
@@ -106,7 +106,8 @@ def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], 
 
 
 def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Logits:
-    """Return the logits after DRY: each token is reduced by the longest repetition that it would continue."""
+    """Return the logits after DRY. The logit of a token is reduced if the token continues a repetition. A longer
+    repetition reduces it more."""
     if not sampling.has_dry:
         return logits
     breakers = set(sampling.dry_breaker_ids)
@@ -129,7 +130,7 @@ def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Lo
 
 
 def distribution(scores: Logits, row: SampleRow) -> NDArray[np.float64]:
-    """Return the probabilities [V] of the tokens sampled from `scores`, not normalized."""
+    """Return the probabilities [V] with which tokens are sampled from `scores`, not normalized."""
     sampling = row.sampling
     scores = _within_sigma(scores, sampling)
     scores = scores / _temperature(scores, sampling)
@@ -182,7 +183,7 @@ def _unsurprising(probs: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
 
 
 def _keep(scores: Logits, sampling: SamplingParams) -> NDArray[np.float64]:
-    """Return the probabilities [V] after truncation, not normalized; tokens left out have 0."""
+    """Return the probabilities [V] after truncation, not normalized. Tokens that are left out have 0."""
     probs: NDArray[np.float64] = np.exp(scores - scores[np.isfinite(scores)].max())
     if sampling.top_k > 0:
         probs[_descending(scores)[sampling.top_k :]] = 0.0

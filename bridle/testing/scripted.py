@@ -1,10 +1,8 @@
-"""An executor without a model: for testing the engine's properties, for users' tests, and for measuring the engine
-alone.
+"""An executor without a model, to test the engine's properties, for tests of users, and to measure the engine alone.
 
-`ScriptedExecutor` follows each `StepPlan` exactly on a fake KV cache and computes its logits from the KV that it reads
-back. So a wrong block, a missed copy or a stale prefix is found. The executor also checks every plan against the
-contract of executors and raises `InternalError` at once. The executor needs neither torch nor weights and does not know
-text.
+`ScriptedExecutor` applies each `StepPlan` exactly to a fake KV cache, and computes its logits from the KV that it reads
+back. So a wrong block, a missing copy or an outdated prefix is found. It also checks every plan against the rules for
+executors, and raises `InternalError` at once. It needs neither torch nor weights, and does not handle text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)
@@ -39,7 +37,7 @@ from bridle.traces import Draw
 
 @dataclass(frozen=True, slots=True)
 class _LogitsRow:
-    """One row of the last forward: its sequence, its position, and its logits."""
+    """One row of the last forward pass: its sequence, its position, and its logits."""
 
     seq_id: int
     position: int
@@ -47,7 +45,8 @@ class _LogitsRow:
 
 
 class ScriptedBlocks:
-    """Blocks and states of the fake KV cache, for a store. `identity` identifies the model that computed them."""
+    """The blocks and states of the fake KV cache, in the form that a store uses. `identity` identifies the model that
+    computed them."""
 
     def __init__(self, paged: PagedKV, states: FakeStates, identity: str) -> None:
         self._paged, self._states, self._identity = paged, states, identity
@@ -71,8 +70,8 @@ class ScriptedBlocks:
 
 
 class ScriptedSequences:
-    """KV of whole sequences of the fake cache, for a store. Such KV can be truncated, unless `is_cuttable` is set to
-    False."""
+    """The KV of whole sequences of the fake cache, in the form that a store uses. This KV can be truncated, unless
+    `is_cuttable` is set to False."""
 
     def __init__(self, mirrors: Mirrors, cells: SequenceKV, identity: str) -> None:
         self._mirrors, self._cells, self._identity = mirrors, cells, identity
@@ -108,12 +107,12 @@ class ScriptedSequences:
 class ScriptedExecutor:
     """A scripted `Executor`.
 
-    `kv` chooses how KV is kept. `next_token(prefix)` returns a token id or a row of logits, to replace the seeded hash.
-    `faults` maps the number of a forward call (from 0) to the error that the call raises before doing anything;
-    `sample_faults` does so for sampling. `device_time(plan)` is how many seconds of `clock` a forward takes: `forward`
-    returns at once and `sample` waits for the remaining time. `on_forward` is called first, in the engine's thread.
-    `record` keeps all plans and batches in `plans` and `batches`. `violations` holds the refused operations. With an
-    `embedding_size` the executor also gives embeddings.
+    `kv` is the layout of the KV cache. `next_token(prefix)` returns a token id or a row of logits; it replaces the
+    seeded hash. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at its
+    start. `sample_faults` does so for sampling. `device_time(plan)` is the duration of a forward pass in seconds of
+    `clock`. `forward` returns at once, and `sample` waits for the remaining time. `forward` first calls `on_forward`,
+    in the engine's thread. With `record`, all plans and batches are kept in `plans` and `batches`. `violations` has the
+    operations that were refused. With an `embedding_size`, the executor also gives embeddings.
     """
 
     def __init__(
@@ -183,11 +182,11 @@ class ScriptedExecutor:
 
     @property
     def num_mirrors(self) -> int:
-        """Return the number of sequences that the executor still knows."""
+        """Return the number of sequences that the executor has."""
         return len(self._mirrors)
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. Raises `InternalError` if the plan breaks the contract."""
+        """Apply the plan and compute its rows. Raises `InternalError` if the plan breaks a rule for executors."""
         self._notice(plan)
         self.compute(plan)
         self.device.run(plan)
@@ -206,7 +205,8 @@ class ScriptedExecutor:
             self.plans.append(plan)
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Sample and score from the last forward's logits. Raises `InternalError` if the batch does not fit them."""
+        """Sample and score from the logits of the last forward pass. Raises `InternalError` if the batch does not fit
+        these logits."""
         self._fail(self.device.begin_sample())
         return self.read(batch)
 
@@ -229,7 +229,8 @@ class ScriptedExecutor:
         return StepResult(batch.step, tokens, logprobs, scores, mus if any(mus) else [], draws if any(draws) else [])
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return a vector of length 1 for each row: a hash of all that was read from the KV cache for the row."""
+        """Return a vector of length 1 for each row. It is a hash of everything that was read from the KV cache for the
+        row."""
         with Recorded(self.violations):
             require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
             require(self._is_sampled, f"step {step} is to be embedded before it is sampled")
@@ -246,7 +247,7 @@ class ScriptedExecutor:
         self._rows = []
 
     def close(self) -> None:
-        """Close the executor. A later forward is a violation. Idempotent."""
+        """Close the executor. A later call of `forward` is a violation. Idempotent."""
         self.is_closed = True
         self.reset()
 
@@ -367,7 +368,7 @@ class ScriptedExecutor:
 
 
 def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
-    """Return the row with the `unnamed` ids forbidden."""
+    """Return the row with the ids in `unnamed` forbidden."""
     logits = row.logits.copy()
     logits[list(unnamed)] = -math.inf
     return replace(row, logits=logits)
@@ -381,7 +382,7 @@ def embedding_of(logits: Logits, size: int) -> array[float]:
 
 
 class Recorded:
-    """Records an `InternalError` before it is raised further, in case the engine catches it."""
+    """Records an `InternalError` before it is passed on, in case the engine catches it."""
 
     def __init__(self, violations: list[InternalError]) -> None:
         self._violations = violations

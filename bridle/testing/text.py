@@ -1,7 +1,7 @@
-"""A tokenizer for tests: a list of pieces, one per token id.
+"""A tokenizer for tests: a list of pieces, one for each token id.
 
-A piece is text, or bytes for a token that holds only part of a character. Such bytes become text with the token that
-completes the character, as in byte-level vocabularies. There are no special tokens.
+A piece is text, or bytes for a token that has only part of a character. Such bytes become text together with the token
+that completes the character, as in byte-level vocabularies. There are no special tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class PieceDecoder:
-    """A `TextDecoder` over `pieces`; `alphabet(n)` makes one with `n` letters."""
+    """A `TextDecoder` over `pieces`; `alphabet(n)` makes a decoder with `n` letters."""
 
     def __init__(self, pieces: Sequence[str | bytes]) -> None:
         self.pieces = tuple(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
@@ -22,7 +22,7 @@ class PieceDecoder:
         return cls([chr(ord("a") + token) for token in range(vocab_size)])
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> PieceState:
-        """Return the state for an output that follows `prompt`. Neither argument has an effect on the state."""
+        """Return the decoding state of an output that follows `prompt`. Neither argument has an effect on the state."""
         return PieceState(self.pieces)
 
     def token_text(self, token: int) -> str:
@@ -30,7 +30,8 @@ class PieceDecoder:
         return self.decode([token])
 
     def tokens_of(self, text: str) -> list[int]:
-        """Return the longest pieces that spell the text, one after the other. Bytes that no piece has are left out."""
+        """Return the tokens of the longest pieces that spell the text, one after the other. Bytes for which there is no
+        piece are left out."""
         data, tokens = text.encode(), []
         while data:
             fits = [token for token, piece in enumerate(self.pieces) if piece and data.startswith(piece)]
@@ -46,7 +47,7 @@ class PieceDecoder:
 
 
 class PieceState:
-    """The text of one growing output: its tokens, and the number of certain characters after each."""
+    """The text of one growing output: its tokens, and the number of complete characters after each token."""
 
     def __init__(self, pieces: tuple[bytes, ...]) -> None:
         self._pieces = pieces
@@ -59,14 +60,14 @@ class PieceState:
         return len(self._text(final=True)) > self._certain[-1]
 
     def push(self, token: int) -> str:
-        """Append a token. Returns the characters that became certain."""
+        """Append a token. Returns the characters that are now complete."""
         self._tokens.append(token)
         text = self._text(final=False)
         self._certain.append(len(text))
         return text[self._certain[-2] :]
 
     def rewind(self, num_tokens: int) -> int:
-        """Roll back tokens. Returns the number of characters that disappear."""
+        """Roll back tokens. Returns the number of characters that are removed."""
         before = self._certain[-1]
         del self._tokens[len(self._tokens) - num_tokens :]
         del self._certain[len(self._tokens) + 1 :]
