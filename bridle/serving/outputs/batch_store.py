@@ -1,4 +1,4 @@
-"""Batches of users, and answers of unfinished batches. A server that is restarted continues these batches."""
+"""Batches of users, and the answers of unfinished batches. A server that is restarted continues these batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a user, who may be an admin. `times` has the Unix time at which each status began."""
+    """A batch of a user; the user may be an admin. `times` has the Unix time at which each status began."""
 
     user: str
     is_admin: bool
@@ -55,7 +55,7 @@ class Batch:
         return self.created + WINDOW
 
     def fields(self) -> dict[str, Any]:
-        """Return the batch as clients see it."""
+        """Return the batch in the form that clients see."""
         return {
             "id": self.id,
             "object": "batch",
@@ -76,7 +76,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of an unfinished batch, by line number: JSON, each with its newline."""
+    """Answers of an unfinished batch, by line number. Each answer is JSON with a newline at its end."""
 
     good: dict[int, bytes] = field(default_factory=dict)
     bad: dict[int, bytes] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class Answers:
 
 
 class BatchStore(SavedRecords[Batch]):
-    """Keeps batches and their answers; with state tables, also those that were saved there. Used from one thread. `now`
-    returns the Unix time."""
+    """Keeps batches and their answers. With state tables, it also has the batches that were saved there. Only one
+    thread may use it. `now` returns the Unix time."""
 
     kind, unknown, noun, plural = Batch, UnknownBatch, "batch", "batches"
     usual = BOUNDS
@@ -115,7 +115,8 @@ class BatchStore(SavedRecords[Batch]):
                 self.kept_answers.setdefault(batch, Answers()).add(int(number), value[:1] == b"+", value[1:])
 
     def create(self, identity: Identity, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
-        """Store a new batch. Raises `Overloaded` if the user has too many unfinished batches, or there is no room."""
+        """Store a new batch. Raises `Overloaded` if the user has too many unfinished batches, or if there is no
+        room."""
         num_open = sum(not batch.is_over for batch in self.of(identity.user))
         if num_open >= MAX_OPEN:
             raise Overloaded(f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait, or cancel one")
@@ -151,7 +152,7 @@ class BatchStore(SavedRecords[Batch]):
         return batch if batch.status == "cancelling" else self.change(batch, "cancelling")
 
     def answers(self, batch: Batch) -> Answers:
-        """Return the answers of a batch so far."""
+        """Return the answers that a batch has so far."""
         return self.kept_answers.setdefault(batch.id, Answers())
 
     def add_answer(self, batch: Batch, number: int, is_good: bool, line: bytes) -> None:
@@ -164,7 +165,7 @@ class BatchStore(SavedRecords[Batch]):
         self.put(replace(found, completed=len(answers.good), failed=len(answers.bad)))
 
     def forget_answers(self, batch: Batch) -> None:
-        """Forget the answers of a batch that has ended or was removed."""
+        """Delete the stored answers of a batch that has ended or was removed."""
         answers = self.kept_answers.pop(batch.id, Answers())
         if self._answers is not None:
             for number in (*answers.good, *answers.bad):

@@ -1,8 +1,8 @@
 """Conversations that the server keeps for its clients. Requests add items to a conversation and continue it.
 
-Conversations are kept in memory as JSON, within limits for all users and for one, and for some time after their last
-change. With a state file they are also saved there. Users cannot access each other's conversations. Items are plain
-data.
+Conversations are kept in memory as JSON for some time after their last change. Limits apply to each user and to all
+users together. With a state file they are also saved there. Users cannot access the conversations of other users. Items
+are plain data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Item = dict[str, Any]
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation of a user. `created` is a Unix time; `items` have ids and are JSON."""
+    """A conversation of a user. `created` is a Unix time. `items` are JSON and have ids."""
 
     user: str
     id: str
@@ -43,7 +43,7 @@ class Conversation:
     items: dict[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """Return the conversation as clients see it."""
+        """Return the conversation in the form that clients see."""
         return {"id": self.id, "object": "conversation", "created_at": self.created, "metadata": self.metadata}
 
     def listed(self) -> list[Item]:
@@ -51,7 +51,7 @@ class Conversation:
         return [msgspec.json.decode(item) for item in self.items.values()]
 
     def item(self, name: str) -> Item:
-        """Return an item by its name. Raises `UnknownConversation`."""
+        """Return an item of a conversation by the item's id. Raises `UnknownConversation`."""
         if name not in self.items:
             raise UnknownConversation(f"no item {short_repr(name)} is in conversation {self.id}; list its items")
         found: Item = msgspec.json.decode(self.items[name])
@@ -59,15 +59,15 @@ class Conversation:
 
 
 class ConversationStore(SavedRecords[Conversation]):
-    """Keeps conversations; with a state `table`, also those that were saved there. Used from one thread. Conversations
-    returned by `find` are never modified: every change stores a new one."""
+    """Keeps conversations. With a state `table`, it also has the conversations that were saved there. Only one thread
+    may use it. Conversations that `find` returned are never modified; every change stores a new object."""
 
     kind, unknown, noun, plural = Conversation, UnknownConversation, "conversation", "conversations"
     usual = BOUNDS
     advice = "they are kept for {:g} s after their last change, within bounds. Create it again"
 
     def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
-        """Store a new conversation. Raises `InvalidRequest` if it is too large."""
+        """Store a new conversation. Raises `InvalidRequest` if the conversation is too large."""
         made = Conversation(user, f"conv_{secrets.token_hex(16)}", int(time.time()), metadata)
         return self.put(self._with(made, items))
 
@@ -76,8 +76,8 @@ class ConversationStore(SavedRecords[Conversation]):
         return self.put(replace(conversation, metadata=metadata))
 
     def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
-        """Append items to a conversation; items without an id get one. Returns the added items. Raises `InvalidRequest`
-        if there are too many items or they are too large."""
+        """Append items to a conversation. Items without an id get one. Returns the added items. Raises `InvalidRequest`
+        if there are too many items, or if they are too large."""
         made = self.put(self._with(conversation, items))
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
@@ -88,7 +88,7 @@ class ConversationStore(SavedRecords[Conversation]):
         return ConversationTurn(self, user, name, items)
 
     def end_turn(self, turn: ConversationTurn, output: Iterable[Item]) -> None:
-        """Add the items and the answer of a turn. There is always room for these."""
+        """Add the items and the answer of a turn. A turn always has room for them."""
         found = self.find(turn.user, turn.id)
         self.put(self._with(found, [*turn.items, *output], slack=2))
 
@@ -119,7 +119,7 @@ class ConversationStore(SavedRecords[Conversation]):
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """A request that continues conversation `id` of a user with `items`."""
+    """A request that continues the conversation `id` of a user with `items`."""
 
     store: ConversationStore
     user: str
@@ -127,7 +127,8 @@ class ConversationTurn:
     items: list[Item]
 
     def end(self, output: Iterable[Item]) -> None:
-        """Add the request's items and its output to the conversation. If that is no longer possible, it is logged."""
+        """Add the items of the request and its output to the conversation. If this is no longer possible, the reason is
+        logged."""
         try:
             self.store.end_turn(self, output)
         except (InvalidRequest, Overloaded) as error:

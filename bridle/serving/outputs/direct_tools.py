@@ -1,7 +1,7 @@
-"""Tools that users call themselves, without a controller: tools of the operator's file with `direct = true`.
+"""Tools that users call themselves, without a controller: the tools with `direct = true` in the operator's file.
 
-A chat client offers these tools to its model, shows each call, and gets the result from here. This module also takes
-clients' answers to calls of controllers, by the same rules for every API.
+A chat client offers these tools to its model, shows each call to its user, and gets the result from this module. This
+module also passes clients' results to calls of controllers, by the same rules in every API.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bridle.serving.tenancy.keys import Identity
 
 
 def desks_of(models: Iterable[LoadedModel]) -> list[ToolExecutor]:
-    """Return the tool executors of all loaded models; usually they share one."""
+    """Return the tool executors of all loaded models. Usually all models share one executor."""
     found = {id(model.tools): model.tools for model in models if model.tools is not None}
     return list(found.values())
 
 
 def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: Any, error: str | None) -> None:
-    """End a waiting call of this user with a result or an error message. Raises `InvalidRequest` if no such call
-    waits."""
+    """End a waiting call of this user with a result or an error message. Raises `InvalidRequest` if no call with this
+    id waits."""
     if error is not None and result is not None:
         raise InvalidRequest("both result and error were given; a call has one answer", "error")
     text = "" if error is not None else as_text(result)
@@ -38,8 +38,8 @@ def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: 
 
 
 async def list_tools(models: Iterable[LoadedModel], user: Identity) -> list[dict[str, Any]]:
-    """Return a row per tool that this user may call: name, description, and the JSON schema `parameters`. A tool server
-    that does not start has a row with its name and an `error`."""
+    """Return a row for each tool that this user may call: its name, its description, and the JSON schema `parameters`.
+    For a tool server that does not start, there is a row with its name and an `error`."""
     found = [
         (desk, name, tool)
         for desk in desks_of(models)
@@ -52,7 +52,8 @@ async def list_tools(models: Iterable[LoadedModel], user: Identity) -> list[dict
 async def call_tool(
     models: Iterable[LoadedModel], user: Identity, name: str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Call a tool. Returns its `result` or an `error`. Cancelling this coroutine ends the call."""
+    """Call a tool. Returns a row with the `result` of the call or an `error`. Cancelling this coroutine ends the
+    call."""
     desks = [(desk, tuple(desk.direct_for(user.user, user.is_admin))) for desk in desks_of(models)]
     desk, names = next((each for each in desks if entry_of(name, each[1]) is not None), (None, ()))
     if desk is None:
@@ -73,7 +74,7 @@ async def call_tool(
 
 
 async def _rows(desk: ToolExecutor, name: str, tool: Tool) -> list[dict[str, Any]]:
-    """Return the rows of one entry of the operator's file of tools."""
+    """Return the rows for one entry of the operator's file of tools."""
     try:
         offers = await asyncio.wrap_future(desk.run(tool.offers()))
     except ToolFailed as error:

@@ -1,5 +1,6 @@
-"""Files that users upload for batches, and files that batches write. Files are kept in memory, within limits for all
-users and for one; with a state file they are also saved there. Users cannot access each other's files."""
+"""Files that users upload for batches, and files that batches write. Files are kept in memory, within limits for each
+user and for all users together. With a state file they are also saved there. Users cannot access the files of other
+users."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class StoredFile:
     content: bytes
 
     def fields(self) -> dict[str, Any]:
-        """Return the file as clients see it."""
+        """Return the file's metadata in the form that clients see."""
         return {
             "id": self.id,
             "object": "file",
@@ -45,14 +46,15 @@ class StoredFile:
 
 
 class FileStore(SavedRecords[StoredFile]):
-    """Keeps files; with a state `table`, also those that were saved there. Used from one thread."""
+    """Keeps files. With a state `table`, it also has the files that were saved there. Only one thread may use it."""
 
     kind, unknown, noun, plural = StoredFile, UnknownFile, "file", "files"
     usual = BOUNDS
     advice = "files are kept for {:g} s, within bounds. Upload it again"
 
     def create(self, user: str, filename: str, purpose: str, content: bytes) -> StoredFile:
-        """Store a new file. Raises `InvalidRequest` if it is too large, and `Overloaded` if there is no room."""
+        """Store a new file. Raises `InvalidRequest` if the file is too large, and `Overloaded` if there is no room for
+        it."""
         bounds, now = self.bounds, int(time.time())
         if len(content) > bounds.max_bytes_of_user // 2:
             most = bounds.max_bytes_of_user // 2

@@ -13,8 +13,8 @@ from bridle.structured_output.spec import Constraint
 
 @dataclass(frozen=True, slots=True)
 class OptionScore:
-    """One option: its probability relative to the other options, and the log-probability of its text under the
-    model."""
+    """One option of a choice: its probability relative to the other options, and the log-probability of its text under
+    the model."""
 
     text: str
     probability: float
@@ -26,8 +26,8 @@ class OptionScore:
 
 
 def option_scores(constraint: object, output: RequestOutput) -> tuple[OptionScore, ...]:
-    """Return the scores of all options of a constraint, in its order. Empty if options were not scored, or scores not
-    requested."""
+    """Return the scores of all options of a constraint, in the order of the options. The result is empty if options
+    were not scored, or if their scores were not requested."""
     if OPTIONS not in output.storage or not isinstance(constraint, Constraint):
         return ()
     told = json.loads(output.storage[OPTIONS])

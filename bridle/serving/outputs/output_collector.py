@@ -1,7 +1,7 @@
-"""Builds outputs from events: tokens and text grow, are rolled back, and split into forks.
+"""Builds outputs from events: tokens and text are added, rolled back, and copied for forks.
 
-Every front end uses a collector. A streaming reader uses `DeltaReader`; others read `output` at the end. This module
-knows no wire formats or engines.
+Every front end uses a collector. A streaming reader uses `DeltaReader`; other readers read `output` at the end. This
+module uses no wire formats and no engine.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAX_ERROR_LOG_CHARS = 4_096
 
 @dataclass(slots=True)
 class GrowingOutput:
-    """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
+    """One output while it grows. `ends[i]` is the number of characters that were complete with token i.
 
-    `low_tokens` and `low_chars` are the shortest lengths since the last read: tokens that the reader has beyond them
-    were rolled back.
+    `low_tokens` and `low_chars` are the shortest lengths since the last read. Everything that the reader has beyond
+    them was rolled back.
     """
 
     output: CompletionOutput
@@ -64,7 +64,7 @@ class GrowingOutput:
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
     def fork(self, index: int, num_tokens: int, text: str, seed: int | None) -> GrowingOutput:
-        """Return a copy of the output at the time when it had `num_tokens` tokens and `text`."""
+        """Return a copy of the output as it was when it had `num_tokens` tokens and `text`."""
         parent = self.output
         child = CompletionOutput(
             index=index,
@@ -84,7 +84,7 @@ class GrowingOutput:
         output.usage, output.error = event.usage, event.error
 
     def _cut(self, num_tokens: int, num_chars: int) -> None:
-        """Keep the first `num_tokens` tokens and `num_chars` characters. Ends of tokens are limited to these
+        """Keep the first `num_tokens` tokens and `num_chars` characters. The ends of tokens are limited to these
         characters."""
         del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
         if self.output.logprobs is not None:
@@ -96,8 +96,8 @@ class GrowingOutput:
 
 
 class OutputCollector:
-    """Collects the events of one request. `output` is complete once the event stream has ended, and can be read at any
-    time before."""
+    """Collects the events of one request. `output` can be read at any time, and is complete when the event stream has
+    ended."""
 
     def __init__(self, request: Request, prompt_text: str | None = None) -> None:
         self.request = request
@@ -145,7 +145,8 @@ class OutputCollector:
                     self._store(event)
 
     def _seed_of(self, index: int) -> int | None:
-        """The seed of a fork. Forks of a controller have their request's, unless there are copies of them."""
+        """Return the seed of a fork. Forks of a controller have the seed of their request, unless the request has
+        several outputs."""
         sampling, controller = self.request.sampling, self.request.controller
         if sampling.n == 1 or sampling.seed is None:
             return sampling.seed
@@ -161,28 +162,29 @@ class OutputCollector:
 
 
 async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector) -> RequestOutput:
-    """Read a stream to its end. Returns the complete output."""
+    """Read a stream of events to its end. Returns the complete output."""
     async for events in stream:
         collector.add(events)
     return collector.output
 
 
 def raise_first_error(output: RequestOutput) -> None:
-    """Raise the error of the first output that ended with one. A cancelled output has no error."""
+    """Raise the error of the first output that ended with an error. A cancelled output has no error."""
     for each in output.outputs:
         if each.error is not None:
             raise with_logs(each.error, each)
 
 
 def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
-    """Return the error of an output. If it is a controller's error, add the end of the controller's log."""
+    """Return the error of an output. If it is an error of a controller, the end of the controller's log is added."""
     if isinstance(error, ControllerError):
         error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
     return error
 
 
 def mean_logprob(output: CompletionOutput) -> float:
-    """Return the mean log-probability of an output's tokens that have one; minus infinity for an empty output."""
+    """Return the mean log-probability over the tokens of an output that have one; minus infinity for an empty
+    output."""
     known = [entry.logprob for entry in output.logprobs or () if entry is not None]
     return sum(known) / len(known) if known else float("-inf")
 
@@ -193,8 +195,9 @@ def rank(output: CompletionOutput) -> tuple[bool, float, int]:
 
 
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
-    """Return the outputs with the highest mean log-probability, best first, numbered from 0. The outputs must have
-    log-probabilities. Empty outputs rank after all others, and outputs that were outranked before their end rank last.
+    """Return the outputs with the highest mean log-probabilities, best first. They are numbered from 0. The outputs
+    must have log-probabilities. Empty outputs come after all others. Outputs that were ended early, because they could
+    not be among the best, come last.
     """
     ranked = sorted(outputs, key=rank)
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

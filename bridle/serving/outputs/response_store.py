@@ -1,8 +1,9 @@
 """Stored responses that clients refer to later, each with the items before it.
 
-Responses are kept in memory as JSON, within limits for all users and for one, and for some time. With a state file they
-are also saved there, and survive a restart. A response contains all items before it, so it can be continued after
-earlier responses were dropped. Users cannot access each other's responses. Items are plain data.
+Responses are kept in memory as JSON for some time, within limits for each user and for all users together. With a state
+file they are also saved there and survive a restart. A stored response contains all items before it. So it can be
+continued even if earlier responses were dropped. Users cannot access the responses of other users. Items are plain
+data.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Kept:
 
 
 class ResponseStore:
-    """Keeps responses; with a state `table`, also those that were saved there."""
+    """Keeps responses. With a state `table`, it also has the responses that were saved there."""
 
     def __init__(
         self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
@@ -55,8 +56,8 @@ class ResponseStore:
         return len(self._store)
 
     def keep(self, user: str, response: dict[str, Any], input_items: Sequence[Any]) -> bool:
-        """Store a response and the items before it. Returns False, and stores nothing, if it is larger than one
-        user's limit."""
+        """Store a response and the items before it. Returns False and stores nothing if the response is larger than the
+        limit for one user."""
         kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
         name = str(response["id"])
         is_kept = self._store.keep(user, name, kept, kept.num_bytes)
@@ -71,7 +72,7 @@ class ResponseStore:
         return found
 
     def input_items(self, user: str, name: str) -> list[Any]:
-        """Return the items that a response answers. Raises `UnknownResponse`."""
+        """Return the items to which a response is the answer. Raises `UnknownResponse`."""
         found: list[Any] = msgspec.json.decode(self._find(user, name).input_items)
         return found
 

@@ -1,5 +1,5 @@
-"""Records of users: limited in number and bytes, kept for some time after their last change, and saved in a state
-file."""
+"""Records of users. Their number and bytes are limited, they are kept for some time after their last change, and they
+are saved in a state file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
 
 class Record(Protocol):
-    """A record that knows its owner and its name."""
+    """A record that has its owner and its name."""
 
     @property
     def user(self) -> str: ...
@@ -28,9 +28,9 @@ R = TypeVar("R", bound=Record)
 
 
 class SavedRecords(Generic[R]):
-    """Keeps records of the dataclass `kind`; with a state `table`, also those that were saved there. Records are not
-    modified: `put` replaces them. `noun`, `plural` and `advice`, which has a placeholder for seconds, are for
-    errors."""
+    """Keeps records of the dataclass `kind`. With a state `table`, it also has the records that were saved there.
+    Records are not modified; `put` replaces them. `noun`, `plural` and `advice` are words for error messages. `advice`
+    has a placeholder for a number of seconds."""
 
     kind: ClassVar[type[Any]]
     unknown: ClassVar[type[InvalidRequest]]
@@ -54,8 +54,8 @@ class SavedRecords(Generic[R]):
                 self._store.keep(user, name, msgspec.msgpack.decode(value, type=self.kind), len(value), seconds)
 
     def put(self, record: R) -> R:
-        """Store a record. The record replaces one with the same name. Raises `Overloaded` if there is no room for
-        it."""
+        """Store a record. A record with the same name is replaced. Raises `Overloaded` if there is no room for the
+        record."""
         value = msgspec.msgpack.encode(record)
         if not self._store.keep(record.user, record.id, record, len(value)):
             raise Overloaded(f"{self.plural} of other users take all the room; try again later")
@@ -64,7 +64,8 @@ class SavedRecords(Generic[R]):
         return record
 
     def find(self, user: str, name: str, param: str | None = None) -> R:
-        """Return a record of a user. Raises an error of type `unknown` that names the field `param`."""
+        """Return a record of a user. If there is none, raises an error of type `unknown` that names the field
+        `param`."""
         found = self._store.find(user, name)
         if found is None:
             advice = self.advice.format(self.bounds.seconds)
@@ -73,7 +74,7 @@ class SavedRecords(Generic[R]):
         return found
 
     def delete(self, user: str, name: str) -> None:
-        """Delete a record. Raises an error of type `unknown`."""
+        """Delete a record. Raises an error of type `unknown` if there is no such record."""
         self.find(user, name)
         self._store.drop(user, name)
 

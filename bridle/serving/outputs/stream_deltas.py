@@ -1,8 +1,9 @@
-"""Decides which part of a growing output may be sent to the client while tokens can still be rolled back.
+"""Decides which part of a growing output is sent to the client while its tokens can still be rolled back.
 
-Wire formats differ in how they report a rewind. `hold` never shows text that may still be rolled back (for formats that
-cannot report it). `event` shows all text at once and reports rollbacks. `mark` shows all text and adds a mark where
-text was rolled back (AICI's way). A request without a controller never rewinds, so none of its text is held.
+Wire formats differ in how they report a rollback. `hold` never shows text that may still be rolled back. It is for
+formats that cannot report a rollback. `event` shows all text at once and reports rollbacks. `mark` shows all text, and
+adds a mark where text was rolled back (as AICI does). A request without a controller has no rollbacks, so none of its
+text is held back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REWIND_MARK = " \u21a9 "
 
 
 class RewindPolicy(str, Enum):
-    """A front end's handling of text that may be rolled back."""
+    """How a front end handles text that may be rolled back."""
 
     HOLD = "hold"
     EVENT = "event"
@@ -30,9 +31,10 @@ class RewindPolicy(str, Enum):
 
 @dataclass(slots=True)
 class Delta:
-    """A new part of one output. First roll back `taken_tokens` tokens and `taken_chars` characters, then append
-    `tokens` and `text`. `start` is the position of the first of `tokens` in the output. Only the last delta of an
-    output has `is_last`. Nobody changes a delta; it is not frozen, because freezing costs a microsecond."""
+    """A new part of one output. The reader first rolls back `taken_tokens` tokens and `taken_chars` characters, and
+    then appends `tokens` and `text`. `start` is the position in the output of the first token of `tokens`. Only the
+    last delta of an output has `is_last`. A delta must not be changed. It is not frozen, because freezing costs a
+    microsecond."""
 
     index: int
     text: str = ""
@@ -46,11 +48,11 @@ class Delta:
 
 
 def max_rewind_of(request: Request) -> int | None:
-    """Return how many tokens the controller of a request may roll back at once; None if it does not say.
+    """Return how many tokens the controller of a request may roll back at once; None if this is unknown.
 
-    A controller announces the number in an attribute or property `max_rewind`. With 0 it never rewinds, and its text
-    streams as if there were no controller. A request may also ask for unlikely text to be rolled back; the number is
-    then unknown.
+    A controller states this number in an attribute or property `max_rewind`. With 0, the controller never rolls back,
+    and its text streams like text without a controller. A request may also ask that unlikely text is rolled back. The
+    number is then unknown.
     """
     if request.sampling.takes_text_back and request.controller is not None:
         return None
@@ -58,8 +60,8 @@ def max_rewind_of(request: Request) -> int | None:
 
 
 def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
-    """Split events so that a new piece begins at each rewind. A reader that marks rewinds reads the collector after
-    each piece, so that its output does not depend on how many events arrived together."""
+    """Split a list of events, so that a new list begins at each rollback. A reader that marks rollbacks reads the
+    collector after each of these lists. So its output does not depend on how many events arrive together."""
     pieces: list[list[Event]] = [[]]
     for event in events:
         if isinstance(event, Rewind) and pieces[-1]:
@@ -69,7 +71,8 @@ def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
 
 
 class DeltaReader:
-    """Reads a collector's outputs as deltas under a policy. Use one reader per collector."""
+    """Reads the outputs of a collector as deltas, according to a `RewindPolicy`. A collector can have only one
+    reader."""
 
     def __init__(self, collector: OutputCollector, policy: RewindPolicy = RewindPolicy.HOLD) -> None:
         self._collector = collector
@@ -90,8 +93,9 @@ class DeltaReader:
             growing.low_tokens, growing.low_chars = shown.num_tokens, shown.num_chars
 
     def read(self) -> list[Delta]:
-        """Return the deltas that may be shown since the last call: at most one per output, in order of their index.
-        Raises `ControllerError` if, under `hold`, a controller rolled back more than it had announced."""
+        """Return the deltas that may be shown since the last call. There is at most one for each output, in the order
+        of the outputs' indexes. With `hold`, raises `ControllerError` if a controller rolled back more tokens than it
+        stated."""
         deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]
 

@@ -1,8 +1,8 @@
-"""Data sent to clients besides text, output by output: logs, stored variables, the parent of a fork, and a wait for a
-lost device.
+"""Data (extras) that clients get besides text, for each output: logs, stored variables, the parent of a fork, and the
+wait for a lost device.
 
-All routes with controllers use this module. `StreamExtrasReader` keeps the extras that were not sent yet. The size of
-extras is limited, however much a controller prints and however slowly its client reads.
+All routes with controllers use this module. `StreamExtrasReader` keeps the extras that are not sent yet. The size of
+the extras is limited, no matter how much a controller prints and how slowly its client reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CUT = "[...]\n"
 
 @dataclass(slots=True)
 class StreamExtras:
-    """New extras of one output. `parent` is the output from which it was forked."""
+    """The new extras of one output. `parent` is the output from which this output was forked."""
 
     logs: str = ""
     writes: list[Stored] = field(default_factory=list)
@@ -39,7 +39,8 @@ class StreamExtras:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
 
     def write(self, event: Stored) -> None:
-        """Add a write of a variable. If there are too many writes, those without effect are dropped."""
+        """Add a write of a variable. If there are too many writes, the writes that have no effect any more are
+        dropped."""
         self.writes.append(event)
         self._num_bytes += len(event.value)
         if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
@@ -57,13 +58,13 @@ class StreamExtras:
         return [plain_record(record) for record in self.records]
 
     def fields(self) -> dict[str, Any]:
-        """Return the extra fields of a choice, without empty ones."""
+        """Return the extras as fields of a choice. Empty fields are left out."""
         shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming, "trace": self.trace}
         return {name: value for name, value in shown.items() if value}
 
 
 class StreamExtrasReader:
-    """Collects events, and returns them as extras, with trace records if requested."""
+    """Collects events and returns them as extras; trace records are included if requested."""
 
     def __init__(self, *, tells_trace: bool = False) -> None:
         self._tells_trace = tells_trace
@@ -89,7 +90,7 @@ class StreamExtrasReader:
         return self._pending.pop(index, None) or StreamExtras()
 
     def read_records(self, index: int) -> list[dict[str, Any]]:
-        """Return the trace records among the new extras of one output; its other extras stay."""
+        """Return the trace records among the new extras of one output. The other extras stay."""
         note = self._pending.get(index)
         if note is None:
             return []
@@ -98,7 +99,7 @@ class StreamExtrasReader:
 
     @property
     def indexes(self) -> list[int]:
-        """Return the indexes of the outputs with new extras."""
+        """Return the indexes of the outputs that have new extras."""
         return sorted(self._pending)
 
     def _of(self, event: Event) -> StreamExtras:
@@ -106,7 +107,7 @@ class StreamExtrasReader:
 
 
 def _essence(writes: list[Stored]) -> list[Stored]:
-    """Return at most one write for each variable, with the same effect as all of the writes."""
+    """Return at most one write for each variable. Together they have the same effect as all of the writes."""
     last: dict[str, Stored] = {}
     for event in writes:
         before = last.get(event.name)

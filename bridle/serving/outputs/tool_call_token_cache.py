@@ -1,9 +1,10 @@
-"""Recent answers of a model with tool calls: their exact tokens, so that the next prompt can begin with the same
-tokens.
+"""Recent answers of a model that have tool calls. Their exact tokens are kept, so that the next prompt can begin with
+the same tokens.
 
-A client sends an answer back as text and calls. A chat template may write them differently from the model, so that the
-answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. The cache is limited
-in number, bytes and time, and fair among users. This module knows neither templates nor wire formats.
+A client sends an answer back as text and tool calls. A chat template may write them differently from the model. Then
+the KV of the answer could not be used. The cache finds an answer by the ids of its tool calls, which are unique. The
+number, the bytes and the time of the entries are limited, and users have fair shares. This module uses no chat
+templates and no wire formats.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
-    """An answer with calls. `prompt` are the tokens before the answer, and `seal` is a hash of the prompt's text.
-    `tokens` and `text` are the answer's own; `message` is what the client received. `request_id` is the request that
-    has parked its KV."""
+    """An answer with tool calls. `prompt` are the tokens before the answer, and `seal` is a hash of the prompt's text.
+    `tokens` and `text` belong to the answer; `message` is the answer that the client received. `request_id` is the
+    request whose KV was retained."""
 
     request_id: str
     prompt_chars: int
@@ -52,7 +53,7 @@ def seal_of(text: str) -> bytes:
 
 
 class ToolCallTokenCache:
-    """Keeps answers for `seconds`. Safe from any thread."""
+    """Keeps answers for `seconds` seconds. Safe from any thread."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._store: PerUserStore[CachedToolCall] = PerUserStore(StoreBounds(seconds, *_BOUNDS), clock)
@@ -70,7 +71,7 @@ class ToolCallTokenCache:
         text: str,
         message: ChatMessage,
     ) -> None:
-        """Store an answer with calls. `rendered` is the text of its prompt."""
+        """Store an answer with tool calls. `rendered` is the text of its prompt."""
         if not message.calls:
             return
         own = array("i", prompt), array("i", tokens)
@@ -78,5 +79,5 @@ class ToolCallTokenCache:
         self._store.keep(user, message.calls[0].id, entry, entry.num_bytes)
 
     def find(self, user: str, call_id: object) -> CachedToolCall | None:
-        """Return the answer of this user whose first call has this id, or None."""
+        """Return the answer of this user whose first tool call has this id, or None."""
         return self._store.find(user, call_id) if isinstance(call_id, str) else None

@@ -1,1 +1,1 @@
-"""Access to a server and fair sharing among users: keys, rate limits, fairness, admission."""
+"""Access to a server and fair sharing among users: API keys, rate limits, fairness, and admission."""

@@ -1,17 +1,19 @@
-"""Limits the number of requests and tokens that a server has accepted at once, and refuses further requests.
+"""Limits how many requests and tokens a server has accepted at the same time, and refuses further requests.
 
-A bounded queue answers or refuses quickly; an unbounded one answers every request late. A front end takes a ticket
-before it spends work on a request, charges the ticket with tokens once these are counted, and releases it at the end.
-This module does not know engines: the limits cover every request that a process has accepted, waiting or running.
+With a bounded queue, a request is answered or refused quickly. With an unbounded queue, every request is answered late.
+A front end takes a ticket before it works on a request, charges the ticket with tokens when they are counted, and
+releases it at the end. This module uses no engine. The limits cover every request that the process has accepted,
+whether it waits or runs.
 
-If several users share a server, no user can fill it alone. A user may have at most four times as many places as are
-still free, so there is always room for another user. `rate_limit` limits how much a user may ask for in a minute.
+If several users share a server, no single user can fill it. A user may occupy at most four times as many places as are
+still free. So there is always room for another user. `rate_limit` limits the requests and tokens of a user per minute.
 
-`FairQueue` decides which request is served first: start-time fair queueing between tenants (Goyal et al., 1996). Every
-request gets a place, and the engine takes waiting requests in order of their places. A tenant's next place comes after
-the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts at the current place
-of service: it neither saves up places nor waits behind others' places. Work is counted in tokens. The length of an
-output is estimated from earlier outputs, and corrected when the output has ended.
+`FairQueue` decides the order of requests, by start-time fair queueing between tenants (Goyal et al., 1996). Every
+request gets a place in this order, and the engine serves waiting requests in the order of their places. The next place
+of a tenant comes after the work that its earlier requests asked for, divided by the tenant's weight. A tenant that was
+idle starts at the place that is served now. It neither saves up service nor waits for other tenants to catch up. Work
+is counted in tokens. The length of an output is estimated from earlier outputs. It is corrected when the output has
+ended.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _GUESS_SMOOTHING = 0.05
 
 
 class Admission:
-    """Counts the requests and tokens in flight against two limits. For use by one thread or event loop."""
+    """Counts the accepted requests and their tokens against two limits. Only one thread or event loop may use it."""
 
     def __init__(
         self,
@@ -45,8 +47,8 @@ class Admission:
         *,
         is_shared: bool = False,
     ) -> None:
-        """Make an empty admission. `is_shared` says that users have separate identities, so that no user may crowd out
-        others."""
+        """Create an admission without requests. With `is_shared`, users have separate identities, and no user may use
+        all of the room."""
         for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
@@ -66,13 +68,14 @@ class Admission:
 
     @property
     def max_tokens(self) -> int:
-        """Return the maximum number of prompt tokens in flight. A prompt that fits a model is always accepted if
-        nothing else is in flight. So the limit is higher while a model with a longer context is loaded."""
+        """Return the maximum number of prompt tokens of all accepted requests together. A prompt that fits a model is
+        always accepted if there are no other requests. So the limit is higher while a model with a longer context is
+        loaded."""
         return max(self._max_tokens, self.longest_prompt())
 
     def admit(self, num_requests: int = 1, user: str = "", limits: UserLimits = NO_LIMITS) -> Ticket:
-        """Return a ticket for `num_requests` of `user`; the caller must release it. Raises `Overloaded` if there is no
-        room for the requests, or if the user's limits are used up."""
+        """Return a ticket for `num_requests` requests of `user`. The caller must release it. Raises `Overloaded` if
+        there is no room for the requests, or if the user has reached a limit."""
         self.check(user, limits, num_requests)
         if limits is not NO_LIMITS:
             self._rates.spend(user, "requests", limits.requests_per_minute, num_requests)
@@ -90,8 +93,8 @@ class Admission:
             self._rates.look(user, limits, num_requests)
 
     def retry_after(self) -> float:
-        """Return the seconds until a place should be free: the mean holding time divided by the number of requests in
-        flight."""
+        """Return the estimated seconds until a place is free: the mean time of a ticket divided by the number of
+        accepted requests."""
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
@@ -127,10 +130,10 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. The ticket must be released when the request has ended, on every path; a
-    `with` block releases it.
+    """A place among the accepted requests. It must be released when the request has ended, in every case; a `with`
+    block releases it.
 
-    `places` has one entry for each charge. Set `num_output` to the number of generated tokens once it is known.
+    `places` has one entry for each charge. Set `num_output` to the number of generated tokens when it is known.
     """
 
     admission: Admission
@@ -144,9 +147,9 @@ class Ticket:
     is_released: bool = False
 
     def charge(self, num_tokens: int, most: int | None = None) -> float:
-        """Charge a prompt's tokens to this ticket. Returns the request's place in the order of service, for which its
-        maximum number of output tokens, `most`, counts too. If there is no room for the tokens, raises `Overloaded` and
-        charges nothing."""
+        """Charge the tokens of a prompt to this ticket. Returns the request's place in the order of service. The place
+        also depends on `most`, the maximum number of output tokens. If there is no room for the tokens, nothing is
+        charged and `Overloaded` is raised."""
         if self.is_released:
             return 0.0
         total = self.admission
@@ -186,7 +189,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A place in the order of service: requests with a smaller `start` are served first."""
+    """A place in the order of service. Requests with a smaller `start` are served first."""
 
     tenant: str
     start: float
@@ -195,7 +198,7 @@ class QueuePlace:
 
 
 class FairQueue:
-    """Assigns places in the order of service. For use by one thread or event loop."""
+    """Assigns places in the order of service. Only one thread or event loop may use it."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[str, float] = OrderedDict()
@@ -204,11 +207,11 @@ class FairQueue:
         self._num_done = 0
 
     def enqueue(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> QueuePlace:
-        """Return the place of a request with `num_prompt` prompt tokens, which asks for at most `max_output` tokens. A
-        tenant of weight 2 gets twice as much service as one of weight 1.
+        """Return the place of a request that has `num_prompt` prompt tokens and asks for at most `max_output` output
+        tokens. A tenant of weight 2 gets twice as much service as a tenant of weight 1.
 
-        The output length is estimated first and corrected later. An estimate that is too high delays the tenant's
-        requests that come before the correction. So the estimate is at most `max_output`.
+        The length of the output is estimated first and corrected later. If the estimate is too high, the tenant's next
+        requests are delayed until it is corrected. So the estimate is at most `max_output`.
         """
         guess = self._guess if max_output is None else min(self._guess, max_output)
         place = QueuePlace(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
@@ -216,8 +219,8 @@ class FairQueue:
         return place
 
     def done(self, place: QueuePlace, num_output: int | None) -> None:
-        """Record that the request of this place has ended, after `num_output` tokens (None: it never ran, or the number
-        is unknown)."""
+        """Record that the request with this place has ended after `num_output` tokens. None means that it never ran, or
+        that the number is unknown."""
         self._reached = max(self._reached, place.start)
         if num_output is None:
             return

@@ -1,5 +1,5 @@
-"""Origins of web pages that may open a WebSocket. Without this check, a browser would connect any page with its user's
-rights."""
+"""Checks which web pages may open a WebSocket, by their origin. Without this check, a browser would let any page
+connect with the rights of the browser's user."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 
 def may_connect(headers: Iterable[tuple[bytes, bytes]], allowed: Iterable[str]) -> bool:
-    """Return whether an upgrade request is allowed: it comes from no browser, from a page of this server, or from an
-    origin in `allowed`."""
+    """Return whether an upgrade request is allowed. It must come from no browser, from a page of this server, or from
+    an origin in `allowed`."""
     found = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin = found.get(b"origin")
     return origin is None or bool({"*", origin} & {*allowed}) or urlsplit(origin).netloc == found.get(b"host")

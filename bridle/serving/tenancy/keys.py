@@ -1,8 +1,8 @@
-"""API keys: the users of the server, the admins among them, and the limits of each user. Keys are kept in SQLite, as
-hashes only.
+"""API keys: the users of the server, which of them are admins, and the limits of each user. Keys are stored in SQLite,
+as hashes only.
 
-A key is 32 random bytes in text form, so one round of SHA-256 protects it as well as a slow hash. The key itself is
-shown once, when it is created. This module does not know HTTP.
+A key is 32 random bytes in text form. So one round of SHA-256 protects it as well as a slow hash. The key itself is
+shown only once, when it is created. This module does not use HTTP.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LOCAL_USER = Identity("localhost", True)
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """Metadata of a key: its first characters, its owner and the owner's limits, its creation time (Unix seconds),
+    """Metadata of an API key: its first characters, its owner and the owner's limits, its creation time (Unix seconds),
     and its group."""
 
     prefix: str
@@ -88,8 +88,8 @@ class KeyInfo:
 
 
 class KeyStore:
-    """Keys in one file. Safe from any thread. Several processes may share the file; a change by one of them takes
-    effect at once in all. Raises `InvalidRequest` if the file cannot be used."""
+    """The API keys in one file. Safe from any thread. Several processes may share the file. A change by one process
+    takes effect at once in all of them. Raises `InvalidRequest` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -108,14 +108,15 @@ class KeyStore:
             raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
-        """Add the columns that an older version's file does not have. Another process may do this at the same time."""
+        """Add the columns that the file of an older version does not have. Another process may do this at the same
+        time."""
         for table, column, kind in _ADDED:
             if column not in {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}:
                 with contextlib.suppress(sqlite3.OperationalError):
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
     def add(self, user: str, *, is_admin: bool = False, group: str = "") -> str:
-        """Make a key for `user`, in a group if one is given. Returns the key, which cannot be read again later."""
+        """Create a key for `user`, in a group if one is given. Returns the key, which cannot be read again later."""
         for field, name in (("user", user), ("group", group or "none")):
             if not _NAME.fullmatch(name):
                 message = f"{field} is {name!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter"
@@ -141,21 +142,20 @@ class KeyStore:
         return _identity(self._db.execute(_FIND, (hashed,)).fetchone())
 
     def of_user(self, user: str) -> Identity | None:
-        """Return a user with the fewest rights that any of the user's keys has; None for a user without a key."""
+        """Return a user, with the fewest rights that any of the user's keys has. None for a user without a key."""
         with self._lock:
             return _identity(self._db.execute(_FIND_USER, (user,)).fetchone())
 
     def _forget_old(self) -> None:
-        """Forget remembered lookups if the file has changed, by another process (which SQLite reports) or by this
-        one."""
+        """Forget cached lookups if the file was changed by this process or by another one (which SQLite reports)."""
         version = self._db.total_changes, self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._version = version
             self._found.clear()
 
     def set_limits(self, user: str, limits: UserLimits) -> None:
-        """Set the limits of a user from now on, for all of the user's keys. Raises `InvalidRequest` for a user without
-        a key."""
+        """Set the limits of a user from now on, for all keys of the user. Raises `InvalidRequest` for a user without a
+        key."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")
@@ -196,7 +196,7 @@ def _identity(row: tuple[Any, ...] | None) -> Identity | None:
 
 
 def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> UserLimits:
-    """Return the limits in a row of the table; a user without a row has no limits."""
+    """Return the limits in a row of the table. A user without a row has no limits."""
     return NO_LIMITS if weight is None else UserLimits(requests, tokens, weight, most_urgent)
 
 

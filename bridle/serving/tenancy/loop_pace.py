@@ -1,8 +1,8 @@
 """Lets an event loop serve its connections between tasks that have much to write.
 
-A step of the engine gives events to all streams at once. Their tasks become ready together, and a loop runs all ready
-tasks before it reads or accepts anything. If an event takes long to write, for example with a hundred
-log-probabilities, the loop reads nothing until all streams are written.
+A step of the engine gives events to all streams at once. Their tasks become ready together. A loop runs all ready tasks
+before it reads from or accepts any connection. An event may take long to write, for example with a hundred
+log-probabilities. Then the loop reads nothing until all streams are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SLICE = 0.01
 
 
 class LoopPace:
-    """Shares the rounds of an event loop among tasks. `clock` measures time."""
+    """Divides the rounds of an event loop among tasks. `clock` measures time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,12 +1,13 @@
-"""Shares an event loop's time for cheap messages among users, when clients send too many of them.
+"""Limits how much of an event loop's time cheap messages get, and divides it among users, when clients send too many of
+them.
 
-A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
-other users. So they get a share of the event loop's time. Within the share no message waits. When the share is used up,
-users take turns regardless of their number of connections, and so do the connections of one user. A turn is one message
-between other work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with
-the client.
+A single refusal or empty frame costs almost nothing. Very many of them would take a whole processor from other users.
+So such messages get only a share of the event loop's time. As long as the share is not used up, no message waits. When
+the share is used up, users take turns, no matter how many connections they have. The connections of one user also take
+turns. In one turn, one message is handled, or a few if they are short; then the loop does other work. A connection that
+waits for its turn is not read, so its unread data stays with the client.
 
-`LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
+`LoopThrottle` limits the time for such messages. `RateBudget` limits their number on one connection.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class RateBudget:
         self._filled_at = clock()
 
     def charge(self, what: str, number: int = 1) -> None:
-        """Count `number` more useless messages. If there are too many, raise `ProtocolError`, after which the
-        connection is closed. `what` names the messages."""
+        """Count `number` more useless messages. If there are too many, raise `ProtocolError`; the connection is then
+        closed. `what` names the messages."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
@@ -62,7 +63,8 @@ class RateBudget:
 
 
 class LoopThrottle:
-    """A share of one event loop's time for cheap messages. `clock` measures time; `charge` counts spent time."""
+    """A share of one event loop's time for cheap messages. `clock` measures time; `charge` records the time that was
+    spent."""
 
     def __init__(self, share: float = SHARE, burst: float = BURST, clock: Callable[[], float] = time.monotonic) -> None:
         if not 0 < share <= 1:
@@ -82,15 +84,16 @@ class LoopThrottle:
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
-        """Count `seconds` as spent from the share. Frames cost elapsed time, because a loop that gets no processor
-        time has none to share. Refusals cost processor time, so that they stay fast on a busy server."""
+        """Record that `seconds` of the share were spent. For frames, elapsed time is charged, because a loop that gets
+        no processor time has none to share. For refusals, processor time is charged, so that they stay fast on a busy
+        server."""
         self._left = max(self._left - seconds, -MAX_DEBT)
         self._usual += _NEWS * (seconds - self._usual)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once, if the share has time left and no message waits. A call
-        during a turn waits until the loop has done its other work, because otherwise turns could follow each other
-        without end. Repeated calls before the turn have no effect."""
+        """Call `go_on` when it is this user's turn. This is at once if the share has time left and no message waits. A
+        call during a turn waits until the loop has done its other work. Otherwise turns could follow each other without
+        end. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():
             self._run_now(go_on)
             return
@@ -99,7 +102,7 @@ class LoopThrottle:
             self._timer = asyncio.get_running_loop().call_soon(self._next)
 
     def leave(self, user: str, go_on: Callable[[], object]) -> None:
-        """Cancel a scheduled turn, because the connection is closed. Idempotent, also after the turn."""
+        """Cancel a scheduled turn, because the connection is closed. Idempotent; has no effect after the turn."""
         waiting = self._waiting.get(user)
         if waiting is not None:
             waiting.pop(go_on, None)
@@ -124,9 +127,9 @@ class LoopThrottle:
         return self._left > 0
 
     def _next(self, is_due: bool = False) -> None:
-        """Run the next turn, or several if they are cheap; further turns run after the loop has done its other work. A
-        turn that `is_due` runs even if more time was charged meanwhile, so that a flood of new connections cannot delay
-        it for ever."""
+        """Run the next turn, or several turns if they are cheap. Further turns run after the loop has done its other
+        work. A turn that `is_due` runs even if more time was charged meanwhile. So a flood of new connections cannot
+        delay it forever."""
         self._timer = None
         if not self._waiting:
             return

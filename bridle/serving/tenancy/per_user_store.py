@@ -1,7 +1,7 @@
-"""Values kept for users for a limited time. Values are limited in number and in bytes, per user and in total, and are
-visible only to their user. If a user exceeds a limit, the user's oldest entry is evicted. If a total limit is exceeded,
-the oldest entry of the user with most entries (or bytes) is evicted. So no user can evict the entries of others by
-exceeding the own share. Times come from the given clock; the values are opaque."""
+"""Values that are kept for users for a limited time. Their number and their bytes are limited, per user and in total. A
+value is visible only to its user. If a user exceeds a limit, the oldest entry of the user is evicted. If a total limit
+is exceeded, the user with the most entries (or bytes) loses the oldest entry. So no user can evict entries of others by
+storing too much. Times come from the given clock. The store does not interpret the values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Name = tuple[str, str]  # name of a user, name of an entry
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """Limits: seconds for which an entry is kept; number of entries and bytes, in total and per user."""
+    """Limits: the seconds for which an entry is kept, and the number of entries and bytes, in total and per user."""
 
     seconds: float
     max_entries: int
@@ -46,7 +46,7 @@ class _Share:
 
 
 class PerUserStore(Generic[V]):
-    """A store of values by user and name. Safe from any thread. Byte counts include the overhead of entries."""
+    """A store of values by user and name. Safe from any thread. The bytes of an entry include a fixed overhead."""
 
     def __init__(self, bounds: StoreBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds = bounds
@@ -61,9 +61,9 @@ class PerUserStore(Generic[V]):
         return len(self.entries)
 
     def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
-        """Store a value. The value replaces one with the same name. Returns False, and stores nothing, if the value is
-        larger than one user's limit or than the room that others leave. Entries with given `seconds` of remaining time
-        must come in the order in which they expire, and before all other entries."""
+        """Store a value. A value with the same name is replaced. Returns False and stores nothing if the value is
+        larger than one user's limit, or than the room that other users leave. If entries are added with their remaining
+        `seconds`, they must be added first, in the order in which they expire."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
@@ -80,7 +80,7 @@ class PerUserStore(Generic[V]):
             return (user, name) in self.entries
 
     def find(self, user: str, name: str) -> V | None:
-        """Return a user's value with this name; None if it is absent or expired."""
+        """Return the value with this name of a user; None if it is missing or expired."""
         with self._lock:
             self._expire()
             entry = self.entries.get((user, name))
@@ -95,12 +95,12 @@ class PerUserStore(Generic[V]):
             return [self.entries[name].value for name in names]
 
     def drop(self, user: str, name: str) -> None:
-        """Delete an entry; unknown ones are ignored."""
+        """Delete an entry; unknown names are ignored."""
         with self._lock:
             self._drop((user, name))
 
     def resize(self, user: str, name: str, value: V, num_bytes: int) -> None:
-        """Count the real size of a value whose size was estimated when it was stored. Does nothing if the name has
+        """Set the real size of a value whose size was estimated when it was stored. Does nothing if the name has
         another value by now."""
         with self._lock:
             entry = self.entries.get((user, name))
@@ -126,7 +126,7 @@ class PerUserStore(Generic[V]):
             self._drop_of(max(self.shares.values(), key=lambda share: share.num_bytes))
 
     def _too_much(self, user: str) -> Iterator[Name]:
-        """Yield the oldest entries of a user while the user exceeds a limit."""
+        """Yield the oldest entries of a user, as long as the user exceeds a limit."""
         while (share := self.shares.get(user)) is not None and (
             len(share.names) > self.bounds.max_of_user or share.num_bytes > self.bounds.max_bytes_of_user
         ):

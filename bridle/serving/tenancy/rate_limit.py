@@ -1,8 +1,9 @@
-"""Limits how much a user may ask for in a minute, with token buckets that fill as time passes.
+"""Limits how many requests and tokens a user may ask for per minute. Each user has token buckets, which fill as time
+passes.
 
-A bucket holds the allowance of one minute. Requests are subtracted when they arrive. Tokens are subtracted when they
-are known: those of a prompt at once, those of an output at its end. So a bucket can be negative; it then refuses
-requests until it is positive again.
+A full bucket holds the allowance of one minute. A request is subtracted when it arrives. Tokens are subtracted when
+their number is known: the tokens of a prompt at once, the tokens of an output at its end. So a bucket can be negative.
+It then refuses requests until it is positive again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_USERS = 4_096  # number of users whose buckets are remembered; other users 
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """Limits of a user; None means no limit. `weight` is the user's share when the engine is busy, `most_urgent` the
+    """Limits of a user; None means no limit. `weight` is the user's share when the engine is busy. `most_urgent` is the
     smallest permitted priority (smaller ones are served first)."""
 
     requests_per_minute: int | None = None
@@ -48,19 +49,20 @@ NO_LIMITS = UserLimits()
 
 
 class RateLimiter:
-    """The buckets of all users. For use by one thread or event loop."""
+    """The token buckets of all users. Only one thread or event loop may use it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def look(self, user: str, limits: UserLimits, num_requests: int) -> None:
-        """Raise `Overloaded` if a bucket of the user holds too little for `num_requests`. The buckets do not change."""
+        """Raise `Overloaded` if a bucket of the user holds too little for `num_requests` requests. The buckets do not
+        change."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 
     def spend(self, user: str, what: str, per_minute: int | None, amount: float) -> None:
-        """Take `amount` from the bucket, even if the bucket holds less."""
+        """Subtract `amount` from the bucket, even if the bucket holds less."""
         if per_minute is not None:
             self._bucket(user, what, per_minute).level -= amount
 

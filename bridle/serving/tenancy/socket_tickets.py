@@ -1,7 +1,8 @@
-"""Tickets that let a client open one connection if it cannot send its key, such as a web page that opens a WebSocket.
+"""Tickets that let a client open one connection if it cannot send its API key, such as a web page that opens a
+WebSocket.
 
-Proxies log addresses, so an address must not contain a key. An address may contain a ticket, which is valid for one use
-and for a few seconds only. This module does not know HTTP. For use by one thread or event loop.
+Proxies log URLs, so a URL must not contain a key. A URL may contain a ticket, which is valid only once and for a few
+seconds. This module does not use HTTP. Only one thread or event loop may use it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Issued(NamedTuple):
 
 
 class SocketTickets:
-    """The tickets that were issued and not yet used. `clock` measures time."""
+    """The tickets that were issued and are not used yet. `clock` measures time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +40,7 @@ class SocketTickets:
         return len(self._issued)
 
     def issue(self, identity: Identity) -> str:
-        """Make a ticket for this user. Raises `Overloaded` if too many unused tickets exist."""
+        """Create a ticket for this user. Raises `Overloaded` if there are too many unused tickets."""
         self._forget_old()
         if self.held[identity.user] >= MAX_PER_USER:
             raise self._full(f"user {identity.user!r} has {MAX_PER_USER} tickets that were not used, the limit")
@@ -51,7 +52,7 @@ class SocketTickets:
         return ticket
 
     def redeem(self, ticket: str) -> Identity | None:
-        """Use up a ticket. Returns its user, or None if the ticket is unknown, used or expired."""
+        """Use up a ticket. Returns the user of the ticket, or None if the ticket is unknown, used or expired."""
         self._forget_old()
         issued = self._issued.pop(ticket, None)
         if issued is None:
