@@ -67,7 +67,7 @@ class Parts:
 
     @property
     def control_vectors(self) -> ControlVectors | None:
-        """Return the control vectors of the executor; None if it applies no control vectors."""
+        """Return the control vectors of the executor; None if the executor supports no control vectors."""
         return getattr(self.executor, "control_vectors", None)
 
 
@@ -148,7 +148,7 @@ def load_vectors(holder: object, given: Sequence[str]) -> None:
 
 
 def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
-    """Return the pool that loads adapters into the executor; None if the executor applies none."""
+    """Return the pool that loads adapters into the executor; None if the executor supports no adapters."""
     device = find_device(executor)
     if device is None:
         return None
@@ -163,7 +163,7 @@ def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool
 def start_engine(
     parts: Parts, config: EngineConfig, pools: Sequence[ControllerPool], adapters: AdapterPool | None, tools: Desk
 ) -> tuple[AsyncEngine, ConstraintPool]:
-    """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
+    """Start the engine over the parts, on a thread, with all kinds of controllers that it can run."""
     from bridle.engine import AsyncEngine, Engine
     from bridle.engine.multimodal.encoder_cache import EncoderCache
     from bridle.tokenizer import Detokenizer
@@ -202,7 +202,7 @@ def start_engine(
 def _all_pools(
     parts: Parts, constraints: ConstraintPool, further: Sequence[ControllerPool], tools: Desk
 ) -> Sequence[ControllerPool]:
-    """Return the pools that run all kinds of controllers, and compositions of them."""
+    """Return the pools for all kinds of controllers and for compositions of them."""
     from bridle.controllers import PythonControllerPool
     from bridle.controllers.beams import BeamPool
     from bridle.controllers.composite_pool import with_composed

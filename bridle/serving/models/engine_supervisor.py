@@ -1,9 +1,10 @@
-"""Restarts the engines of a server that fail or hang, with growing pauses, and gives up after too many failures.
+"""Restarts engines of a server that fail or hang. The pauses between restarts grow, and after too many failures the
+engine is given up.
 
 An engine has failed if its thread ended with an error, such as a lost device. An engine hangs if one step takes longer
-than the operator allows. The supervisor does not measure a step in seconds of a clock. The supervisor counts its own
-checks during the step, because a process that was stopped for an hour (SIGSTOP, a suspended machine) has not computed
-for an hour.
+than the operator allows. The length of a step is not measured with a clock. Instead, the supervisor counts its own
+checks during the step. A process that was stopped for an hour (SIGSTOP, a suspended machine) has not computed for an
+hour.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PROVEN_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """A step may last `watchdog_timeout` seconds (0: any time). After `max_restarts` restarts in a row that did not
-    help, the model is no longer served. The server then ends unless it serves another model."""
+    """A step may last `watchdog_timeout` seconds (0: unlimited). After `max_restarts` restarts in a row without
+    success, the model is no longer served. The server then ends, unless it serves another model."""
 
     watchdog_timeout: float = 300.0
     max_restarts: int = 5
@@ -50,13 +51,13 @@ class RestartPolicy:
             )
 
     def pause(self, num_faults: int) -> float:
-        """Return the seconds before the restart after `num_faults` failures in a row."""
+        """Return the seconds to wait before the restart after `num_faults` failures in a row."""
         return 0.0 if num_faults < 2 else min(2.0 ** (num_faults - 2), MAX_PAUSE)
 
 
 class EngineSupervisor:
-    """Checks the engines behind `slots()`. `keeper` loads failed ones again; `give_up` ends the server with an error.
-    All calls are made in the registry's event loop."""
+    """Checks the engines of the slots that `slots()` returns. `keeper` loads the models of failed engines again;
+    `give_up` ends the server with an error. All methods are called in the registry's event loop."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class EngineSupervisor:
         self._num_good: dict[Slot, int] = {}  # number of checks since the restart at which the engine ran
 
     async def run(self) -> None:
-        """Check the engines again and again, until cancelled. Cancelling also ends restarts in progress."""
+        """Check the engines repeatedly, until this task is cancelled. Cancelling it also ends restarts in progress."""
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -95,7 +96,7 @@ class EngineSupervisor:
                     self._count_good(slot)
 
     def restart_failed(self, slot: Slot) -> bool:
-        """Restart the slot's engine if it has failed. Returns whether the engine had failed."""
+        """Restart the engine of a slot if it has failed. Returns whether the engine had failed."""
         client = None if slot.model is None else slot.model.local_engine
         if client is None or client.fault is None:
             return False
@@ -103,7 +104,7 @@ class EngineSupervisor:
         return True
 
     def _end_stuck(self, slot: Slot, client: AsyncEngine) -> None:
-        """Abandon an engine whose step lasts too long."""
+        """Abandon an engine whose current step takes too long."""
         step, limit = client.step_under_way, self._policy.watchdog_timeout
         before, num_looks = self._watched.get(slot, (None, 0))
         num_looks = num_looks + 1 if step is not None and step == before else 0
@@ -125,7 +126,7 @@ class EngineSupervisor:
         self._keeper.restart(slot, pause)
 
     def _abandon(self, slot: Slot, reason: str) -> None:
-        """Stop serving the model. If the server serves no other model, the server ends."""
+        """Stop serving the model. The server ends if it serves no other model."""
         message = f"the engine of {slot.name!r} failed after {slot.num_faults - 1} restarts"
         others = (each.model for each in self._slots() if each is not slot)
         if self._keeper is None or not any(model is not None and model.client.is_healthy for model in others):

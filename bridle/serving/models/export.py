@@ -1,7 +1,7 @@
-"""`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file or as a folder in 8 bits.
+"""`bridle quantize`: writes a checkpoint with fewer bits per weight, as a GGUF file or as a folder with 8-bit weights.
 
-The model is read through the transformers library's own class. So every folder that can be served is written in
-transformers' own format, regardless of the program that saved it.
+The model is read with the class that the transformers library has for it. So every folder that can be served is written
+in transformers' own format, no matter which program saved it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TYPES = (*FILE_TYPES, "int8")
 def quantize_model(
     model: str, out: Path, kind: str, revision: str | None = None, progress: Progress = lambda what, share: None
 ) -> Path:
-    """Write `model` to `out` in type `kind`. Returns the written path. Raises `InvalidRequest` or
+    """Write `model` to `out` with weights of type `kind`. Returns the written path. Raises `InvalidRequest` or
     `UnsupportedModel`."""
     if kind not in TYPES:
         raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
@@ -54,8 +54,8 @@ def quantize_model(
 
 
 def _own_dtype(settings: Any) -> torch.dtype:
-    """Return the checkpoint's own number type, so that the model is read without loss and often in less memory than
-    float32."""
+    """Return the number type of the checkpoint. With it, the model is read without loss, and often in less memory than
+    with float32."""
     return settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
 
 

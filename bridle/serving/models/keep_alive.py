@@ -1,5 +1,5 @@
-"""Unloads models some time after their last request, if a client has set such a time. Otherwise a model stays until its
-memory is needed."""
+"""Unloads a model some time after its last request, if a client has set such a time. Otherwise a model stays loaded
+until its memory is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 30 * 86_400.0
 
 
 class Timer(Protocol):
-    """A function call that is due at a later time."""
+    """A function call that is scheduled for a later time."""
 
     def cancel(self) -> None:
         """Cancel the call."""
@@ -26,7 +26,8 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 
 class KeepAlive:
-    """Starts the timer of a slot when its last lease ends. `empty` closes an idle model. For one event loop."""
+    """Starts a timer for a slot when its last lease ends. `empty` unloads the idle model of a slot. All methods must be
+    called in one event loop."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class KeepAlive:
         self._closing: set[asyncio.Task[None]] = set()
 
     def set(self, slot: Slot, seconds: float | None) -> None:
-        """Keep the model for `seconds` after each request; None: until its memory is needed."""
+        """Keep the model loaded for `seconds` after each request. None means until its memory is needed."""
         slot.keep_seconds = seconds
         self.stop(slot)
         self.start(slot)
@@ -57,7 +58,7 @@ class KeepAlive:
             timer.cancel()
 
     def expires_at(self, slot: Slot) -> float | None:
-        """Return the time of day at which the model is unloaded if no request comes; None if no time is set."""
+        """Return the time of day at which the model is unloaded if no request arrives; None if no time is set."""
         if slot in self._timers:
             return self._timers[slot][1]
         return None if slot.keep_seconds is None or slot.is_pinned else time.time() + slot.keep_seconds

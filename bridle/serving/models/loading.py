@@ -1,7 +1,7 @@
 """Loads a model by its name: checkpoint, tokenizer, engine, and the engine's thread.
 
-The heavy imports (torch, transformers) happen inside `load_model`, so that other modules of the server can be imported
-and tested without torch and transformers.
+`load_model` imports the heavy libraries (torch, transformers) itself. So other modules of the server can be imported
+and tested without these libraries.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ MAX_CHARS_PER_TOKEN = 128
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that takes requests.
+    """A loaded model that accepts requests.
 
-    `created` is a Unix time in seconds. `adapters` are its registered adapters, `control` is the runtime of its Wasm
-    controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory of its weights and its KV
-    cache, with the memory reserved for adapters; 0 if unknown. `engine` has the limits that it runs with, `batching`
-    the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the context
-    window, or the whole KV cache if that is smaller. A prompt has at most `max_prompt_chars` characters.
+    `created` is a Unix time in seconds. `adapters` are its registered adapters. `control` is the runtime of its Wasm
+    controllers. `constraints` compiles constraints for it. `num_bytes` is the memory for its weights, its KV cache and
+    its adapters, in bytes; 0 if unknown. `engine` has the configured limits of the engine. `batching` has the settings
+    that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the context length, or the
+    whole KV cache if that is smaller. A prompt has at most `max_prompt_chars` characters.
     """
 
     name: str
@@ -109,11 +109,11 @@ class LoadedModel:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the model was paused."""
+        """Return whether the model is paused."""
         return bool(getattr(self.client, "is_paused", False))
 
     def pause(self, *, cancels: bool = False) -> None:
-        """Compute nothing until `resume`; with `cancels`, end all current requests. Raises `UnsupportedFeature` for a
+        """Compute nothing until `resume`. With `cancels`, all current requests end. Raises `UnsupportedFeature` for a
         model in other processes."""
         self._pausable().pause(cancels=cancels)
 
@@ -129,7 +129,8 @@ class LoadedModel:
         return cast("AsyncEngine", self.client)
 
     def require_control_vectors(self) -> ControlVectors:
-        """Return the control vectors. Raises `UnsupportedFeature` if this model can load none after its start."""
+        """Return the control vectors of the model. Raises `UnsupportedFeature` if no control vector can be loaded into
+        this model after its start."""
         if self.control_vectors is None:
             raise UnsupportedFeature(
                 f"control vectors: {self.name!r} takes none here. Load them at the start, where its backend is torch "
@@ -145,23 +146,23 @@ class LoadedModel:
 
     @property
     def local_engine(self) -> AsyncEngine | None:
-        """Return the engine if it runs on a thread of this process, else None."""
+        """Return the engine if it runs on a thread of this process; else None."""
         from bridle.engine import AsyncEngine
 
         return self.client if isinstance(self.client, AsyncEngine) else None
 
     @property
     def policy_control(self) -> RuntimePool | None:
-        """Return the runtime of the policies' Wasm modules, or None before one was needed."""
+        """Return the runtime that runs the Wasm modules of policies, or None if none was needed so far."""
         return None if self.demanded is None else self.demanded.runtime
 
     @property
     def _parks(self) -> bool:
-        """Return whether KV of a request may stay parked after the request's end."""
+        """Return whether the KV of a request may be retained after the request's end."""
         return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
 
     def demands(self, adapter: str | None = None, user: str = "") -> Applied:
-        """Return the policies for a request of this process that comes through no server."""
+        """Return the policies for a request that comes from this process and not through a server."""
         from bridle.serving.policies import NO_POLICIES, PolicyContext
         from bridle.serving.tenancy.keys import LOCAL_USER
 
@@ -170,21 +171,22 @@ class LoadedModel:
         return self.policies.select(PolicyContext(self.name, adapter, user or LOCAL_USER.user), self)
 
     def check_process(self) -> None:
-        """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""
+        """Raise `EngineClosed` in a fork of the process that loaded the model, because its threads do not run in the
+        fork."""
         from bridle.engine.async_engine import FORKED
 
         if os.getpid() != self.pid:
             raise EngineClosed(FORKED)
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run slow text work (long prompts, chat templates) in a thread, so that the event loop continues. A cancelled
-        caller returns at once; work that has begun runs to its end, and work that has not begun is dropped."""
+        """Run slow text work (long prompts, chat templates) in a thread, so that the event loop continues. If the
+        caller is cancelled, it returns at once. Work that has begun runs to its end; other work is dropped."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
     async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run work as `in_text_thread` does, for a request whose images must be fetched. The request gets its own
+        """Run work like `in_text_thread`, for a request whose images must be fetched. The request gets a separate
         thread, because it waits for other servers. Raises `Overloaded` if too many requests fetch images."""
         if self.pictures is None or not self.pictures.hosts:  # images of this model are never fetched
             return await self.in_text_thread(function, *args, **kwargs)
@@ -201,7 +203,7 @@ class LoadedModel:
             await asyncio.shield(asyncio.wrap_future(compiling))  # other requests may wait for the same constraint
 
     def abandon(self, error: BridleError) -> None:
-        """Fail all requests, because the engine hangs in a step. The model's memory is free once this step ends."""
+        """Fail all requests, because the engine hangs in a step. The model's memory is freed when this step ends."""
         if self.local_engine is not None:
             self.local_engine.abandon(error)
         for pool in (self.control, self.demanded):
@@ -209,7 +211,7 @@ class LoadedModel:
                 pool.shutdown()  # so that no process is left that only the hanging thread would end
 
     def close(self, drain: float = 0.0) -> None:
-        """Close the engine; running requests get `drain` seconds to finish. Idempotent."""
+        """Close the engine. Running requests get `drain` seconds to finish. Idempotent."""
         self.shutdown(drain)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -229,14 +231,14 @@ def load_model(
     tools: Desk | None = None,
     early: EarlyParts | None = None,
 ) -> LoadedModel:
-    """Find, load and start a model. `name` defaults to the folder's or the hub's name.
+    """Find, load and start a model. By default, `name` is the name of the folder or the hub id.
 
-    `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
-    run further kinds of controllers, in addition to Python controllers and constraints. `control` has the settings of
-    the runtime for Wasm controllers (None: no runtime); it starts while the model is loaded. `executors` loads the
-    model outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools.
-    `early` has parts of the model that were already begun; the model owns them from now on. Raises `UnsupportedModel`
-    or `InvalidRequest`, whose message names the next step.
+    `progress(what, share)` is called with a share between 0 and 1. If it raises an error, the loading ends. `pools` run
+    further kinds of controllers, in addition to Python controllers and constraints. `control` has the settings of the
+    runtime for Wasm controllers (None: no runtime). The runtime starts while the model is loaded. `executors`, if
+    given, loads the model outside of this process. Controllers may call the `tools`, which the caller must close, and
+    the tools of clients. `early` has parts of the model that are already prepared; the model owns them from now on.
+    Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
@@ -268,7 +270,8 @@ def load_model(
 
 
 def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain: float = 0.0) -> None:
-    """Close an engine, and then its `own` tools. A shared `desk` of tools forgets the engine."""
+    """Close an engine, and then the tools that belong to it (`own`). The tools in `desk` are shared; they only forget
+    the engine."""
     try:
         client.close(drain)
     finally:
@@ -279,7 +282,7 @@ def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain
 
 
 def model_name(model: str) -> str:
-    """Return the short name of a model: a folder's last part, a GGUF file's name without its ending, otherwise the id
+    """Return the short name of a model: the last part of a folder, a GGUF file's name without `.gguf`, or else the id
     itself."""
     folder = Path(model)
     if model.lower().endswith(".gguf") and folder.is_file():

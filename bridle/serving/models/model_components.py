@@ -1,5 +1,5 @@
-"""Components from a model's folder that are needed wherever it is served (this process, replicas, the front of a
-cluster): the tokenizer, the constraint compiler, and the pools of controllers."""
+"""The parts of a model that this process, replicas and the front of a cluster need: the tokenizer, the constraint
+compiler, and the controller pools."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:
 
 
 def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings) -> ControlStart | None:
-    """Start the runtime for this model's vocabulary in the background; None if the settings want no runtime."""
+    """Start the control runtime for the vocabulary of this model in the background. The result is None if the settings
+    turn it off."""
     if control.mode == "off":
         return None
     if control.runtime is None:

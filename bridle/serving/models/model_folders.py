@@ -1,7 +1,8 @@
-"""Folders and files under a root folder that a client's name may mean.
+"""Folders and files under a root folder that a name from a client may mean.
 
-A name is looked up, never used as a path. A name means a folder at most two levels under the root; neither the folder
-nor its files may lead out of the root. A folder counts if it has a marker file, and a file by its extension.
+A name is looked up, never used as a path. A name means a folder at most two levels below the root. Neither the folder
+nor its files may be outside of the root. A folder is found if it contains a marker file. A file is found by its
+extension.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class _Named(ABC):
 
     @abstractmethod
     def find(self, name: str) -> Path | None:
-        """Return the path that a name means, if it and all its files really are under the root; otherwise None."""
+        """Return the path that a name means, if it and all of its files really are under the root; otherwise None."""
 
     @abstractmethod
     def _scan(self) -> Iterator[str]:
-        """Yield all names that are on the disk now."""
+        """Yield all names that are on disk now."""
 
     def names(self) -> list[str]:
-        """Return all names, or the first ones if there are very many. Reads the disk every few seconds at most, because
+        """Return all names, or the first ones if there are very many. The disk is read only every few seconds, because
         listing a large folder is slow."""
         now = time.monotonic()
         looked, found = self._seen
@@ -51,7 +52,7 @@ class _Named(ABC):
 
 
 class NamedFolders(_Named):
-    """The folders that contain a file `marker`, by their path from the root."""
+    """The folders that contain a file `marker`, by their path relative to the root."""
 
     def __init__(self, root: Path, marker: str, param: str) -> None:
         super().__init__(root, param)
@@ -71,8 +72,8 @@ class NamedFolders(_Named):
         return folder if inside and is_marked and folder != self._root else None
 
     def name_of(self, path: str) -> str:
-        """Return the name of a folder that is given by its full path; other text is returned unchanged. Does not read
-        the disk: `find` must check the result."""
+        """Return the name of a folder that is given by its full path. Other text is returned unchanged. This does not
+        read the disk, so `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 return path.removeprefix(prefix).rstrip("/")
@@ -89,8 +90,8 @@ class NamedFolders(_Named):
 
 
 class NamedFiles(_Named):
-    """The GGUF files under the root or in a folder directly under it, by their path from the root. A model in several
-    files is named by its first file."""
+    """The GGUF files in the root or in a folder directly below it, by their path relative to the root. A model that
+    consists of several files has the name of its first file."""
 
     def find(self, name: str) -> Path | None:
         if not is_hub_name(name) or not name.lower().endswith(".gguf") or not is_first_piece(name.rpartition("/")[2]):

@@ -1,8 +1,8 @@
 """Loads models when requests name them and unloads idle models, within a memory limit.
 
-Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads, so that neither the
-loop nor the engines of other models wait. Models are loaded one at a time, in order; many requests may wait for one
-load. This module does not know names of models.
+All decisions are made in one event loop. Slow work (downloading, loading, closing) runs in threads. So neither the loop
+nor the engines of other models wait. Models are loaded one at a time, in order. Several requests may wait for one load.
+This module does not use the names of models.
 """
 
 from __future__ import annotations
@@ -39,26 +39,27 @@ Show = Callable[[str], AbstractContextManager[Report]]
 
 
 def unseen(title: str) -> AbstractContextManager[Report]:
-    """Show nothing. A `Show` for loads without a display."""
+    """Show nothing. A `Show` for loads whose progress is not displayed."""
     return nullcontext(silent)
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block and are called in threads. The methods raise an error that explains the problem
-    with the model."""
+    """Loads models. All methods block and are called in threads. They raise an error that explains the problem with the
+    model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
-        """Measure the memory that the model takes in addition to its KV cache. May download the model."""
+        """Measure the memory that the model takes in addition to its KV cache. This may download the model."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
-        """Return `config` with memory reserved for adapters. The amount does not depend on the model's state."""
+        """Return `config` with memory reserved for adapters. The amount does not depend on whether the model is
+        loaded."""
 
     def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         """Load and start a model. An error that `progress` raises ends the loading."""
 
 
 class ModelManager:
-    """Loads models into slots and closes them again."""
+    """Loads models into slots and unloads them again."""
 
     def __init__(
         self, loader: ModelLoader, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -71,9 +72,9 @@ class ModelManager:
         self._is_closed = False
 
     def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
-        """Load these models now, one after the other. Blocks, and needs no event loop.
+        """Load these models now, one after the other. The call blocks and needs no event loop.
 
-        The memory that their weights and adapters leave is split evenly among their KV caches; with `keeps_share` one
+        The memory that is left by weights and adapters is split evenly among the KV caches. With `keeps_share`, one
         more share stays free. `show` displays the progress of each model. Raises the errors of loading.
         """
         waiting = []
@@ -96,7 +97,7 @@ class ModelManager:
         self._keep(slot, slot.model)
 
     async def fetch(self, slot: Slot, timeout: float | None) -> None:
-        """Wait until the slot's model is loaded; start loading if necessary. Raises `ModelUnavailable`."""
+        """Wait until the model of the slot is loaded. Loading is started if necessary. Raises `ModelUnavailable`."""
         self._check_open()
         if slot.failure is not None and self._clock() < slot.failed_until:
             raise _again(slot.failure)
@@ -127,7 +128,7 @@ class ModelManager:
         await asyncio.shield(closing)
 
     def restart(self, slot: Slot, pause: float) -> None:
-        """Load a model again whose engine has failed, after `pause` seconds; its requests are refused until then. The
+        """Load a model whose engine has failed again, after `pause` seconds. Its requests are refused until then. The
         model keeps its memory and its settings. `slot.is_restarting` is true until a load succeeds."""
         model, slot.model, slot.is_restarting = slot.model, None, True
         if model is not None:
@@ -140,8 +141,8 @@ class ModelManager:
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
 
     def give_up(self, slot: Slot, reason: str) -> None:
-        """Close a model whose engine has failed, and refuse its requests with `reason` from now on. The model's memory
-        stays reserved, because a step that hangs still uses it."""
+        """Close a model whose engine has failed. From now on its requests are refused with `reason`. Its memory stays
+        reserved, because a step that hangs still uses it."""
         model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
         slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
         if model is not None:
@@ -162,7 +163,7 @@ class ModelManager:
             slot.task, slot.is_filling, slot.stage = None, False, ""
 
     def _load_like_before(self, slot: Slot) -> LoadedModel:
-        """Load a model with the settings, adapters and control vectors that it had before its engine failed."""
+        """Load a model again with the settings, adapters and control vectors that it had before its engine failed."""
         model = self._load_now(slot, slot.filled or _config(slot))
         if model.control_vectors is not None and slot.control_vectors is not None:
             model.control_vectors.restore(slot.control_vectors)
@@ -179,12 +180,12 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Record that a lease or a wait has ended, so that a load that waits for room checks again."""
+        """Record that a lease or a wait has ended. A load that waits for room then checks again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
     def close(self, drain: float = 0.0) -> None:
-        """Close every model. Loads in progress end as soon as they can. Idempotent, from any thread."""
+        """Close every model. Loads in progress end as soon as they can. Idempotent; safe from any thread."""
         self._is_closed = True
         for slot in list(self.memory.slots):
             if slot.model is not None:
@@ -222,8 +223,8 @@ class ModelManager:
                 slot.task, slot.stage = None, ""
 
     async def _find(self, slot: Slot) -> Needs:
-        """Return the memory needs of the slot's model, measured by one thread per slot. After a cancelled load, this
-        waits for that load's thread, which has found the model or stops at its next report."""
+        """Return the memory that the slot's model needs. One thread per slot measures it. After a cancelled load, this
+        waits for the thread of that load, which has found the model or stops at its next report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
@@ -249,8 +250,8 @@ class ModelManager:
                 self.memory.release(slot)
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
-        """Close idle models, least recently used first, until enough memory is free. While all models are in use,
-        wait."""
+        """Close idle models, the least recently used first, until enough memory is free. While all models are in use,
+        this waits."""
         needed = least_bytes(_config(slot), needs)
         self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):
@@ -262,8 +263,8 @@ class ModelManager:
             await self._change
 
     def _reserve(self, slot: Slot, needs: Needs, share: int) -> ModelConfig:
-        """Reserve the memory that the slot will take. Returns the configuration to load, with the share for its KV
-        cache."""
+        """Reserve the memory that the slot's model will take. Returns the configuration for loading, with the memory
+        share of the KV cache."""
         if self.memory.max_bytes is None:
             self.memory.reserve(slot, needs.total)
             return _config(slot)
@@ -272,13 +273,13 @@ class ModelManager:
         return config
 
     def _measure(self, slot: Slot, report: Report = silent) -> Needs:
-        """Return the memory needs of the model; its files are downloaded first if necessary."""
+        """Return the memory that the model needs. Its files are downloaded first if necessary."""
         with watched(self._told(slot, report)):
             return self._loader.measure(_config(slot), slot.name)
 
     def _told(self, slot: Slot, report: Report) -> Report:
-        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. The returned
-        `Report` ends the load if the manager is closed."""
+        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. It stops the
+        load if the manager is closed."""
         steps = LoggedSteps(f"loading {slot.name}", _log)
 
         def progress(what: str, share: float) -> None:
@@ -317,7 +318,7 @@ class ModelManager:
 
 
 def _while_wanted(slot: Slot) -> Report:
-    """Return a report function that ends the work once the slot's load was cancelled."""
+    """Return a report function that stops the loading if the load of its slot was cancelled."""
 
     def progress(stage: str, share: float) -> None:
         if slot.task is None:
@@ -346,12 +347,12 @@ def _close(model: LoadedModel) -> None:
 
 
 def _again(failure: ModelUnavailable) -> ModelUnavailable:
-    """Return a copy of the error for one more client."""
+    """Return a copy of the error for another client."""
     return ModelUnavailable(str(failure), failure.retry_after)
 
 
 def _public(slot: Slot, error: Exception) -> str:
-    """Return the error's text without local paths, because clients need not know these."""
+    """Return the error's text without local paths, because clients must not learn these."""
     if not isinstance(error, BridleError):
         return "an unexpected error; the server's log has more"
     message, model = str(error), _config(slot).model

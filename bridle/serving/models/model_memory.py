@@ -1,4 +1,4 @@
-"""Counts the memory of all models of a server, and splits it. This module loads and closes nothing."""
+"""Counts the memory of all models of a server and divides it among them. This module does not load or close models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LEAST_KV = 4
 
 
 class Needs(NamedTuple):
-    """The bytes that a model takes in addition to its KV cache. `adapters` is reserved for adapters that may be loaded
-    later."""
+    """The memory in bytes that a model takes in addition to its KV cache. `adapters` is the memory reserved for
+    adapters that may be loaded later."""
 
     weights: int
     adapters: int = 0
@@ -26,7 +26,7 @@ class Needs(NamedTuple):
 
 
 class ModelMemory:
-    """A limit in bytes (None: no limit) and the slots that count against it."""
+    """A limit in bytes (None: no limit), and the slots that count against it."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
@@ -40,7 +40,7 @@ class ModelMemory:
 
     @property
     def left(self) -> int:
-        """Return the free bytes if there is a limit, else 0."""
+        """Return the number of free bytes if there is a limit, else 0."""
         return 0 if self.max_bytes is None else self.max_bytes - self.used
 
     def has(self, num_bytes: int) -> bool:
@@ -48,8 +48,8 @@ class ModelMemory:
         return self.max_bytes is None or self.left >= num_bytes
 
     def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
-        """Raise `UnsupportedModel` for models that would not fit even if every model that may be closed were closed.
-        `adapters` is the part of `needed` that is for adapters."""
+        """Raise `UnsupportedModel` for models that would not fit even if all models that may be closed were closed.
+        `adapters` is the part of `needed` for adapters."""
         if self.max_bytes is None:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
@@ -67,25 +67,26 @@ class ModelMemory:
             self.slots.append(slot)
 
     def release(self, slot: Slot) -> int:
-        """Stop counting a slot. Returns the bytes that were counted for it."""
+        """Stop counting a slot. Returns the number of bytes that were counted for it before."""
         num_bytes, slot.num_bytes = slot.num_bytes, 0
         if slot in self.slots:
             self.slots.remove(slot)
         return num_bytes
 
     def oldest_idle(self) -> Slot | None:
-        """Return the least recently used idle model; None if all are in use."""
+        """Return the least recently used idle model; None if all models are in use."""
         return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """Return the minimum memory of a model: its weights, room for adapters, and a KV cache of the requested or else a
-    reasonable size."""
+    """Return the minimum memory of a model. It consists of the weights, the room for adapters, and a KV cache of the
+    requested or else a reasonable size."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 
 def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
-    """Return the configuration with at most `share` bytes for its KV cache, unless it sets the size itself."""
+    """Return the configuration with at most `share` bytes for its KV cache, unless the configuration sets the size
+    itself."""
     return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
 
 

@@ -1,13 +1,13 @@
-"""Registry of served models and their names.
+"""Registry of the served models and their names.
 
-Every front end resolves the name in a request here, so that an unknown name gives the same error everywhere:
+Every front end resolves the name in a request here. So an unknown name gives the same error everywhere:
 
     chosen = registry.choose(name, adapter)
     with await registry.acquire(chosen.model, timeout=60) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter, timeout=60)
         ...  # submit to model.client and read the stream to its end
 
-A front end that reports waits to its client checks `state_of(name)` first.
+A front end that reports waiting to its client calls `state_of(name)` first.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _MAX_SHOWN_NAMES = 40
 
 
 class ModelChoice(NamedTuple):
-    """The model and the adapter that a request chooses, by name."""
+    """The names of the model and the adapter that a request chooses."""
 
     model: str | None
     adapter: str | None
 
 
 class ModelRegistry:
-    """Models by name: loaded models, and models that may be loaded. The first one added is the default.
+    """The models of a server by name: loaded models, and models that may be loaded. The model that is added first is
+    the default.
 
-    Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names the
-    models that may be loaded when a request names them, and the keeper loads these models; `adapters` does both for
-    adapters. Use a registry from one thread or event loop.
+    Without a `catalog` and a `keeper`, only the models that were added are served, and they stay loaded. A catalog has
+    the models that may be loaded when a request names them, and the keeper loads them. `adapters` does both for
+    adapters. Use a registry in only one thread or event loop.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class ModelRegistry:
     # -- what is served ------------------------------------------------------------------------------------------
 
     def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
-        """Serve a loaded model permanently, under its own name and `aliases`. Each name can be used only once."""
+        """Serve a loaded model permanently, under its own name and its `aliases`. Each name can be used only once."""
         slot = Slot(model.name, model=model, is_pinned=True)
         self.add_slot(slot, aliases)
         if self._keeper is not None:
             self._keeper.keep(slot)
 
     def add_slot(self, slot: Slot, aliases: Iterable[str] = ()) -> None:
-        """Serve the model of a slot, loaded or loadable, under its name and `aliases`."""
+        """Serve the model of a slot, whether loaded or loadable, under its name and `aliases`."""
         names = [slot.name, *(alias for alias in dict.fromkeys(aliases) if alias != slot.name)]
         for name in names:
             self._check_free(name)
@@ -92,49 +93,49 @@ class ModelRegistry:
         self._aliases.update(dict.fromkeys(names[1:], slot.name))
 
     def add_alias(self, alias: str, name: str) -> None:
-        """Make `alias` a name of the model that `name` means. `name` may be a name of the catalog."""
+        """Make `alias` a further name of the model that `name` means. `name` may be a name in the catalog."""
         self._check_free(alias)
         self._aliases[alias] = self._aliases.get(name, name)
 
     @property
     def slots(self) -> list[Slot]:
-        """Return the slots behind all names, in the order in which they were added; aliases have no slots. Do not
-        modify them."""
+        """Return the slots of all names, in the order in which they were added. An alias has no slot of its own. The
+        slots must not be modified."""
         return list(self._slots.values())
 
     @property
     def default(self) -> LoadedModel:
-        """Return the loaded model for requests without a name. Raises `UnknownModel` while no model is served."""
+        """Return the loaded model for requests that name no model. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
     def longest_prompt(self) -> int:
-        """Return the maximum number of prompt tokens of any loaded model; 0 if none is loaded."""
+        """Return the highest number of prompt tokens that any loaded model allows; 0 if no model is loaded."""
         return max((model.max_sequence_tokens for model in self), default=0)
 
     @property
     def names(self) -> list[str]:
-        """Return every added name, and the loadable names whose model is loaded. Names of models come first. An alias
-        that is a path (LMQL uses these) works but is not listed."""
+        """Return all names that were added, and the names of loadable models that are loaded. The names of models come
+        before aliases. An alias that is a path (LMQL uses such aliases) works but is not listed."""
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
 
     @property
     def loadable_names(self) -> list[str]:
-        """Return every name that the catalog knows. Reads the disk."""
+        """Return all names in the catalog. Reads the disk."""
         return self._catalog.names()
 
     @property
     def may_pull(self) -> bool:
-        """Return whether models listed by `bridle pull` may be pulled, and loaded by name."""
+        """Return whether clients may pull models, and load models that `bridle pull` lists by their names."""
         return self._keeper is not None and self._catalog.may_pull
 
     async def all_names(self) -> list[str]:
-        """Return every name that a request may use now, including names of loadable models. Reads the disk."""
+        """Return all names that a request may use now, including names of loadable models. Reads the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
     async def all_adapters(self) -> list[tuple[str, str]]:
-        """Return every adapter that a request may choose now, as (model, adapter), including loadable ones. Reads the
-        disk."""
+        """Return all adapters that a request may choose now, as (model, adapter), including loadable adapters. Reads
+        the disk."""
         loadable = await asyncio.to_thread(self.adapters.catalog.names)
         models = {*self._slots, *self._aliases, *await asyncio.to_thread(self._catalog.names)}
         known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
@@ -149,9 +150,9 @@ class ModelRegistry:
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
-        """Return the slot of a name or alias, for reading only. None, the empty name and `PLACEHOLDERS` mean the
-        default model. An address also means the default, if there is one model and no other can be loaded except pulled
-        ones. Raises `UnknownModel`."""
+        """Return the slot for a name or alias; the slot must not be modified. None, the empty name and `PLACEHOLDERS`
+        mean the default model. An address also means the default model, if there is only one model and the only
+        loadable models are pulled ones. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -165,10 +166,10 @@ class ModelRegistry:
         return Slot(canonical, config, is_passing=True)
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
-        """Return the model and the adapter of a request that names a model, an adapter, or both. A name that is not a
-        model's may be an adapter's, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. With
-        several models, a request that `must_name` one has to name a model or an adapter. Raises `UnknownModel` and
-        `InvalidRequest`. Whether the adapter exists is checked once the model is loaded."""
+        """Return the model and the adapter for a request that names a model, an adapter, or both. A name that is not a
+        model's can be an adapter's, and then means the first model with this adapter. It can also be `MODEL:ADAPTER`.
+        If the server has several models, a request that `must_name` one must name a model or an adapter. Raises
+        `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
@@ -184,8 +185,8 @@ class ModelRegistry:
         return ModelChoice(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
-        """Return the names of a model's adapters. If the model is not loaded, these are the adapters that will be
-        loaded with it."""
+        """Return the names of a model's adapters. If the model is not loaded, these are the adapters that are loaded
+        together with it."""
         if slot.model is not None:
             return [info.name for info in slot.model.adapters.list()]
         return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]
@@ -204,7 +205,7 @@ class ModelRegistry:
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether a model is served or can be loaded, and every engine runs."""
+        """Return whether at least one model is served or can be loaded, and all engines run."""
         can_serve = bool(self._slots) or not self._catalog.is_empty
         return can_serve and not self.restarting and all(model.client.is_healthy for model in self)
 
@@ -215,23 +216,23 @@ class ModelRegistry:
 
     @property
     def given_up(self) -> list[str]:
-        """Return the models whose engines failed too often and are not restarted any more."""
+        """Return the models whose engines failed too often and are no longer restarted."""
         return [slot.name for slot in self._slots.values() if slot.is_given_up]
 
     def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
-        """Return the supervisor that restarts the engines of this registry while it runs. `give_up` is called if
-        restarts fail."""
+        """Return the supervisor, which restarts failed engines of this registry while it runs. `give_up` is called if
+        restarts fail too often."""
         self._supervisor = EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
         return self._supervisor
 
     # -- use -----------------------------------------------------------------------------------------------------
 
     async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
-        """Return the model of a slot that `slot_of` found. The model stays loaded until `held` closes. If it is not
-        loaded yet, this waits at most `timeout` seconds for it; other requests continue meanwhile.
+        """Return the model of a slot that `slot_of` returned. The model stays loaded until `held` is closed. If it is
+        not loaded, this waits at most `timeout` seconds for it; other requests continue meanwhile.
 
-        Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
-        room next to the models in use. Cancelling the caller ends the wait. Call it from the registry's event loop.
+        Raises `ModelUnavailable` if the model cannot be loaded now: loading failed, takes too long, or has no room next
+        to the models in use. Cancelling the caller ends the wait. Call this in the registry's event loop.
         """
         if self._supervisor is not None:
             self._supervisor.restart_failed(slot)  # the engine may have failed since the last check
@@ -266,7 +267,7 @@ class ModelRegistry:
             await self._keeper.empty(slot)
 
     def close(self, drain: float = 0.0) -> None:
-        """Close every model; running requests get `drain` seconds. Idempotent."""
+        """Close all models. Running requests get `drain` seconds to finish. Idempotent."""
         if self._keeper is not None:
             self._keeper.close(drain)
         for model in self:
@@ -288,8 +289,8 @@ class ModelRegistry:
         return name in self._slots or name in self._aliases
 
     def _owner_of(self, adapter: str) -> str | None:
-        """Return the first model with an adapter of this name; the default model for an adapter that may be loaded
-        later."""
+        """Return the first model with an adapter of this name. For an adapter that may be loaded later, return the
+        default model."""
         for slot in self._slots.values():
             if slot.model is not None and adapter in slot.model.adapters:
                 return slot.name
@@ -309,7 +310,7 @@ class ModelRegistry:
         return None
 
     def _is_model(self, name: str) -> bool:
-        """Return whether a request with this name gets a model, loaded or loadable."""
+        """Return whether a request with this name gets a model, which may be loaded or loadable."""
         return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
 
     @property

@@ -1,5 +1,5 @@
-"""One name in the registry with its model, which is loaded, loading, or loadable; and a lease, which keeps a loaded
-model loaded."""
+"""A slot is one name in the registry and its model, which is loaded, loading, or loadable. A lease keeps a loaded model
+loaded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class ModelState(StrEnum):
 class Slot:
     """A name, and how its model is loaded.
 
-    `config` has the load settings, None for a model that was added loaded. A pinned model is never closed. A passing
-    slot was created for a catalog name in a request, and is dropped once it is vacant. Leases and waiters are counted;
-    while there are any, the model stays loaded. `num_bytes` is the reserved memory. `stage` and `share` are the
-    progress of a load. A slot belongs to one event loop.
+    `config` has the settings for loading; None for a model that was added after loading. A pinned model is never
+    unloaded. A passing slot was created because a request named a model in the catalog. It is dropped when it is
+    vacant. Leases and waiting requests are counted. While there are any, the model stays loaded. `num_bytes` is the
+    memory reserved for the model, in bytes. `stage` and `share` are the progress of a load. Only one event loop may use
+    a slot.
     """
 
     name: str
@@ -68,13 +69,13 @@ class Slot:
 
     @property
     def is_vacant(self) -> bool:
-        """Return whether the slot has no model, no load, no waiter and no stored failure."""
+        """Return whether the slot has no model, no load in progress, no waiting request and no stored failure."""
         is_at_work = self.task is not None or self.finding is not None or self.num_waiting > 0
         return self.model is None and self.failure is None and not is_at_work
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the model is loaded, and no request uses it or waits for it."""
+        """Return whether the model is loaded and no request uses it or waits for it."""
         unused = self.num_leases == 0 and self.num_waiting == 0
         return self.model is not None and unused and not self.is_pinned
 
@@ -82,7 +83,8 @@ class Slot:
 @dataclass(slots=True, eq=False)
 class Lease:
     """A lease on a loaded model. A front end takes a lease before it uses a model, and keeps it until the last event of
-    its request. `model` stays loaded until `release`; a `with` block returns the model and releases it at the end."""
+    its request. `model` stays loaded until `release`. A `with` block returns the model and releases the lease at its
+    end."""
 
     model: LoadedModel
     on_release: Callable[[], None] | None = None

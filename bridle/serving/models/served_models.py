@@ -1,4 +1,4 @@
-"""The models of a server as its operator configures them, and the registry built from them.
+"""The models of a server as its operator configures them, and the registry that is built from them.
 
 The operator names models, adds aliases, and says which other models may be loaded on demand.
 """
@@ -42,10 +42,10 @@ _MEMORY_SHARE = 0.9
 class ModelSet:
     """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
 
-    `aliases` map further names to a model of the set, or to a model that is loaded on demand. Also loaded on demand are
-    folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With `is_static` no
-    model is loaded or unloaded after the start. `max_memory` limits the memory of all models in bytes (None: most of
-    the free memory).
+    `aliases` map further names to a model of this set, or to a model that is loaded on demand. Other models are loaded
+    on demand: folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With
+    `is_static`, no model is loaded or unloaded after the start. `max_memory` limits the memory of all models together,
+    in bytes (None: most of the free memory).
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -74,7 +74,7 @@ class ModelSet:
 
     @property
     def may_be_several(self) -> bool:
-        """Return whether there can be more than one model at a time."""
+        """Return whether more than one model can be loaded at a time."""
         return len(self.named) != 1 or self.is_open
 
     @property
@@ -89,8 +89,8 @@ class ModelSet:
 
 
 class EngineLoader:
-    """Loads models into this process, or with `executors` into others. Each model gets an engine, a tokenizer and a
-    control runtime of its own; all models share `tools`."""
+    """Loads models into this process, or with `executors` into other processes. Each model gets a separate engine,
+    tokenizer and control runtime; all models share `tools`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class EngineLoader:
             raise
 
     def _begin(self, config: ModelConfig) -> None:
-        """Begin the parts of the first model, so that they need not wait until the libraries are imported."""
+        """Begin to prepare the parts of the first model, before the libraries are imported."""
         from bridle.backends import check_backend
 
         check_backend(config)
@@ -126,7 +126,8 @@ class EngineLoader:
             self._early = begin_parts(config, self._control or ControlSettings("off"))
 
     def _take(self, config: ModelConfig | None) -> EarlyParts | None:
-        """Return the parts that were started for `config`. Parts for another configuration are ended."""
+        """Return the parts that were prepared for `config`. Parts that were prepared for another configuration are
+        ended."""
         early, self._early = self._early, None
         if early is None or (config is not None and early.fits(config)):
             return early
@@ -154,8 +155,8 @@ class EngineLoader:
 
 
 class AdapterLoader:
-    """A loader that also adds the adapters that a catalog names for a model, and waits until they are read. Models that
-    may have adapters reserve memory for them in addition to their KV cache."""
+    """A loader that also adds the adapters in a catalog to their models, and waits until these adapters are read.
+    Models that may have adapters reserve memory for them, in addition to their KV cache."""
 
     def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
         self._loader = loader
@@ -181,8 +182,8 @@ class AdapterLoader:
 
 
 def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
-    """Add adapters to a model, and wait until each is read. Blocks, and needs no event loop. Raises the error of the
-    first unusable adapter, which is not added."""
+    """Add adapters to a model, and wait until each adapter is read. The call blocks and needs no event loop. Raises the
+    error of the first unusable adapter, which is not added."""
     for spec in adapters:
         model.adapters.add(spec.name, spec.source, spec.revision)
         try:
@@ -199,11 +200,11 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[..., None]]:
-    """Build the registry of a model set, which is still empty, and a function that loads the named models into it. That
-    function blocks, and takes a `Show` for progress.
+    """Build the registry of a model set without models. Also return a function that loads the named models into it.
+    The function blocks, and takes a `Show` for the progress.
 
-    `base` has the load settings; its revision and tokenizer are for a single model. `name` is the name of a single
-    model. Raises `InvalidRequest` for settings that contradict each other.
+    `base` has the settings for loading. Its revision and tokenizer apply only if there is a single model. `name` is the
+    name of a single model. Raises `InvalidRequest` for settings that contradict each other.
     """
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
@@ -229,8 +230,9 @@ def build_registry(
 
 
 def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Sequence[str]) -> None:
-    """Assign control vectors, each as [MODEL:]NAME=FILE, to the models that they name, or to the first model. With a
-    single model a colon may be part of a vector's name. Raises `InvalidRequest` for a model that is not served."""
+    """Assign control vectors, each as [MODEL:]NAME=FILE, to the models that they name, or else to the first model. With
+    a single model, a colon may be part of the name of a vector. Raises `InvalidRequest` for a model that is not
+    served."""
     for each in vectors:
         model, colon, name = each.partition("=")[0].partition(":")
         slot, is_named = slots[0], bool(colon) and model in registry.names
@@ -247,7 +249,7 @@ def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Seq
 
 
 def _check_adapters(registry: ModelRegistry) -> None:
-    """Raise `InvalidRequest` for an adapter whose name is also a model's name."""
+    """Raise `InvalidRequest` for an adapter that has the same name as a model."""
     for slot in registry.slots:
         clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
         if clashes:
@@ -280,7 +282,7 @@ def _bound(models: ModelSet, base: ModelConfig) -> int | None:
 
 
 def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
-    """Add the aliases. Each alias means a model with another name, or becomes the name of a loadable model."""
+    """Add the aliases. Each alias is a further name of a model, or becomes the name of a loadable model."""
     known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
     known |= {slot.name: slot.name for slot in registry.slots}
     for alias, model in models.aliases:

@@ -20,9 +20,9 @@ _NUM_SHOWN = 3
 
 
 def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
-    """Compare a tokenizer with a model that computes `num_ids` ids. Raises `UnsupportedModel` if ordinary tokens exceed
-    the model's ids, because the model was then not trained with this tokenizer. Tokens that were added later, and ids
-    without a token, are logged."""
+    """Compare a tokenizer with a model whose vocabulary has `num_ids` ids. Raises `UnsupportedModel` if an ordinary
+    token has an id that the model does not have. Such a model was not trained with this tokenizer. Tokens that were
+    added later, and ids without a token, are only logged."""
     ordinary, added = tokenizer.beyond(num_ids)
     if ordinary:
         raise UnsupportedModel(
@@ -51,7 +51,7 @@ def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
 
 
 def find_unnamed(tokenizer: Tokenizer, info: ExecutorInfo) -> PaddedVocab:
-    """Return the model's ids that have no token. An id that ends texts counts as a token."""
+    """Return the ids of the model that have no token. An id that ends texts counts as having a token."""
     if info.task != "generate":
         return NONE_UNNAMED
     return PaddedVocab.of(set(tokenizer.without_token(info.vocab_size)) - set(info.eos_token_ids))

@@ -1,5 +1,5 @@
-"""The settings of one policy, each checked when it is read. An error names the file, the policy, the key and the
-value."""
+"""The settings of one policy. Each setting is checked when it is read. An error names the file, the policy, the key and
+the value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ENTRIES, MAX_ENTRY_CHARS = 10_000, 1_000
 
 
 class PolicyFields:
-    """The settings of a policy that were not read yet."""
+    """The settings of a policy that have not been read yet."""
 
     def __init__(self, where: str, name: str, values: Mapping[str, Any]) -> None:
         self._where, self._values = where, dict(values)
@@ -31,7 +31,7 @@ class PolicyFields:
         return self.error(key, f"is {short_repr(value)}; must be {wanted}")
 
     def pop(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """Remove and return a setting of one type; `default` if it is not set."""
+        """Remove a setting of one type and return it; return `default` if it is not set."""
         value = self._values.pop(key, None)
         if value is None:
             return default
@@ -47,25 +47,25 @@ class PolicyFields:
         return value
 
     def text(self, key: str, default: str = "", most: int = MAX_ENTRY_CHARS) -> str:
-        """Return a text setting of at most `most` characters."""
+        """Return a setting that is a text of at most `most` characters."""
         value = self.pop(key, str, default) or ""
         if len(value) > most:
             raise self.wrong(key, value, f"at most {most} characters")
         return value
 
     def flag(self, key: str) -> bool:
-        """Return a boolean setting; false by default."""
+        """Return a setting that is a boolean; False by default."""
         return bool(self.pop(key, bool, False))
 
     def count(self, key: str, default: int | None, least: int = 1, most: int = 1 << 31) -> int | None:
-        """Return an integer setting within the limits."""
+        """Return a setting that is an integer within the limits."""
         value = self.pop(key, int, default)
         if value is not None and not least <= value <= most:
             raise self.wrong(key, value, f"between {least} and {most}")
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """Return a setting that must be one of the `known` words."""
+        """Return a setting that must be one of the words in `known`."""
         value = self.pop(key, str, default) or default
         if value not in known:
             raise self.wrong(key, value, f"one of {', '.join(known)}")
@@ -94,6 +94,6 @@ class PolicyFields:
         return self._values.pop(key, None)
 
     def end(self, kind: str) -> None:
-        """Raise the error for the first setting that was not read, because it is unknown."""
+        """Raise an error for the first setting that was not read, because it is unknown."""
         for key in self._values:
             raise self.error(key, f"is not a setting of a policy of kind {kind!r}")

@@ -1,5 +1,5 @@
-"""Kinds of policies, compiled from their settings: rules for texts, additional controllers, or limits. A new kind is
-one function in `KINDS`."""
+"""Compiles each kind of policy from its settings. The result is rules for texts, additional controllers, or limits. A
+new kind of policy is one function in `KINDS`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MOST_MATCH = 8_192
 
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
-    """The compiled form of a policy. `allowed` is a pattern of the permitted characters."""
+    """The compiled form of a policy. `allowed` is a pattern for the permitted characters."""
 
     texts: tuple[guardrails.TextRule, ...] = ()
     loops: tuple[guardrails.LoopRule, ...] = ()
@@ -73,7 +73,7 @@ class PolicySettings:
 
 
 def _action(fields: PolicyFields, default: guardrails.Action = "retry") -> tuple[guardrails.Action, str]:
-    """Return the action for a match, and the replacement text."""
+    """Return the action for a match, and the text that replaces the match."""
     action = cast("guardrails.Action", fields.choice("action", _ACTIONS, default))
     replacement = fields.text("replacement", most=200)
     if replacement and action != "replace":
@@ -82,7 +82,7 @@ def _action(fields: PolicyFields, default: guardrails.Action = "retry") -> tuple
 
 
 def _checked(fields: PolicyFields, key: str, rule: guardrails.TextRule) -> guardrails.TextRule:
-    """Return a rule whose pattern is valid and whose replacement does not violate it."""
+    """Return a rule after checking that its pattern is valid and its replacement does not match the rule."""
     try:
         pattern = guardrails.compiled(rule.pattern)
         is_empty = pattern.search("") is not None
@@ -279,8 +279,8 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
 
 
 def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
-    """Return the mask of the tokens that may occur in a text whose characters all patterns allow. Tokens with parts of
-    characters are allowed, and so are tokens without text."""
+    """Return the mask of the tokens that may occur in a text if all patterns must allow its characters. Tokens that
+    contain only part of a character are allowed, and so are tokens without text."""
     tokenizer, known = model.tokenizer, [guardrails.compiled(pattern) for pattern in patterns]
     row = bytearray((model.info.vocab_size + 31) // 32 * 4)
     for token in range(model.info.vocab_size):

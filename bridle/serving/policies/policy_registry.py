@@ -1,4 +1,5 @@
-"""The active policies, and the selection of those that apply to a request. Every front end uses only this module."""
+"""The active policies, and the selection of the policies that apply to a request. Front ends use only this module of
+the package."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _SCOPES = ("models", "adapters", "users", "roles", "routes")
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """The properties of a request by which its policies are selected. `route` is a path, `lmtp` or `llm`."""
+    """The properties of a request that decide which policies apply to it. `route` is a path, `lmtp` or `llm`."""
 
     model: str
     adapter: str | None = None
@@ -46,7 +47,8 @@ class PolicyContext:
 
     @classmethod
     def of(cls, model: str, adapter: str | None, identity: Identity, route: str) -> PolicyContext:
-        """Return the context of a front end's request. `route` is the route in the request's record."""
+        """Return the properties of a front end's request that select its policies. `route` is the route in the
+        request's record."""
         kind, _, rest = route.partition(" ")
         path = "lmtp" if kind == "LMTP" else rest or kind
         return cls(model, adapter, identity.user, "admin" if identity.is_admin else "user", path)
@@ -54,8 +56,8 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy of an operator. `scope` has patterns by kind of name. The policy applies if, for each kind, one
-    pattern matches; without patterns it applies to every request."""
+    """One policy of an operator. `scope` has patterns for each kind of name. The policy applies if one pattern matches
+    for each of these kinds. Without patterns it applies to all requests."""
 
     name: str
     kind: str
@@ -67,7 +69,7 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """Return name and version of the policy."""
+        """Return the name and the version of the policy."""
         return f"{self.name}@{self.version}" if self.version else self.name
 
     def applies(self, asking: PolicyContext) -> bool:
@@ -95,12 +97,12 @@ class Applied:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the policies' names and versions, in order."""
+        """Return the names and the versions of the policies, in order."""
         return tuple(policy.label for policy in self.policies)
 
     def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
-        """Return the sampling parameters with the policies' watermark and maximum number of tokens. `room` limits this
-        number if the request sets none."""
+        """Return the sampling parameters with the watermark and the token limit that the policies set. If the request
+        sets no token limit, `room` limits it too."""
         if self.watermark is not None:
             sampling = sampling.with_(watermark=self.watermark)
         if self.max_tokens is None or room < 1:
@@ -109,8 +111,8 @@ class Applied:
         return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def steer(self, controller: object | None) -> object | None:
-        """Return the request's controller composed with those that policies demand. Raises `InvalidRequest` if the
-        policies cannot be enforced with the controller."""
+        """Return the request's controller together with the controllers that policies require. Raises `InvalidRequest`
+        if the policies cannot be enforced together with the request's controller."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
             raise InvalidRequest("beam search cannot be used here: policies apply to its texts", "use_beam_search")
         return demand(self.controllers, controller)
@@ -130,8 +132,9 @@ class PolicySet:
         self._masks: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], bytes]] = WeakKeyDictionary()
 
     def select(self, asking: PolicyContext, model: ForModel) -> Applied:
-        """Return the policies that apply to a request to `model`. The first call may take a moment if a policy limits
-        characters. Raises the error of a policy that cannot be enforced, unless that policy may be left out."""
+        """Return the policies that apply to a request for `model`. The first call may take a moment if a policy limits
+        the characters of outputs. Raises the error of a policy that cannot be enforced, unless that policy may be left
+        out."""
         chosen = tuple(policy for policy in self.policies if policy.applies(asking))
         if not chosen:
             return NO_POLICIES
@@ -157,7 +160,7 @@ class PolicySet:
 
 
 def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
-    """Return the controllers that a policy demands for a model."""
+    """Return the controllers that a policy requires for a model."""
     if policy.made.controller is None:
         return
     try:
@@ -174,8 +177,8 @@ def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, obje
 
 
 def read_policies(source: Path | str | Mapping[str, Any]) -> PolicySet:
-    """Read the policies of a TOML file, or of its parsed content. Raises `InvalidRequest` that names file, policy, key
-    and value."""
+    """Read the policies of a TOML file, or of its parsed content. Raises an `InvalidRequest` that names the file, the
+    policy, the key and the value."""
     if isinstance(source, Mapping):
         return _parse("policies", source)
     path = Path(source)
@@ -245,11 +248,12 @@ class PolicyRegistry:
         self.applied: Counter[str] = Counter()  # number of requests by policy name and version
 
     def count(self, policies: Iterable[Policy]) -> None:
-        """Count a request with these policies."""
+        """Count a request to which these policies apply."""
         self.applied.update(policy.label for policy in policies)
 
     def reload(self) -> PolicySet:
-        """Read the file of policies again. If it is invalid, the current policies stay, and the error is raised."""
+        """Read the file of policies again. If the file is invalid, the current policies stay, and the error is
+        raised."""
         if self.path is None:
             raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
         try:
