@@ -1,9 +1,10 @@
-"""Prompts whose KV clients retain by name. Clients create, prefetch and delete them, and they expire after their time.
+"""Prompts whose KV clients retain by name. Clients create, prefetch and delete these prompt caches, and each expires
+after its lifetime.
 
-A cache is a retention of the engine (`KVRetention`) with a name that only its user knows. The tokens of the prompt are
-kept here, so that their KV can be computed again if it is lost. Users see their own caches, and caches that other users
-share with their group. The blocks of shared caches are in a hash chain of the group, for prompts that begin with all of
-these blocks.
+A prompt cache is an entry of the engine's `KVRetention`, with a name that only its user knows. The tokens of the prompt
+are stored here. If the KV is lost, it can be computed again. Users see their own prompt caches, and those that other
+users share with their group. The blocks of a shared cache are in a hash chain of the group. Prompts use them if they
+begin with all of these blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0}
 @dataclass(slots=True)
 class PromptCache:
     """A retained prompt of a user: its model and adapter, its tokens, and its lifetime of `ttl` seconds, which ends at
-    `until`. `created` and `until` are Unix times. If `group` is not empty, the cache is shared with that group."""
+    `until`. `created` and `until` are Unix times. If `group` is not empty, the prompt cache is shared with that
+    group."""
 
     user: str
     model: str
@@ -50,11 +52,11 @@ class PromptCache:
     group: str = ""
 
     def is_shared_with(self, identity: Identity) -> bool:
-        """Return whether this user sees the cache because it is shared with the user's group."""
+        """Return whether this user sees the prompt cache because it is shared with the user's group."""
         return bool(self.group) and self.group == identity.group
 
     def fields(self, user: str) -> dict[str, Any]:
-        """Return the cache as a user sees it."""
+        """Return the prompt cache in the form that its users see."""
         return {
             "id": self.id,
             "object": "cache",
@@ -70,7 +72,7 @@ class PromptCache:
 
 @dataclass(frozen=True, slots=True)
 class _SavedCache:
-    """A cache as it is saved; `tokens` are 64-bit integers in this machine's byte order."""
+    """A prompt cache in the form in which it is saved. `tokens` are 64-bit integers in this machine's byte order."""
 
     user: str
     model: str
@@ -84,7 +86,8 @@ class _SavedCache:
 
 
 class PromptCaches:
-    """All caches of a server; with a state `table`, also those that were saved there. Used from one thread."""
+    """All prompt caches of a server. With a state `table`, it also has those that were saved there. Only one thread may
+    use it."""
 
     def __init__(self, clock: Callable[[], float] = time.time, table: StateTable | None = None) -> None:
         self._clock, self._table = clock, table
@@ -103,8 +106,8 @@ class PromptCaches:
         limits: CacheLimits,
         group: str = "",
     ) -> PromptCache:
-        """Register a cache whose KV is then to be computed. If `group` is not empty, share the cache with that group.
-        Raises `InvalidRequest` that names the exceeded limit."""
+        """Register a prompt cache. Its KV must be computed afterwards. If `group` is not empty, the prompt cache is
+        shared with that group. Raises an `InvalidRequest` that names the exceeded limit."""
         own, now = self.of_user(user), self._clock()
         made = PromptCache(
             user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl, group
@@ -117,7 +120,7 @@ class PromptCaches:
         return made
 
     def renew(self, cache: PromptCache) -> None:
-        """Restart the lifetime of a cache."""
+        """Restart the lifetime of a prompt cache."""
         cache.until = self._clock() + cache.ttl
         self._save(cache)
 
@@ -134,15 +137,15 @@ class PromptCaches:
         return list(self._caches.values())
 
     def of_user(self, user: str) -> list[PromptCache]:
-        """Return the caches of a user, the oldest first."""
+        """Return the prompt caches of a user, the oldest first."""
         return [each for each in self._live() if each.user == user]
 
     def visible_to(self, identity: Identity) -> list[PromptCache]:
-        """Return the caches of a user, and those that others share with the user's group, the oldest first."""
+        """Return the prompt caches of a user and those that others share with the user's group, the oldest first."""
         return [each for each in self._live() if each.user == identity.user or each.is_shared_with(identity)]
 
     def find(self, identity: Identity, name: str) -> PromptCache:
-        """Return a cache that a user sees. Raises `UnknownCache`."""
+        """Return a prompt cache that a user may see. Raises `UnknownCache`."""
         found = next((each for each in self.visible_to(identity) if each.id == name), None)
         if found is None:
             raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may have expired. Create it again")
@@ -151,8 +154,8 @@ class PromptCaches:
     def shared_prefix(
         self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int], block_size: int
     ) -> SharedPrefix | None:
-        """Return the longest cache of the user's group whose full blocks begin the prompt, or None. Tokens after the
-        last full block may differ, because a longer text is often tokenized differently at its end."""
+        """Return the longest prompt cache of the user's group whose full blocks begin the prompt, or None. Tokens after
+        the last full block may differ, because a longer text is often tokenized differently at its end."""
         prompt = memoryview(array("q", tokens))
         shared = [
             (len(each.tokens) // block_size * block_size, each)
@@ -172,7 +175,7 @@ class PromptCaches:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Budgets of one user for one model: the number of prompts, and the number of tokens in them."""
+    """Limits of one user for one model: the number of prompts, and the number of tokens in them."""
 
     max_retained: int
     max_tokens: int
@@ -180,13 +183,14 @@ class CacheLimits:
 
     @staticmethod
     def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
-        """Return the limits of an engine. The limits are 0 without parking or prefix cache."""
+        """Return the limits that an engine sets. The limits are 0 if the engine retains no KV or has no prefix
+        cache."""
         is_on = config.enable_prefix_caching and info.kv == "paged"
         blocks = max_retained_blocks(info, config) if is_on else 0
         return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)
 
     def check(self, others: list[PromptCache], cache: PromptCache) -> None:
-        """Raise `InvalidRequest` if a user with the caches `others` has no room for `cache`."""
+        """Raise `InvalidRequest` if a user who has the prompt caches `others` has no room for `cache`."""
         taken, wanted = sum(self._size(each) for each in others), self._size(cache)
         if not wanted:
             raise InvalidRequest(
@@ -210,7 +214,8 @@ class CacheLimits:
 
 
 def read_ttl(given: object) -> float:
-    """Return a lifetime in seconds: a number, or a text such as `90s`, `5m` and `24h`. Raises `InvalidRequest`."""
+    """Return a lifetime in seconds. The value is a number, or a text such as `90s`, `5m` or `24h`. Raises
+    `InvalidRequest`."""
     seconds: object = given
     if isinstance(given, str) and given[-1:] in _UNITS and given[:-1].isascii() and given[:-1].isdigit():
         seconds = int(given[:9].rstrip("smh")) * _UNITS[given[-1]]

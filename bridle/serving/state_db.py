@@ -1,8 +1,9 @@
 """State of a server that survives a restart: responses, batches, traces, prompt caches and more, in one SQLite file.
 
 The stores keep their entries in memory, within their limits, and write each change to this file. One thread writes the
-changes, several in one transaction, so no request waits for a disk. A process that is killed loses the changes that
-were not written yet; the file stays intact. The file belongs to one process, and only the system's user can read it.
+changes, several in one transaction. So no request waits for the disk. If the process is killed, changes that are not
+written yet are lost, but the file stays intact. The file belongs to one process, and only the user of the operating
+system who runs it can read it.
 """
 
 from __future__ import annotations
@@ -77,14 +78,14 @@ class StateDb:
         return StateTable(self, kind)
 
     def rows(self, kind: str) -> Iterator[SavedEntry]:
-        """Yield the entries of a store, the next one to expire first. Call this before anything is written."""
+        """Yield the entries of a store; the next entry to expire comes first. Call this before any entry is written."""
         query = "SELECT user, name, until, value FROM entries WHERE kind = ? ORDER BY until"
         now = self.clock()
         for user, name, until, value in self._connection.execute(query, (kind,)).fetchall():
             yield SavedEntry(user, name, until - now, value)
 
     def change(self, sql: str, values: tuple[object, ...], num_bytes: int = 0) -> None:
-        """Queue a change to be written soon. The change is dropped if too many bytes wait."""
+        """Queue a change, which is written soon. The change is dropped if too many bytes are queued."""
         with self._changed:
             if self._is_closed or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
                 self.num_dropped += 1
@@ -114,7 +115,7 @@ class StateDb:
                 cursor.execute(sql, values)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Write all waiting changes, and close the file. Idempotent."""
+        """Write all queued changes, and close the file. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -130,11 +131,11 @@ class StateTable:
     kind: str
 
     def rows(self) -> Iterator[SavedEntry]:
-        """Yield the saved entries, the next one to expire first."""
+        """Yield the saved entries; the next entry to expire comes first."""
         return self.db.rows(self.kind)
 
     def put(self, user: str, name: str, seconds: float, value: bytes) -> None:
-        """Save an entry. The entry replaces one with the same name."""
+        """Save an entry. An entry with the same name is replaced."""
         self.db.change(_PUT, (self.kind, user, name, self.db.clock() + seconds, value), len(value))
 
     def drop(self, user: str, name: str) -> None:

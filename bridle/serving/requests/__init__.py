@@ -1,1 +1,1 @@
-"""Converts a client's prompt to a checked request of tokens."""
+"""Converts the prompt of a client to tokens and to a checked request."""

@@ -1,8 +1,8 @@
-"""Counts how many objects a JSON text would build, before a parser builds any of them.
+"""Counts how many objects a parser would create for a JSON text, before it creates any of them.
 
-A parser blocks all other threads: four megabytes of empty lists would stall every stream of a server for a third of a
-second. Counting only scans bytes and lets other threads run. The count may be wrong after the first syntax error,
-because a parser stops there.
+A JSON parser blocks all other threads: four megabytes of empty lists would stall every stream of a server for a third
+of a second. Counting only scans bytes and lets other threads run. The count may be wrong after the first syntax error.
+This does not matter, because a parser stops there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _USUAL_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """`num_nodes` counts strings, names, lists and objects, because each of them allocates memory. `num_values` counts
-    the values between commas, including numbers."""
+    """`num_nodes` counts strings, names, lists and objects, because a parser allocates memory for each of them.
+    `num_values` counts the values between commas, including numbers."""
 
     num_nodes: int
     num_values: int
 
     def check(self, limit: JsonSize) -> None:
-        """Raise `InvalidRequest` for a text that exceeds `limit` in either count."""
+        """Raise `InvalidRequest` for a text that exceeds `limit` in one of the two counts."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
                 f"the JSON holds {self.num_nodes} texts, names, lists and objects; "
@@ -38,14 +38,14 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """Return the limit for texts of at most `max_bytes`. The limit is far above the counts of normal texts. At the
-    usual four megabytes, a parser takes some tens of milliseconds for it."""
+    """Return the limit for texts of at most `max_bytes` bytes. The limit is far above the counts of normal texts. For a
+    text of four megabytes (the usual maximum) at this limit, a parser takes some tens of milliseconds."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 
 
 def json_size(text: bytes) -> JsonSize:
-    """Count the nodes and values of the JSON text."""
+    """Count the nodes and values of a JSON text."""
     data = np.frombuffer(_without_escapes(text), np.uint8)
     quotes = data == ord('"')
     is_outside = ~np.bitwise_xor.accumulate(quotes)  # per byte; True also at the quote that ends a string
@@ -58,8 +58,8 @@ def json_size(text: bytes) -> JsonSize:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """Return a text of the same length with all escapes replaced. Pairs of backslashes are replaced first, from the
-    left, as a parser reads them."""
+    """Return a text of the same length in which all escapes are replaced. Pairs of backslashes are replaced first, from
+    the left, in the same order as a parser reads them."""
     if b"\\" not in text:
         return text
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -1,7 +1,7 @@
-"""Inputs of embedding models: texts and pairs of texts, and the vectors that clients get.
+"""Inputs of embedding models (texts and pairs of texts), and the vectors that clients get.
 
-A model's folder has the rules for its inputs: prompts before a text, a maximum length, and token types that separate
-the texts of a pair. A decoder reads a text like a prompt. This module knows no wire format.
+A model's folder has rules for its inputs: prompts before a text, a maximum length, and token types that distinguish the
+texts of a pair. A decoder model reads a text like a prompt. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ AS_FITS = -1
 
 @dataclass(frozen=True, slots=True)
 class PoolingOptions:
-    """Options for reading texts. `prompt` names the model's prompt that is added before a text. `truncate` is the
-    maximum number of tokens to keep (None: do not truncate, `AS_FITS`: the model's limit)."""
+    """Options for reading texts. `prompt` names the prompt of the model that is added before a text. `truncate` is the
+    maximum number of tokens to keep (None: no truncation; `AS_FITS`: the model's limit)."""
 
     prompt: str | None = None
     truncate: int | None = None
@@ -58,7 +58,7 @@ PLAINLY = PoolingOptions()
 
 
 def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
-    """Raise `UnsupportedFeature` if the model has another task than `wanted`; `instead` names the alternative."""
+    """Raise `UnsupportedFeature` if the model has another task than `wanted`. `instead` names the alternative."""
     task = model.info.task
     if wanted == "embed" and task != "classify":
         return
@@ -68,8 +68,8 @@ def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
 
 
 def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
-    """Raise `UnsupportedFeature` for a model without vectors, and for a number of dimensions that its vectors cannot
-    have. Log one warning for a model that generates text."""
+    """Raise `UnsupportedFeature` for a model without vectors, or for a number of dimensions that its vectors cannot
+    have. Log a warning, once, for a model that generates text."""
     _check_kind(model, "embed", "ask /v1/classify, or /v1/score and /v1/rerank if there is one label")
     if model.pooling is None and not model.has_embedded:
         _log.warning(_NO_HEAD, model.name)
@@ -90,13 +90,13 @@ def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
 
 
 def check_classifies(model: LoadedModel) -> None:
-    """Raise `UnsupportedFeature` for a model without labels."""
+    """Raise `UnsupportedFeature` for a model that gives no labels."""
     _check_kind(model, "classify", "a `choice` constraint lets a model that generates classify")
 
 
 def ranks_pairs(model: LoadedModel) -> bool:
-    """Return whether the model itself scores a pair of texts; otherwise the score is the cosine of the two vectors.
-    Raises `UnsupportedFeature` for a classifier with several labels, which are no score."""
+    """Return whether the model itself scores a pair of texts. If not, the score is the cosine of the two vectors.
+    Raises `UnsupportedFeature` for a classifier with several labels, because several labels are not one score."""
     if model.info.task != "classify":
         return False
     if model.info.embedding_size != 1:
@@ -113,7 +113,7 @@ def ranks_pairs(model: LoadedModel) -> bool:
 async def read_texts(
     serving: RequestLifecycle, items: Sequence[Item], how: PoolingOptions = PLAINLY
 ) -> list[tuple[int, ...]]:
-    """Return the checked tokens of a call's texts. Long texts are tokenized in a thread."""
+    """Return the checked tokens of the texts of a call. Long texts are tokenized in a thread."""
     model = serving.model
     async with serving.story.terms.bounded("its texts were tokenized"):
         if sum(map(_num_chars, items)) <= MAX_INLINE_CHARS:
@@ -134,7 +134,7 @@ def _num_chars(item: Item) -> int:
 
 
 def read_item(model: LoadedModel, item: Item, how: PoolingOptions = PLAINLY) -> tuple[int, ...]:
-    """Return the checked tokens of a text or of a pair."""
+    """Return the checked tokens of a text or of a pair of texts."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
         return _read_pair(model, str(item[0]), str(item[1]), how)
     if isinstance(item, str) and model.pooling is not None:
@@ -174,7 +174,8 @@ def _check_prompt(model: LoadedModel, name: str | None) -> None:
 
 
 def _readable(model: LoadedModel, text: str, how: PoolingOptions) -> str:
-    """Return the part of a text that has to be tokenized: all of it, or the beginning with its first tokens."""
+    """Return the part of a text that must be tokenized: the whole text, or the beginning that contains its first
+    tokens."""
     if how.truncate is None:
         check_length(model, len(text), "input")
     check_unicode(text, "input")
@@ -182,7 +183,7 @@ def _readable(model: LoadedModel, text: str, how: PoolingOptions) -> str:
 
 
 def _cut(model: LoadedModel, how: PoolingOptions) -> int | None:
-    """Return the number of tokens to which a text is truncated; None: it is not truncated."""
+    """Return the number of tokens to which a text is truncated; None if it is not truncated."""
     return None if how.truncate is None else _limit(model, how)
 
 
@@ -208,7 +209,7 @@ def _checked(model: LoadedModel, tokens: tuple[int, ...]) -> tuple[int, ...]:
 def vector_request(
     model: LoadedModel, item: Item, how: PoolingOptions = PLAINLY, **options: Unpack[OwnOptions]
 ) -> Request:
-    """Return a request for the vector of a text. Raises as `build_request` does."""
+    """Return a request for the vector of a text. Raises the same errors as `build_request`."""
     tokens = read_item(model, item, how)
     return make_request(model, tokens, EMBEDDING, detokenize=False, embeds=True, **options)
 
@@ -222,8 +223,8 @@ async def run_vectors(
     at_once: int,
     each: Callable[[int, array[float]], None],
 ) -> str:
-    """Compute the vectors of texts, at most `at_once` at the same time. `each` is called with a text's number and its
-    vector. Returns the served name of the model."""
+    """Compute the vectors of texts, at most `at_once` at the same time. `each` is called with the index of a text and
+    its vector. Returns the name under which the model is served."""
     generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
     told: set[int] = set()
 
@@ -243,7 +244,7 @@ async def run_vectors(
 def shaped(
     model: LoadedModel, vector: array[float], dimensions: int | None = None, normalize: bool = True
 ) -> array[float]:
-    """Return the first `dimensions` values of a vector; if `normalize` is true, scaled to length 1."""
+    """Return the first `dimensions` values of a vector. With `normalize`, they are scaled to length 1."""
     part = vector if dimensions is None else vector[:dimensions]
     is_unit = model.pooling is None or model.pooling.is_unit
     if not normalize or (is_unit and len(part) == len(vector)):
@@ -258,7 +259,7 @@ def activation_of(model: LoadedModel) -> Activation:
 
 
 def activated(logits: Sequence[float], activation: Activation) -> list[float]:
-    """Return the scores for a classifier's logits."""
+    """Return the scores for the logits of a classifier."""
     if activation == "identity":
         return list(logits)
     if activation == "sigmoid":

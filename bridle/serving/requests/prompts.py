@@ -1,6 +1,6 @@
-"""Converts a client's text, ids and images to the tokens of a prompt and to a request.
+"""Converts texts, ids and images of a client to the tokens of a prompt, and to a request.
 
-A text that is too long is refused before it is tokenized, and a long one is tokenized in a thread. This module knows no
+A text that is too long is refused before it is tokenized. A long text is tokenized in a thread. This module uses no
 wire format.
 """
 
@@ -47,11 +47,11 @@ def build_request(
     pictures: Sequence[Source] = (),
     **options: Unpack[request_builder.RequestOptions],
 ) -> Request:
-    """Make a request that `model` can run. The request always has a seed, so that it can be repeated.
+    """Create a request that `model` can run. The request always has a seed, so that it can be repeated.
 
-    `constraint` restricts the text, as an object or as plain data, also together with a controller. The `pictures`
-    belong to the prompt's placeholders, in order. Raises `InvalidRequest` (or its subclass `UnknownAdapter`) or
-    `ContextOverflow`, naming field, value and limit.
+    `constraint` restricts the output. It is an object or plain data, and can be combined with a controller. The
+    `pictures` belong to the placeholders of the prompt, in order. Raises `InvalidRequest` (or its subclass
+    `UnknownAdapter`) or `ContextOverflow`. The message names the field, the value and the limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     if pictures:
@@ -78,15 +78,15 @@ def process_multimodal(
 async def process_multimodal_async(
     model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """Run `process_multimodal` in a thread, for an event loop."""
+    """Run `process_multimodal` in a thread, for callers in an event loop."""
     is_fetched = any(source.is_remote for source in sources)
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
     return await in_thread(process_multimodal, model, tokens, sources)
 
 
 async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Return the tokens of a prompt as `encode_prompt` does, for an event loop: a long text is tokenized in a
-    thread."""
+    """Return the tokens of a prompt as `encode_prompt` does, for callers in an event loop. A long text is tokenized in
+    a thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
         return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
     return encode_prompt(model, prompt, add_special_tokens)
@@ -98,8 +98,8 @@ async def tokenize_all(
     truncate: int | None = None,
     add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
-    """Tokenize all prompts of a call; long prompts are tokenized in a thread. A prompt that is too long for any context
-    is refused before any prompt is tokenized, unless it is to be truncated."""
+    """Tokenize all prompts of a call. Long prompts are tokenized in a thread. A prompt that is too long for any context
+    is refused before any prompt is tokenized, unless it will be truncated."""
     for prompt in prompts if truncate is None else ():
         if isinstance(prompt, str):
             request_builder.check_length(model, len(prompt), "prompt")
@@ -118,7 +118,8 @@ def _encode_all(
 
 
 def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterator[list[_Part]]:
-    """Yield groups of adjacent parts. A group has at most `_GROUP_CHARS` characters, or is a single longer part."""
+    """Yield groups of adjacent parts of a prompt. A group has at most `_GROUP_CHARS` characters, or it is a single
+    longer part."""
     group: list[_Part] = []
     size = 0
     for part in parts:
@@ -133,8 +134,8 @@ def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterat
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
 ) -> tuple[int, ...]:
-    """Return the checked tokens of a prompt; with `truncate` only its last `truncate` tokens. An empty text means the
-    token that begins a document, if the model has one."""
+    """Return the checked tokens of a prompt. With `truncate`, only its last `truncate` tokens are returned. An empty
+    text stands for the token that begins a document, if the model has such a token."""
     if isinstance(prompt, str):
         tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:
@@ -153,7 +154,7 @@ def encode_prompt(
 
 
 def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
-    """Return the part of a text that must be tokenized: all of it, or the end that contains the last `truncate`
+    """Return the part of a text that must be tokenized: the whole text, or the end that contains the last `truncate`
     tokens."""
     if truncate is None:
         request_builder.check_text(model, text, "prompt")

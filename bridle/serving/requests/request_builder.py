@@ -1,8 +1,8 @@
-"""Makes a checked `Request` of tokens.
+"""Creates a checked `Request` from tokens.
 
-Each check that depends on the model is made here, once, for every front end: ids must lie in the vocabulary, prompt and
-output must fit the context. `SamplingParams` has already checked what does not depend on a model, and `prompts.py`
-tokenizes the client's prompts. This module knows no wire format.
+All checks that depend on the model are made here, for every front end. For example, ids must be in the vocabulary, and
+prompt and output must fit the context. `SamplingParams` has already checked what does not depend on a model.
+`prompts.py` tokenizes the prompts of clients. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class EventOptions(TypedDict, total=False):
-    """Options for the events and the KV of a request. Events have text unless `detokenize` is False. With `embeds` the
-    only event is the prompt's vector. `tell_resuming` reports the loss of a device, and `trace` the provenance of
-    tokens. `sights` are the request's media. `parks` keeps the request's KV at its end, and `continues` names the
-    request whose KV it uses. `retains` are beginnings of its prompt whose KV is kept, and requests with one `cache_key`
-    go to one replica. `repeats` marks parts of its text that must not be repeated."""
+    """Options for the events and the KV of a request. Events have text, unless `detokenize` is False. With `embeds`,
+    the only event is the vector of the prompt. `tell_resuming` requests an event when the device is lost. `trace`
+    requests the origin of each token. `sights` are the media of the request, with their positions. `parks` retains the
+    KV of the request after its end. `continues` names the request whose KV it uses. `retains` are beginnings of the
+    prompt whose KV is retained. Requests with the same `cache_key` go to the same replica. `repeats` marks parts of an
+    output that must not be repeated."""
 
     detokenize: bool
     embeds: bool
@@ -52,9 +53,10 @@ class EventOptions(TypedDict, total=False):
 
 
 class OwnOptions(TypedDict, total=False):
-    """Options of any request besides prompt and sampling. `adapter` is a name that `model.adapters` knows, or a name of
-    the base model. `timeout` is in seconds from now. `tools` are the tools that controllers may call (None: all),
-    `client_tools` the tools whose calls the client answers. `policies` are the operator's."""
+    """Options of any request, apart from its prompt and sampling parameters. `adapter` is a name in `model.adapters`,
+    or a name of the base model. `timeout` is in seconds from now. `tools` are the tools that controllers may call
+    (None: all). `client_tools` are the tools whose calls the client answers. `policies` are the policies of the
+    operator."""
 
     request_id: str | None
     adapter: str | None
@@ -76,7 +78,7 @@ new_request_id = partial(secrets.token_hex, 12)
 
 
 def new_seed() -> int:
-    """Return a seed for a request without one."""
+    """Return a seed for a request that sets none."""
     return secrets.randbits(53)  # every JSON reader keeps 53 bits exactly, so the client can send the seed back
 
 
@@ -88,7 +90,7 @@ def make_request(
     stopping: Sequence[StoppingCriteria] = (),
     **options: Unpack[RequestOptions],
 ) -> Request:
-    """Make a request of checked tokens and sampling parameters, as `prompts.build_request` does."""
+    """Create a request from checked tokens and sampling parameters, as `prompts.build_request` does."""
     embeds = options.get("embeds", False)
     if not embeds:
         check_task(model.info, embeds)
@@ -154,7 +156,7 @@ def make_request(
 
 
 def _may_go_back(sampling: SamplingParams, controller: object | None, policies: Applied) -> bool:
-    """Return whether text may be rolled back by any part of the request."""
+    """Return whether any part of the request may roll text back."""
     takes_back = sampling.takes_text_back or bool(sampling.banned_phrases) or policies.guard is not None
     return takes_back or not _are_constraints(controller)
 
@@ -164,7 +166,7 @@ def _are_constraints(controller: object | None) -> bool:
 
 
 def _check_rolls_nothing_back(controller: object | None, field: str) -> None:
-    """Raise `InvalidRequest` for a field that rolls text back, if the controller may also do so."""
+    """Raise `InvalidRequest` for a sampling field that rolls text back, if the controller may also do so."""
     if not _are_constraints(controller):
         message = f"{field}: this value takes text back, which a controller does by itself. Leave out one."
         raise InvalidRequest(message, field)
@@ -175,15 +177,15 @@ EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
-    """Raise `InvalidRequest` for text that is not Unicode, or that is too long for the context whatever its tokens
-    are."""
+    """Raise `InvalidRequest` for a text that is not Unicode, or that is too long for the context, however it is
+    tokenized."""
     check_length(model, len(text), param)
     check_unicode(text, param)
 
 
 def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
-    """Raise `ContextOverflow` for texts of `num_chars` characters that cannot fit into the context whatever their
-    tokens are."""
+    """Raise `ContextOverflow` for texts of `num_chars` characters that cannot fit into the context, however they are
+    tokenized."""
     limit = model.max_prompt_chars
     if num_chars > limit:
         raise ContextOverflow(
@@ -192,8 +194,8 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
 
 
 def check_unicode(text: str, param: str) -> None:
-    """Raise `InvalidRequest` for text with half of a surrogate pair. Such text has no UTF-8 form, so no token spells
-    it."""
+    """Raise `InvalidRequest` for a text that contains half of a surrogate pair. Such a text has no UTF-8 form, so no
+    tokens spell it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -204,7 +206,7 @@ def check_unicode(text: str, param: str) -> None:
 
 
 def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
-    """Raise `ContextOverflow` for a prompt that leaves no room for `max_tokens` output tokens (None: for one)."""
+    """Raise `ContextOverflow` for a prompt that leaves no room for `max_tokens` output tokens (None: for one token)."""
     most, limit = model.batching.max_input_tokens, model.max_sequence_tokens
     if num_prompt > most and most < limit:
         raise ContextOverflow(f"the prompt has {num_prompt} tokens; max_input_tokens is {most}", "prompt")
@@ -227,13 +229,13 @@ def check_num_tokens(model: LoadedModel, num_prompt: int) -> None:
 
 
 def _context(model: LoadedModel) -> str:
-    """Return the context length in the words of OpenAI's error message, by which clients recognize the error."""
+    """Return the context length in the words of OpenAI's error message, by which clients recognize this error."""
     return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 
 def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
-    """Raise `InvalidRequest` for tokens that the model does not have, and for stop strings that cannot occur in a
-    text."""
+    """Raise `InvalidRequest` for tokens that the model does not have, and for stop strings that cannot occur in an
+    output."""
     vocab_size, bias = model.info.vocab_size, sampling.logit_bias
     if bias:
         check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)

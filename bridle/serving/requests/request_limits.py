@@ -1,7 +1,7 @@
 """Priority and deadline of a request.
 
-Every front end creates its `RequestLimits` here, so that the fields have the same meaning and errors everywhere. A user
-may raise the priority only up to the user's limit, but may always lower it. This module knows no wire format.
+Every front end creates its `RequestLimits` here. So the fields have the same meaning and the same errors everywhere. A
+user may raise the priority only up to the user's limit, but may always lower it. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_DEADLINE = 86_400.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """`priority` orders the requests that wait for room, smaller numbers first. `deadline` is the number of seconds
-    after `since`, a point of the monotonic clock, at which the request ends (None: no deadline). Raises
+    """`priority` orders the requests that wait for room; smaller numbers come first. `deadline` is in seconds after
+    `since`, which is a time of the monotonic clock. The request ends at this time (None: no deadline). Raises
     `InvalidRequest` for values out of range."""
 
     priority: int = 0
@@ -44,8 +44,8 @@ class RequestLimits:
         _check_deadline(self.deadline)
 
     def end(self, timeout: float | None = None) -> float | None:
-        """Return the deadline as a point of the monotonic clock. If the server's `timeout`, counted from now, ends
-        earlier, return its end."""
+        """Return the deadline as a time of the monotonic clock. If the server's `timeout`, counted from now, ends
+        earlier, its end is returned."""
         ends = [] if self.deadline is None else [self.since + self.deadline]
         if timeout is not None:
             ends.append(time.monotonic() + timeout)
@@ -63,7 +63,7 @@ class RequestLimits:
 
     @asynccontextmanager
     async def bounded(self, doing: str) -> AsyncIterator[None]:
-        """Raise `DeadlineExceeded` when the deadline passes inside the block; `doing` names the current work."""
+        """Raise `DeadlineExceeded` if the deadline passes inside the block. `doing` names the work in the block."""
         if self.deadline is None:
             yield
             return
@@ -95,8 +95,8 @@ DEFAULT_TERMS = RequestLimits()
 def make_terms(
     priority: int | None, deadline: float | None, identity: Identity, since: float | None = None
 ) -> RequestLimits:
-    """Return the limits that a client asks for. Without a priority it is 0, or the user's most urgent permitted one if
-    0 is more urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
+    """Return the limits that a client asks for. The default priority is 0, or the user's most urgent permitted priority
+    if 0 is more urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
     if priority is None:
         priority = 0 if identity.is_admin else max(identity.limits.most_urgent, 0)
         if not priority and deadline is None:

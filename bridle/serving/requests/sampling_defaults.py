@@ -1,6 +1,6 @@
-"""Sampling defaults of a checkpoint, from its `generation_config.json`: values for fields that a request leaves out.
-Only sampling fields and a length are read; `do_sample` is ignored, as in vLLM. A value that a request could not have is
-dropped with a warning, because it must not prevent serving."""
+"""Sampling defaults of a checkpoint, from its `generation_config.json`. They apply to fields that a request leaves out.
+Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. A value that a request could not have is
+dropped with a warning, because it must not prevent serving the model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _NAMES = {
 
 
 def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
-    """Return the sampling parameters that a checkpoint's folder recommends, as far as they differ from the usual
-    defaults. Empty if `mode` is `none`."""
+    """Return the sampling parameters that a checkpoint's folder recommends, if they differ from the usual defaults.
+    The result is empty if `mode` is `none`."""
     path = folder / "generation_config.json"
     if mode == "none" or not path.is_file():
         return {}
@@ -53,14 +53,14 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
 
 
 def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str]) -> SamplingParams:
-    """Return `sampling` with the model's defaults for fields that are not `given`, except for the length, which
-    `limited` sets."""
+    """Return `sampling` with the model's defaults for fields that are not in `given`. The length is an exception:
+    `limited` sets it."""
     missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
     return sampling.with_(**missing) if missing else sampling
 
 
 def limited(sampling: SamplingParams, length: int | None, room: int) -> SamplingParams:
-    """Return `sampling` with at most `length` tokens if it sets no limit, and at most the `room` that a prompt
+    """If `sampling` sets no limit, return it with at most `length` tokens and at most the `room` that the prompt
     leaves."""
     if length is None or sampling.max_tokens is not None:
         return sampling

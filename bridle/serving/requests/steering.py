@@ -1,8 +1,8 @@
-"""Selection of a request's controllers, by the same rules for every API: controllers by name, their arguments, and
+"""Selects the controllers of a request, by the same rules in every API: controllers by name, their arguments, and
 related options.
 
-This module knows no wire format: a front end passes the values of its fields. The optional packages of the control
-runtime are imported only when a model has a control runtime.
+This module uses no wire format: a front end passes the values of its fields. The optional packages of the control
+runtime are imported only for a model that has a control runtime.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
-    """The controller fields of a request, in every API. One controller has its own field, with its argument. Further
-    controllers are in a list; each is a name or an object with the same two fields. There are also the tools that
-    controllers may call, and the tools whose calls the client answers."""
+    """The controller fields of a request, in every API. One controller has a field, and another field has its argument.
+    Further controllers are in a list. Each is a name, or an object with the same two fields. Other fields have the
+    tools that controllers may call, and the tools whose calls the client answers."""
 
     @property
     def controller(self) -> str | None: ...
@@ -54,7 +54,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
-    """Controllers given by name, for calls without request fields."""
+    """Controllers that are given by name, for calls that do not come from a request's fields."""
 
     controller: str | None = None
     controller_arg: Any = None
@@ -64,8 +64,8 @@ class Controllers:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The controller of a request (perhaps composed of several), its constraint, both, or neither. `rewind` is the
-    policy for text that a controller may roll back; `client_tools` are the tools whose calls the client answers."""
+    """The controller of a request (possibly composed of several), its constraint, both, or neither. `rewind` is the
+    policy for text that a controller may roll back. `client_tools` are the tools whose calls the client answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
@@ -82,14 +82,14 @@ def is_controlled(named: Named) -> bool:
 
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
-    """Return whether the end-of-text token is ignored. Without a `given` value of the client, it is ignored only under
-    a sandboxed controller, which decides by itself when its output ends."""
+    """Return whether the end-of-text token is ignored. If the client has not `given` a value, it is ignored only with a
+    sandboxed controller, which itself decides when its output ends."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 
 class SteersRequests:
-    """Base of classes that serve requests: selects the controllers of requests for `identity`. `classes` are the
-    operator's classes of controllers, by name."""
+    """Base class of classes that serve requests. It selects the controllers of requests from the client `identity`.
+    `classes` are the operator's controller classes, by name."""
 
     __slots__ = ()
     model: LoadedModel
@@ -99,9 +99,8 @@ class SteersRequests:
     def steering(
         self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None, rewind: str | None = None
     ) -> Steering:
-        """Return the controllers that a request selects. Raises `InvalidRequest` for a combination that is not
-        supported, `ControllerError` for a class that fails, and `UnsupportedFeature` if the model has no control
-        runtime."""
+        """Return the controllers that a request selects. Raises `InvalidRequest` for an unsupported combination,
+        `ControllerError` for a class that fails, and `UnsupportedFeature` if the model has no control runtime."""
         form = None if constraint is None else parse(constraint)
         made = [
             make_controller(self.classes, name, argument)
@@ -127,7 +126,7 @@ def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
 
 
 def _each(named: Named) -> Iterator[tuple[str, Any]]:
-    """Yield name and argument of each controller, the outer one first."""
+    """Yield the name and the argument of each controller, the outer one first."""
     if named.controller is not None and named.controller != NO_CONTROLLER:
         yield named.controller, "" if named.controller_arg is None else named.controller_arg
     elif named.controller_arg is not None:
@@ -144,7 +143,7 @@ def _each(named: Named) -> Iterator[tuple[str, Any]]:
 
 
 def _entry(where: str, entry: Any) -> tuple[str, Any]:
-    """Return name and argument of one entry of a list of controllers."""
+    """Return the name and the argument of one entry in a list of controllers."""
     fields = {"controller": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not isinstance(fields.get("controller"), str):
         raise InvalidRequest(
@@ -160,8 +159,8 @@ def _entry(where: str, entry: Any) -> tuple[str, Any]:
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
-    """Return the controller of a module id, tag or `gh:` name. A string argument is passed unchanged; any other
-    argument is passed as JSON text."""
+    """Return the controller for a module id, a tag or a `gh:` name. An argument that is a string is passed unchanged.
+    Any other argument is passed as JSON text."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
     control_of(model)
@@ -172,12 +171,12 @@ def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Iden
 
 
 def control_of(model: LoadedModel) -> RuntimePool:
-    """Return the control runtime of a model. Raises `UnsupportedFeature` if the model has none."""
+    """Return the control runtime of a model. Raises `UnsupportedFeature` if the model has no control runtime."""
     if model.control is None:
         raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
     return model.control
 
 
 def auth_of(identity: Identity) -> Auth:
-    """Return the identity of a client in the runtime's terms."""
+    """Return the identity of a client in the form that the runtime uses."""
     return Auth(identity.user, identity.is_admin)

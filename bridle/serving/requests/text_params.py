@@ -1,7 +1,7 @@
-"""Converts texts among the sampling parameters to tokens of a model: bad words and DRY's sequence breakers.
+"""Converts texts among the sampling parameters to tokens of a model: bad words and the sequence breakers of DRY.
 
-A breaker stands for each token whose text contains it, and for the last token of its own spelling, as in the original
-DRY. The search is one pass over the vocabulary's texts, which are joined once per tokenizer.
+A breaker stands for every token whose text contains it, and for the last token of its own spelling, as in the original
+DRY. The search is one pass over the texts of the vocabulary, which are joined once per tokenizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_CACHED = 64  # results per tokenizer
 
 
 class VocabIndex:
-    """The texts of a vocabulary, searchable for tokens that contain a text."""
+    """The texts of a vocabulary, in which tokens can be found by a text that they contain."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         texts = [tokenizer.token_text(token).replace(_BETWEEN, "") for token in range(vocab_size)]
@@ -53,7 +53,7 @@ _texts: WeakKeyDictionary[Tokenizer, VocabIndex] = WeakKeyDictionary()
 
 
 def resolve_text_params(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters with the tokens of their texts."""
+    """Return the sampling parameters with the tokens for their texts."""
     if sampling.has_dry and sampling.dry_sequence_breakers:
         sampling = sampling.with_(dry_breaker_ids=_breakers(model, sampling.dry_sequence_breakers))
     if sampling.bad_words:
@@ -72,7 +72,7 @@ def resolve_text_params(model: LoadedModel, sampling: SamplingParams) -> Samplin
 
 
 def _spellings(model: LoadedModel, word: str) -> list[tuple[int, ...]]:
-    """Return the tokens of a word alone and of the word after a space."""
+    """Return the tokens of a word by itself, and of the word after a space."""
     bare = word.lstrip(" ")
     if not bare:
         raise InvalidRequest(f"bad_words holds {word!r}, which is only spaces", "bad_words")

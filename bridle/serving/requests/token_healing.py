@@ -1,4 +1,4 @@
-"""Decides which tokens of a prompt are rolled back for token healing."""
+"""Decides which tokens of a prompt are removed for token healing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFIXES: WeakKeyDictionary[Tokenizer, TokenPrefixes] = WeakKeyDictionary()
 
 
 def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
-    """Return the ordinary tokens of a model by their prefixes; they are sorted once."""
+    """Return the ordinary tokens of a model for lookup by prefix. They are sorted once."""
     found = _PREFIXES.get(tokenizer)
     if found is None:
         special = frozenset(tokenizer.special_token_ids) | frozenset(tokenizer.eos_token_ids)
@@ -35,8 +35,8 @@ def heal(
     tokenizer: Tokenizer, vocab_size: int, prompt: Tokens, controller: object | None
 ) -> tuple[Tokens, object | None, TokenHealing | None]:
     """Return the prompt without its removed last tokens, the controller, and the healing for the engine. If the
-    controller is a constraint, it spells the text of the removed tokens. Nothing changes if no token extends the end of
-    the prompt. Raises `UnsupportedFeature` for any other controller."""
+    controller is a constraint, the constraint spells the text of the removed tokens. If no token extends the end of the
+    prompt, nothing is changed. Raises `UnsupportedFeature` for any other controller."""
     if not (controller is None or isinstance(controller, Constraint)):
         raise UnsupportedFeature(
             "token_healing: not supported with a controller, with tools or with reasoning. Leave it out.",
@@ -53,8 +53,8 @@ def heal(
 
 
 def _tail(pieces: TokenPrefixes, prompt: Tokens) -> tuple[int, bytes]:
-    """Return the largest number of last tokens of a prompt whose text begins a longer token, and that text. At least
-    one token stays."""
+    """Return the largest number of last tokens of a prompt whose text is the beginning of a longer token, and that
+    text. At least one token of the prompt stays."""
     found, text = (0, b""), b""
     for number, token in enumerate(reversed(prompt[1:][-MAX_HEALED_TOKENS:]), 1):
         if token not in pieces.bytes_of or len(pieces.bytes_of[token] + text) > MAX_HEALED_BYTES:
@@ -75,7 +75,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def _healing(pieces: TokenPrefixes, text: bytes, num_chars: int, vocab_size: int) -> TokenHealing:
-    """Return the healing, with the masks at each position within `text`."""
+    """Return the healing data for the engine, with the masks for each position within `text`."""
     masks, steps = list[bytes](), list[tuple[tuple[int, int], ...]]()
     for start in range(len(text)):
         rest = text[start:]

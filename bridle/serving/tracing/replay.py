@@ -1,7 +1,7 @@
-"""Runs a traced request again: the same prompt, parameters, seed and controller, perhaps with another controller.
+"""Runs a traced request again with the same prompt, parameters and seed, and with the same or another controller.
 
-The request is built from the trace alone, because current defaults, limits and policies would change it. Modules are
-identified by hash, because names can change.
+The request is built only from the trace, because current defaults, limits and policies would change it. Modules are
+identified by their hashes, because names can change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def replay(
     on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
     """Run the request recorded in `trace` again, and return the trace of the new run. `controller` replaces the
-    recorded controller, and `adapter` is the name of the request's adapter in this model. `on_token` is called for each
-    token that the new run records. Raises `InvalidRequest` if the request cannot be repeated, for example because one
-    of its modules was removed."""
+    recorded controller. `adapter` is the name that the request's adapter has in this model. `on_token` is called for
+    each token that the new run records. Raises `InvalidRequest` if the request cannot be repeated, for example because
+    one of its modules was removed."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")
@@ -53,7 +53,7 @@ def replay(
 
 
 def check_modules(model: LoadedModel, trace: Trace) -> None:
-    """Raise `InvalidRequest` unless the modules of the request are still in the store."""
+    """Raise `InvalidRequest` if a module of the request is not in the store any more."""
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(
@@ -64,7 +64,7 @@ def check_modules(model: LoadedModel, trace: Trace) -> None:
 
 
 def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
-    """Return a sentence for each controller name that now means another module."""
+    """Return a sentence for each controller name that now means another module than in the trace."""
     told = []
     for name, module in dict.fromkeys(modules_of(trace)):
         now = module if name == module else _meaning(model, name)
@@ -75,7 +75,7 @@ def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
 
 
 def _meaning(model: LoadedModel, name: str) -> str | None:
-    """Return the current module of a name or a hash; "" if there is none, None if unknown."""
+    """Return the current module for a name or a hash; "" if there is none, None if this is unknown."""
     from bridle.serving.controller_runtime import find_module
 
     return None if model.control is None else find_module(model.control, name)

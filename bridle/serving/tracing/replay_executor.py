@@ -1,9 +1,9 @@
-"""A recorded run instead of a model: recorded tokens are sampled again as long as the requests are the same.
+"""Replays a recorded run without a model: the recorded tokens are sampled again as long as the requests are the same.
 
-A traced sample has the best tokens of its distribution, before and after the mask. That is enough to replay a run whose
-controller behaves the same, without a model: the engine, the controllers and the constraints are real, and only logits
-are missing. Any difference is reported as a `ReplayDivergence`. The run then continues only if the record determines
-the token.
+A traced sample has the most probable tokens of its distribution, before and after the mask. This suffices to replay a
+run whose controller behaves the same. The engine, the controllers and the constraints are real, and only the logits are
+missing. Any difference is reported as a `ReplayDivergence`. After a difference, the run continues only if the record
+determines the token.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
-    """The first divergence of a run from the recorded one: another `mask`, or a request for data that the record does
-    not have (`unknown`). `num_tokens` preceded the sample, including the prompt."""
+    """The first difference of a run from the recorded run. It is another `mask`, or a request for data that the record
+    does not have (`unknown`). `num_tokens` is the number of tokens before the sample, including the prompt."""
 
     kind: Literal["mask", "unknown"]
     num_tokens: int
@@ -60,7 +60,7 @@ class _Recorded:
 
 
 class RecordedExecutor:
-    """An `Executor` that samples the tokens recorded in the trace given to `play`. The executor computes nothing and
+    """An `Executor` that samples the tokens recorded in the trace that was passed to `play`. It computes nothing and
     applies no adapter."""
 
     num_bytes = 0
@@ -96,7 +96,8 @@ class RecordedExecutor:
     # -- one sample --------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """Return the recorded token and its distribution under the row's mask; no distribution if it is unknown."""
+        """Return the recorded token and its distribution under the mask of the row. The distribution is left out if it
+        is unknown."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:
@@ -121,7 +122,7 @@ class RecordedExecutor:
 
 
 class _Mask:
-    """The mask and the biases of a row."""
+    """The mask and the biases of a sampling row."""
 
     def __init__(self, row: SampleRow, vocab_size: int) -> None:
         bits = None if row.mask is None else int.from_bytes(row.mask, "little") & ((1 << vocab_size) - 1)
@@ -143,7 +144,7 @@ class _Mask:
         return self._bits is None or bool(self._bits >> token & 1)
 
     def difference(self, recorded: _Recorded) -> str | None:
-        """Return a text about the first difference from the recorded mask, or None."""
+        """Return a text about the first difference from the recorded mask; None if there is no difference."""
         draw = recorded.draw
         assert draw is not None
         if self.num_allowed != draw.num_allowed:
@@ -161,15 +162,15 @@ class _Mask:
         return None
 
     def best(self, draw: Draw) -> int | None:
-        """Return the most probable allowed token, if it is among the recorded best tokens; else None."""
+        """Return the most probable allowed token if it is among the recorded tokens; else None."""
         if self._asked or any(math.isfinite(addend) for addend in self.biases.values()):
             return None
         return next((token for token, _ in draw.before.top if self.allows(token)), None)
 
 
 def _forbidden(draw: Draw) -> Iterator[int]:
-    """Yield tokens that were certainly forbidden: they were more probable than the least probable recorded token. Mask
-    and biases cannot be separated, so this needs a sample with only a mask."""
+    """Yield tokens that were certainly forbidden, because they were more probable than the least probable recorded
+    token. A mask and biases cannot be told apart, so the sample must have only a mask."""
     if draw.after is None or not draw.after.top:
         return
     left = dict(draw.after.top)
@@ -233,14 +234,14 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
 
 
 def _num_own(trace: Trace) -> int:
-    """Return the number of branches of each of the `n` outputs in their first fork; 0 if there is one output."""
+    """Return the number of branches that each of the `n` outputs has in its first fork; 0 if there is one output."""
     forks = [record.step for record in trace.records if isinstance(record, ForkRecord) and not record.parent]
     num_outputs = trace.header.sampling.get("n") or 1
     return (forks.count(forks[0]) + 1) // num_outputs if forks and num_outputs > 1 else 0
 
 
 def _follow(line: _Line, record: Record) -> _Recorded | None:
-    """Apply a record to an output. Returns the sample if the record is one, else None."""
+    """Apply a trace record to an output. Returns the sample if the record is a sample, else None."""
     match record:
         case PromptRecord() if not line.num_draws:
             line.tokens = list(record.tokens)
@@ -264,8 +265,8 @@ def _digest(tokens: Sequence[int]) -> bytes:
 
 
 def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[int]) -> ExecutorInfo:
-    """Return the info of the recorded model for an engine without weights. The info has room for all of these
-    traces."""
+    """Return the info of the recorded model, for an engine without weights. The info allows for all of these traces at
+    once."""
     longest = max([_room(trace) for trace in traces], default=1)
     num_blocks = max([_num_blocks(trace) for trace in traces], default=1) + longest // _BLOCK_SIZE + 2
     return ExecutorInfo(
@@ -279,8 +280,8 @@ def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[in
 
 
 def _room(trace: Trace) -> int:
-    """Return the longest sequence that the model supports. If the trace does not have it, return the longest sequence
-    that the request could become."""
+    """Return the maximum length of a sequence in the recorded model. If the trace does not have it, return the maximum
+    length that the request could reach."""
     told = trace.header.engine.get("max_model_len")
     most = trace.header.sampling.get("max_tokens", DEFAULT_SAMPLING.max_tokens)
     least = prompt_length(trace) + max(most or 0, _num_tokens(trace) + 1)
@@ -294,7 +295,7 @@ def _num_blocks(trace: Trace) -> int:
 
 
 def prompt_length(trace: Trace) -> int:
-    """Return the length of the prompt when it was computed; a controller may have rewritten it."""
+    """Return the length that the prompt had when it was computed. A controller may have rewritten the prompt."""
     return max([len(record.tokens) for record in trace.records if isinstance(record, PromptRecord)], default=0) or len(
         trace.header.prompt
     )

@@ -1,7 +1,7 @@
-"""The header of a trace: the request in a form that can be stored and repeated.
+"""The header of a trace: the request, in a form that can be stored and repeated.
 
-Constraints and Wasm controllers have such a form. For other controllers, which are code of one process, only the name
-is stored, and a replay needs the controller's code.
+Constraints and Wasm controllers can be stored in this form. Other controllers are code of one process. For them only
+the name is stored, and a replay needs the code of the controller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token
 
 
 def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
-    """Return an empty trace of a request whose prompt came from `text`."""
+    """Return an empty trace of a request. `text` is the text of its prompt."""
     header = TraceHeader(
         request.id,
         prompt=list(request.prompt),
@@ -50,7 +50,7 @@ def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | No
 
 
 def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
-    """Record the engine that the request ran on."""
+    """Record the engine that computed the request."""
     trace.header.model = model
     trace.header.engine = {name: getattr(info, name) for name in _ENGINE} | {"eos_token_ids": list(info.eos_token_ids)}
 
@@ -68,7 +68,7 @@ def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trac
 
 
 def sampling_form(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the sampling parameters that differ from the defaults, as JSON values."""
+    """Return the sampling parameters that differ from their defaults, as JSON values."""
     changed = {
         each.name: getattr(sampling, each.name)
         for each in fields(SamplingParams)
@@ -100,8 +100,8 @@ def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
 
 
 def controller_form(request: Request) -> dict[str, Any] | None:
-    """Return the plain form and the name of a request's controller, or only its name if it has no plain form. The user
-    for whom it ran is left out."""
+    """Return the stored form and the name of a request's controller. Only the name is returned if it cannot be stored.
+    The user of the request is left out."""
     if request.controller is None:
         return None
     try:
@@ -117,13 +117,14 @@ def controller_form(request: Request) -> dict[str, Any] | None:
 
 
 def modules_of(trace: Trace) -> tuple[tuple[str, str], ...]:
-    """Return the names of Wasm controllers that steered a request, each with the hash of the module that it meant at
-    that time."""
+    """Return the names of the Wasm controllers that steered a request, each with the hash of the module that the name
+    meant at that time."""
     return next((record.modules for record in trace.records if isinstance(record, EndRecord) and record.modules), ())
 
 
 def ran_form(trace: Trace) -> dict[str, Any] | None:
-    """Return the form of a request's controller, with the hashes of modules in place of their names where known."""
+    """Return the stored form of a request's controller, with hashes of modules in place of names where they are
+    known."""
     form, meant = trace.header.controller, list(modules_of(trace))
     if form is None or not meant:
         return form
@@ -132,7 +133,8 @@ def ran_form(trace: Trace) -> dict[str, Any] | None:
 
 
 def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return one part with its module's hash. `meant` is a list with an entry for each part, in order."""
+    """Return one part of a controller with the hash of its module. `meant` is a list with an entry for each part, in
+    order."""
     name = part.get("wasm", {}).get("module")
     known = next((each for each in meant if each[0] == name), None)
     if known is None:
@@ -142,7 +144,7 @@ def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, A
 
 
 def controller_of(form: Mapping[str, Any] | None) -> object | None:
-    """Return the controller of a traced request. Raises `InvalidRequest` if it was code of its process."""
+    """Return the controller of a traced request. Raises `InvalidRequest` if the controller was code of its process."""
     if form is None:
         return None
     plain = {key: value for key, value in form.items() if key != "name"}

@@ -1,8 +1,9 @@
-"""Traces as regression tests of controllers: a request must still give the recorded result.
+"""Traces as regression tests of controllers: a request must give the recorded result again.
 
-With a model the request runs again. Without a model the recorded tokens are used instead of sampled ones (`recorded`).
-The engine, the controllers and the constraints are real. The test compares their actions: forced tokens, masks, forks,
-rewinds, logs and variables. If a record cannot determine the result, this is reported as neither success nor failure.
+With a model, the request runs again. Without a model, the recorded tokens are used in place of sampled ones
+(`recorded`). The engine, the controllers and the constraints are real in both cases. The test compares what the
+controllers do: forced tokens, masks, forks, rollbacks, logs and variables. If a trace does not determine the result,
+the test neither succeeds nor fails, and this is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NEEDS_LOGITS = ("logprobs", "prompt_logprobs")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A new run of a request, with its first divergences from the record."""
+    """A new run of a request, with its first differences from the trace."""
 
     trace: Trace
     notes: Sequence[ReplayDivergence] = ()
@@ -41,7 +42,7 @@ class Played:
 
 @dataclass(slots=True)
 class TraceTestResult:
-    """Result of testing one trace, as `sentences`; `around` is the text before the first difference."""
+    """The result of testing one trace, as `sentences`. `around` is the text before the first difference."""
 
     outcome: Outcome
     found: Comparison
@@ -49,7 +50,7 @@ class TraceTestResult:
 
     @property
     def around(self) -> list[str]:
-        """Return the moves before the first difference, numbered."""
+        """Return the moves before the first difference, with numbers."""
         return [
             f"{number}: {move}"
             for each in self.found.differences[:1]
@@ -58,7 +59,7 @@ class TraceTestResult:
 
 
 def judge(old: Trace, played: Played) -> TraceTestResult:
-    """Compare a run with the record. Everything that the record contains is compared."""
+    """Compare a run with the recorded run. Everything that the trace contains is compared."""
     found = compare(old, played.trace)
     told = [f"At token {note.num_tokens} of the sequence: {note.text}." for note in played.notes]
     if old.num_cut:
@@ -73,7 +74,7 @@ def judge(old: Trace, played: Played) -> TraceTestResult:
 
 
 def _is_open(difference: TraceDifference, trace: Trace, open_ends: set[int]) -> bool:
-    """Return whether an output differs only because the record does not determine its next token."""
+    """Return whether an output differs only because the trace does not determine its next token."""
     end = None if difference.new is None else difference.new.record
     if not isinstance(end, EndRecord) or end.error is None:
         return False
@@ -94,7 +95,7 @@ def without_model(
     traces: Sequence[Trace], source: str, control: ControlSettings | None = None
 ) -> Iterator[tuple[LoadedModel, Player]]:
     """Yield a player that replays these traces from their records, without a model. `source` is the model whose
-    tokenizer they need."""
+    tokenizer the traces need."""
     from bridle.model import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits
     from bridle.serving.models.loading import load_model
@@ -130,8 +131,8 @@ def _play(model: LoadedModel, executor: RecordedExecutor, trace: Trace, controll
 
 @dataclass(frozen=True, slots=True)
 class TraceCase:
-    """One trace of a folder, and the file of its controller, if there is one. For the trace of a control runtime,
-    `trace` has only a header; its `exchanges` stay in their file."""
+    """One trace in a folder, and the file of the controller that it tests, if there is one. For the trace of a control
+    runtime, `trace` has only a header, and its `exchanges` stay in their file."""
 
     name: str
     trace: Trace
@@ -141,7 +142,7 @@ class TraceCase:
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:
     """Return the controller file that a file of traces tests, or None. The controller file has the same name up to the
-    first dot, and is in the same folder or its parent."""
+    first dot. It is in the same folder or in the parent folder."""
     stem = path.name.partition(".")[0]
     places = [folder / f"{stem}{ending}" for folder in (path.parent, path.parent.parent) for ending in endings]
     return next((place for place in places if place.is_file()), None)

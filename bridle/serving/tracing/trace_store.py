@@ -1,9 +1,8 @@
-"""The traces of a server: clients' traces are kept for some minutes, and a share of all requests is written to a
-folder.
+"""Stores the traces of a server: clients' traces for some minutes in memory, and a share of all requests in a folder.
 
-A request is traced if its client asks for a trace, or if it belongs to the operator's share. Clients' traces are kept
-in bounded memory, for their own user only, and in the state file if there is one. A thread converts traces to text and
-writes them, because long traces take time.
+A request is traced if its client asks for a trace, or if it is in the share that the operator set. Clients' traces are
+kept in limited memory, each visible only to its user, and also in the state file if there is one. A thread converts
+traces to text and writes them, because long traces take time.
 """
 
 from __future__ import annotations
@@ -90,15 +89,15 @@ class TraceStore:
             self.texts.keep(user, name, text, len(value), seconds)
 
     def is_chosen(self, request_id: str) -> bool:
-        """Return whether a request belongs to the operator's share. This is computed from its id."""
+        """Return whether a request is in the share that the operator set. This depends only on its id."""
         if self.folder is None or not self.share:
             return False
         number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
         return number < self.share * 2.0**64
 
     def keep(self, request_id: str, user: str, traces: Sequence[Trace], *, is_wanted: bool) -> None:
-        """Store the traces of a finished request: for `user` if `is_wanted`, and in the folder if the request is
-        chosen."""
+        """Store the traces of a finished request: for `user` if `is_wanted`, and in the folder if the request is in the
+        operator's share."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
         text = self._threads.submit(self._encode, traces)
@@ -112,7 +111,7 @@ class TraceStore:
             text.add_done_callback(lambda done: self._measure(user, request_id, done))
 
     def _measure(self, user: str, request_id: str, text: Future[bytes]) -> None:
-        """Count the real size of a trace once it is converted to text."""
+        """Set the real size of a trace after it is converted to text."""
         if not text.cancelled() and text.exception() is None:
             self.texts.resize(user, request_id, text, len(text.result()))
             if self._table is not None and self.texts.find(user, request_id) is text:
@@ -130,7 +129,7 @@ class TraceStore:
         return await asyncio.wrap_future(text)
 
     def close(self) -> None:
-        """Write the waiting traces. Idempotent."""
+        """Write the traces that are not written yet. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
