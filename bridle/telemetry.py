@@ -1,8 +1,8 @@
 """Sets up OpenTelemetry's SDK in a process that sends traces.
 
-A process sends traces if an endpoint is configured, or if one of the standard variables names one. The `OTEL_*`
-variables set all other options (sampler, resource, size of batches), as the SDK reads them. OpenTelemetry is imported
-only if traces are sent.
+A process sends traces if an endpoint is configured, or if one of the standard variables names an endpoint. The `OTEL_*`
+variables set all other options (sampler, resource, size of batches); the SDK reads them. OpenTelemetry is imported only
+if traces are sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
 def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the standard variables ask for traces."""
+    """Return whether the standard `OTEL_*` variables ask for traces."""
     exporter = environment.get(_EXPORTER, "")
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
         return False
@@ -39,7 +39,7 @@ def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return the address of a collector after checking it. Raises `InvalidRequest`."""
+    """Check the address of a collector and return it. Raises `InvalidRequest`."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(
@@ -50,8 +50,8 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
-    """Return a provider that sends spans as the standard variables say, from a thread of its own. The caller must shut
-    it down. Raises `UnsupportedFeature` if a package is missing, `InvalidRequest` for an invalid variable."""
+    """Return a provider that sends spans in a separate thread, as the standard variables say. The caller must shut it
+    down. Raises `UnsupportedFeature` if a package is missing, and `InvalidRequest` for an invalid variable."""
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -84,7 +84,7 @@ def traced_process() -> Iterator[TracerProvider | None]:
 
 
 def shut_down(provider: TracerProvider) -> None:
-    """Send the unsent spans, for a few seconds at most, because an unreachable collector must not delay the end of the
+    """Send the unsent spans, for at most a few seconds. An unreachable collector must not delay the end of the
     process."""
     closing = threading.Thread(target=provider.shutdown, name="bridle-traces-end", daemon=True)
     closing.start()

@@ -1,9 +1,9 @@
 """Threads that end with their work, and futures that another thread completes.
 
-OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
-that thread lives. If all teams together have more threads than processors, GNU's runtime lets none of them wait
-actively. Waking the workers then makes each step of a model of half a billion weights a quarter slower. So code that
-computes once, to load a model or to try a step, must run in a thread that ends.
+On a CPU, torch computes with OpenMP. OpenMP keeps a team of worker threads for every thread that has ever computed,
+until that thread ends. If all teams together have more threads than there are processors, GNU's OpenMP lets none of
+them wait actively. Each step of a model with half a billion weights is then a quarter slower, because the workers must
+be woken. So code that computes only once, to load a model or to try a step, must run in a thread that ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _BEHIND = 10
 
 
 def start_thread(function: Callable[[], T], name: str) -> Future[T]:
-    """Run `function` in a new thread, which does not keep the process alive. The future returns its result."""
+    """Run `function` in a new thread, which does not keep the process alive. The future returns the result of
+    `function`."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -46,8 +47,8 @@ def run_in_thread(function: Callable[[], T], name: str = "bridle-apart") -> T:
 
 
 def run_after(function: Callable[[], T], name: str) -> T:
-    """Run `function` in a new thread of low priority, and wait for its result. The thread and its workers get only the
-    processor time that other threads leave, if the system has priorities of single threads."""
+    """Run `function` in a new thread of low priority, and wait for its result. This thread and its workers get only the
+    processor time that other threads leave, if the system has priorities for single threads."""
 
     def run() -> T:
         if sys.platform == "linux":
@@ -59,8 +60,8 @@ def run_after(function: Callable[[], T], name: str) -> T:
 
 
 def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
-    """Complete a future with a result or an error. Returns False if the future was cancelled, so that no thread waits
-    for it."""
+    """Complete a future with a result or an error. Returns False if the future was cancelled; then no thread waits for
+    it."""
     try:
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -72,7 +73,7 @@ def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
 
 
 def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -> None:
-    """Complete the futures that were not cancelled: with the error if there is one, else successfully."""
+    """Complete the futures that were not cancelled: with the error if there is one, else without."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
@@ -83,7 +84,7 @@ def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -
 
 
 class ThreadPerCall(Executor):
-    """An executor that gives each call a new thread. The caller limits the number of calls."""
+    """An executor that gives each call a new thread. The caller must limit the number of calls."""
 
     def __init__(self, name: str) -> None:
         self._name = name

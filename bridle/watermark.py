@@ -1,8 +1,8 @@
-"""The keyed green-list watermark: the rule for which tokens are green, and the test of a text for the watermark.
+"""The keyed green-list watermark: the rule that says which tokens are green, and the test of a text for the watermark.
 
-A secret and the last tokens seed a hash of every token, and a share `gamma` of all tokens is green (Kirchenbauer et
-al., arXiv 2301.10226). Each token is green independently of other tokens, so one token is tested without a list. The
-sampler computes the green tokens in `bridle.model.sampling.watermark`.
+A secret and the last few tokens seed a hash of every token. A share `gamma` of all tokens is green (Kirchenbauer et
+al., arXiv 2301.10226). Each token is green independently of other tokens, so one token can be tested without computing
+the whole green list. The sampler computes the green tokens in `bridle.model.sampling.watermark`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MASK64 = (1 << 64) - 1
 
 
 def read_key(path: Path | str) -> str:
-    """Read the secret in a file, as hexadecimal digits of its digest. Raises `InvalidRequest` for a file that cannot be
-    read, or whose content is too short or too long."""
+    """Read the secret in a file, and return the digits of its digest in hexadecimal. Raises `InvalidRequest` if the
+    file cannot be read, or if its content is too short or too long."""
     try:
         with Path(path).open("rb") as file:
             secret = file.read(MAX_KEY_BYTES + 1).strip()
@@ -37,13 +37,13 @@ def read_key(path: Path | str) -> str:
 
 
 def seed_of(key: str, last: Sequence[int]) -> int:
-    """Return the 64-bit seed of the green list after the tokens `last`."""
+    """Return the 64-bit seed of the green list that applies after the tokens `last`."""
     data = b"".join(token.to_bytes(8, "little") for token in last)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=bytes.fromhex(key)).digest(), "little")
 
 
 def hash_of(token: int) -> int:
-    """Return the 64-bit hash of a token, which is equal for all seeds (the finalizer of SplitMix64)."""
+    """Return the 64-bit hash of a token, which is the same for all seeds (the finalizer of SplitMix64)."""
     value = ((token + 1) * GOLDEN) & _MASK64
     value = ((value ^ (value >> 30)) * FIRST) & _MASK64
     value = ((value ^ (value >> 27)) * SECOND) & _MASK64
@@ -51,7 +51,7 @@ def hash_of(token: int) -> int:
 
 
 def limit_of(gamma: float) -> int:
-    """Return the signed 64-bit integer below which a share `gamma` of all 64-bit integers lies."""
+    """Return the signed 64-bit integer below which a share `gamma` of all such integers lies."""
     return min(int(gamma * (1 << 64)) - (1 << 63), (1 << 63) - 1)
 
 
@@ -63,9 +63,9 @@ def is_green(seed: int, token: int, gamma: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkTest:
-    """The result of a test: `num_green` of `num_scored` tokens are green. `z` is the excess of green tokens over chance
-    in standard deviations. `p_value` is the probability of at least as many green tokens in a text without the
-    watermark."""
+    """The result of a test: `num_green` of the `num_scored` tokens are green. `z` is the number of green tokens above
+    the expected number, in standard deviations. `p_value` is the probability that a text without the watermark has at
+    least as many green tokens."""
 
     num_scored: int
     num_green: int
