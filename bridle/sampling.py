@@ -121,9 +121,9 @@ class SamplingParams:
     random seed is chosen when the request is admitted. The `n` outputs are forks of one sequence, and the prompt is
     computed once. With `watermark` None, the output has no watermark.
 
-    `speculate` is the number of draft tokens at once, which changes only the speed. 0 (or `off`) drafts none; -1 (or
-    `auto`) drafts as many as increase the speed. None means the engine's setting, or `auto` if there is a `prediction`
-    of the output.
+    `speculate` is the number of draft tokens at once, which changes only the speed: 0 (or `off`) for none, -1 (or
+    `auto`) for as many as increase the speed. None means the engine's setting, or `auto` if there is a `prediction` of
+    the output.
 
     The other samplers are off by default and have llama.cpp's names; `bridle.model.sampling` defines them:
 

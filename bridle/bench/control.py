@@ -1,6 +1,6 @@
 """Benchmark of the cost of controllers: `bridle bench control`.
 
-On a simulated device with steps of 20 ms, it measures the time that controllers add to a step, and the cost of masks in
+On a simulated device with steps of 20 ms, it measures two costs: the time that controllers add to a step, and masks in
 the sampler. On a real model, it measures how much controllers slow down generation, and their processor time. Figures
 are medians of runs in turns, so that other work on the machine affects all alike.
 """

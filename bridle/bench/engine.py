@@ -5,7 +5,7 @@ All generators run in this process with the same threads, weights, prompts and o
 figure is the best of its rounds. Processor time is reported as well, because other work on the machine affects it less.
 So the ratio of processor times is reliable even if the ratio of elapsed times is not. Decoding time is the time of a
 full run minus that of a run with one new token, so it contains no prefill. Decoding speed is compared with the
-roofline: the speed at which the bytes of a step are read at the bandwidth measured in the same run.
+roofline: the speed at which a step's bytes are read at the bandwidth measured in the same run.
 """
 
 from __future__ import annotations

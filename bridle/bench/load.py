@@ -1,6 +1,6 @@
-"""Measures a server's start until `/health` answers and until the first answer, for a new and a cached model.
-llama.cpp's server is measured too if its path is given. The benchmark reports seconds, processor seconds, memory, and
-the cost of an idle server.
+"""Measures the time from a server's start to its answer on `/health` and to its first generated answer, for a new and a
+cached model. If its path is given, llama.cpp's server is measured too. The benchmark reports seconds, processor
+seconds, memory, and the cost of an idle server.
 
 The first request is sent as soon as `/health` answers. So work that a server delays until then counts too. Memory and
 idle time are measured after the server's work in the background has ended. Processor time and memory include all

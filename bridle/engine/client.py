@@ -4,8 +4,8 @@ another one.
 `EventStream` carries the events of one request from the engine's thread to a reader in another thread or in an asyncio
 loop. The reader takes all events from a list at once, so a slow reader gets more events each time. The size of the list
 is limited by the tokens that the request can generate and by an `EventBuffer`. The limits of a request bound its
-tokens, but not the logs and variables of its controllers. So the logs and variables that wait for the reader are
-merged: the end of the logs and the last value of each variable are kept.
+tokens, but not the logs and variables of its controllers. So waiting logs and variables are merged: the end of the logs
+and the last value of each variable are kept.
 """
 
 from __future__ import annotations

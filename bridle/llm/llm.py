@@ -156,9 +156,9 @@ class LLM(LoadedModelMixin):
         """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
         first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search
         when `beam_width` texts are complete. False ends it when no beam can get a better score at its present length.
-        "never" ends it when no beam can get a better score even at the maximum length. `ignore_eos`, `logit_bias`,
-        `allowed_token_ids`, and the run options of `generate` also apply. All other options that would change sampling
-        are refused."""
+        With "never", it ends when no beam can get a better score even at the maximum length. `ignore_eos`,
+        `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other options that would
+        change sampling are refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 

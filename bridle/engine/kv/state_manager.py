@@ -2,10 +2,10 @@
 block hashes.
 
 A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies are
-made while tokens are computed. Within a prompt, copies are made every `state_every` tokens, at the prompt's last full
-block, and at a junction, where the prompt leaves a chain of cached blocks. A decoding sequence makes a copy each time
-it fills a block. A copy is *frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen
-state. A sequence that is rolled back continues from the nearest earlier frozen state.
+made while tokens are computed. Within a prompt, copies are made every `state_every` tokens and at the prompt's last
+full block. A copy is also made at a junction, where the prompt leaves a chain of cached blocks. A decoding sequence
+makes a copy each time it fills a block. A copy is *frozen* under the hash of the KV block where it ends. A prefix match
+ends at a frozen state. A sequence that is rolled back continues from the nearest earlier frozen state.
 
 These rules hold at all times: 1. A slot is written only if exactly one sequence and no hash refers to it. 2. Every slot
 is either free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.

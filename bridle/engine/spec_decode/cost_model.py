@@ -45,8 +45,8 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step to which drafts are added: its seconds, its number of tokens, and the seconds of one more row and of one
-    more token without logits."""
+    """The step to which drafts are added. Its fields are its seconds, the seconds of one more row and of one more token
+    without logits, and its tokens."""
 
     seconds: float
     row: float

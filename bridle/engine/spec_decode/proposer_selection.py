@@ -68,8 +68,8 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """Average cost of asking a controller pool about one part of a draft: seconds to filter it, its number of rows, and
-    seconds to predict the controller's answer."""
+    """Average cost of asking a controller pool about one part of a draft. It has the seconds to filter the part, its
+    rows, and the seconds to predict the answer."""
 
     filtering: Average = field(default_factory=Average)
     size: Average = field(default_factory=Average)

@@ -6,11 +6,11 @@ sampled token. Drafts never change the output: each drafted position is sampled 
 would have later. A wrong draft token is dropped with all draft tokens after it (`SamplePlanner`). So this module
 affects only the speed.
 
-A draft token is computed if its probability is high enough: more than its row's share of the step's time, times the
-step's tokens without it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows
-and many tokens, gets no drafts. Copies from the text cost no time, so they are made before their worth is computed. For
-a draft model, the worth is computed before it runs. A request may set a maximum number of draft tokens. A request gets
-this number until the cost of rows is known, and after that as many as are worth their cost.
+A draft token is computed if its probability exceeds its row's share of the step's time, times the step's tokens without
+it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows and many tokens, gets
+no drafts. Copies from the text cost no time, so they are made before their worth is computed. For a draft model, the
+worth is computed before it runs. A request may set a maximum number of draft tokens. A request gets this number until
+the cost of rows is known, and after that as many as are worth their cost.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class SubRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether text may be sent at once: there is only one output, all of its text is visible, and there are
-        no extras to send."""
+        """Return whether text may be sent at once. There must be only one output, all of its text must be visible, and
+        there must be no extras."""
         has_notes = self.notes is not None and bool(self.notes.indexes)
         return len(self.outputs) == 1 and self.reader.shows_all and not has_notes
 

@@ -2,7 +2,7 @@
 
 With a bounded queue, a request is answered or refused quickly. With an unbounded queue, every request is answered late.
 A front end takes a ticket before it works on a request, charges the ticket with tokens when they are counted, and
-releases it at the end. This module uses no engine. The limits cover every request that the process has accepted,
+releases it afterwards. This module uses no engine. The limits cover every request that the process has accepted,
 whether it waits or runs.
 
 If several users share a server, no single user can fill it. A user may occupy at most four times as many places as are
