@@ -206,8 +206,8 @@ class AsyncEngine:
 
     def abandon(self, error: BridleError) -> None:
         """Fail all requests with `error`, because the current step does not end. A thread cannot be ended from outside.
-        So the engine's thread ends after its step, and then frees its resources. After this, `close` does not wait for
-        the engine's thread."""
+        So the engine's thread ends after its step, and then frees its resources. After this call, `close` does not wait
+        for the engine's thread."""
         self._is_abandoned, self._fault = True, self._fault or error
         self._fail_streams()
         self._wake.set()

@@ -69,9 +69,9 @@ class EventStream:
     The iteration ends after the last output's `Finished`. Leaving the iteration early, or leaving a `with` block,
     cancels the request. If the engine ends with an error, the iteration raises that error.
 
-    While an async reader waits, the stream's `listener` may take events in the reader's event loop. This saves
-    switching tasks. The next iteration returns the events that the listener did not take. The listener is then removed
-    until the reader sets one again.
+    While an async reader waits, the stream's `listener` may take events in the reader's event loop. Without the
+    reader's task, no time is spent on switching tasks. The next iteration returns the events that the listener did not
+    take. The listener is then removed until the reader sets one again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:

@@ -146,8 +146,8 @@ class Engine:
 
     @property
     def is_parked(self) -> bool:
-        """Return True if all sequences wait for work outside of the engine, such as tool calls. In this state, only
-        deadlines and new or cancelled requests change anything."""
+        """Return True if all sequences wait for work outside of the engine, such as tool calls. While all sequences
+        wait, only deadlines and new or cancelled requests change anything."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         words = self._steering.words
         is_quiet = not (self._openings.waiting or words.pending_final_asks or words.held)
@@ -160,8 +160,8 @@ class Engine:
 
     @property
     def is_paused(self) -> bool:
-        """True if the engine is paused; it computes nothing until this is set to False. While paused, the engine still
-        accepts and cancels requests, and deadlines still apply. Safe from any thread."""
+        """True if the engine is paused. A paused engine computes nothing. While paused, the engine still accepts and
+        cancels requests, and deadlines still apply. Safe from any thread."""
         return self._scheduler.is_paused
 
     @is_paused.setter

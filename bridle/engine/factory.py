@@ -42,7 +42,7 @@ def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) ->
 def make_speculation(
     info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
 ) -> Speculation:
-    """Return the speculative decoding, with the draft model if there is one."""
+    """Create the part of the engine that does speculative decoding, with the draft model if there is one."""
     proposer = None if draft is None else DraftModelProposer(draft, info.vocab_size, clock, unnamed=info.unnamed)
     timer = time.thread_time if clock is time.monotonic else clock  # the CPU time of other threads is no cost of drafts
     return Speculation(config.speculate, proposer, info.vocab_size, timer)

@@ -3,8 +3,8 @@ controllers.
 
 `InputProcessor` knows the limits of the model, but no state that changes while the engine runs. `ControllerOpenings`
 has the sequences whose controllers are being created. Such a sequence has no KV blocks and is not queued. If the
-sequence ends meanwhile, its controller is dropped as soon as it exists. Otherwise the sequence begins when its
-controller exists, because the controller may rewrite the prompt.
+sequence ends meanwhile, its controller is dropped as soon as it exists. If the sequence does not end, it begins when
+its controller exists, because the controller may rewrite the prompt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A list of tokens with KV, which is the unit of scheduling.
 
 A sequence is its tokens and the counter `num_computed`. KV exists for `tokens[:num_computed]`; all later tokens must go
-through the model. This one state covers prompts, chunked prompts, decoding and forced tokens. It also covers continuing
-after a preemption or a rollback. This module uses no batches, budgets or devices.
+through the model. The same state covers prompts, chunked prompts, decoding and forced tokens. The same state also
+covers continuing after a preemption or a rollback. This module uses no batches, budgets or devices.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """Return how many tokens must go through the model. These are all tokens if another one is sampled, or all but
-        the last if only log-probabilities are missing."""
+        """Return how many tokens must go through the model. All tokens must go through the model if another one is
+        sampled; all but the last if only log-probabilities are missing."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property
@@ -228,8 +228,8 @@ class Sequence:
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Record that the executor's mirror has `token` at `position`. This counts only if no token before it was
-        rolled back and the sequence has the same token there."""
+        """Record that the executor's mirror has `token` at `position`. The token counts as known to the executor only
+        if the sequence has the same token there and no token before it was rolled back."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
@@ -246,7 +246,7 @@ class Sequence:
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
         """Return the row that computes the next `num_tokens` tokens and then `drafts`. The row has the changes for the
-        executor's mirror, and the positions that need logits. After this, the mirror counts as updated."""
+        executor's mirror, and the positions that need logits. After this call, the mirror counts as updated."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
         is_drawn = start + num_tokens == len(tokens)
@@ -272,8 +272,9 @@ class Sequence:
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
-        """Return how many of the last computed positions must give logits. Those positions predict a token with a
-        requested log-probability. With `is_drawn`, the last position also gives logits, to sample the next token."""
+        """Return how many of the last computed positions must give logits. Positions that predict a token with a
+        requested log-probability give logits. With `is_drawn`, the last position also gives logits, to sample the next
+        token."""
         start = self.kv.num_computed
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # position that predicts the first token to score

@@ -68,7 +68,7 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 
 
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
-    """Run a step with `num_tokens` prompt tokens, and one token for each of the other sequences. There are at most
+    """Run a step with `num_tokens` prompt tokens, and one token for each of the other sequences. The step has at most
     `num_seqs` sequences (0: as many as one step takes), and only as many as the KV cache has room for. The first prompt
     begins at position `context`, like the last chunk of a long prompt. The KV before that position is read, but its
     content does not matter."""

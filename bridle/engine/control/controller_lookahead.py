@@ -41,9 +41,9 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """Return the predicted and valid branches of `seq` along `drafts`. The result has one branch for each draft
-        token: how the token is sampled, or which tokens are forced. The last branch says how the sequence continues
-        after the draft tokens."""
+        """Return the predicted and valid branches of `seq` along `drafts`. For each draft token, the result has a
+        branch that says how the token is sampled or which tokens are forced. The last branch says how the sequence
+        continues after the draft tokens."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))

@@ -202,7 +202,8 @@ class ControllerManager:
 
     def collect_answers(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
         """Process the answers that have been received. Wait until `deadline` for the answers of the sequences in `due`.
-        This runs between the forward pass and sampling in most steps, so the usual answer (sample) has a fast path."""
+        This method runs between the forward pass and sampling in most steps, so the usual answer (sample) has a fast
+        path."""
         for pool in self.pools:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
@@ -339,8 +340,8 @@ class ControllerManager:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """Return the branches by which the controller of `seq` continues it. There are no branches if the sequence
-        ended, or if its controller waits or is late."""
+        """Return the branches by which the controller of `seq` continues it. The sequence has no branches if it ended,
+        or if its controller waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.mark_late(seq)
@@ -377,8 +378,8 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return one ask that reports all changes to the controller, even if several tokens are new. The result is None if
-    there are no changes."""
+    """Return one ask that reports all changes to the controller, even if several tokens are new. If there are no
+    changes, the result is None."""
     control = seq.control
     if control.pending_token is not None:
         control.pending_ask, control.pending_token = ask_after(seq.id, control.pending_token), None

@@ -2,10 +2,10 @@
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
 without a time limit. In addition, the controller of every output was asked after all outputs had begun to wait. After
-that, no answer can change. A deadlock is found after at most two turns. An output that answers only with no-ops may be
-counting the turns. So a request ends only after many turns in which all its outputs wait or answer with a no-op. Turns
-have a fixed rate. If a step takes longer than a turn, a controller is asked several times in one step. This module uses
-no controller pools and no steps.
+all controllers were asked in this state, no answer can change. A deadlock is found after at most two turns. An output
+that answers only with no-ops may be counting the turns. So a request ends only after many turns in which all its
+outputs wait or answer with a no-op. Turns have a fixed rate. If a step takes longer than a turn, a controller is asked
+several times in one step. This module uses no controller pools and no steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class DeadlockWatch:
 
     def drop(self, seq: Sequence) -> None:
         """Stop watching an output that has ended. Idempotent. Other outputs may wait for a variable that this output
-        wrote last. So they must be asked once more before they count as stuck."""
+        wrote last. So the controllers of the other outputs must be asked once more before these outputs count as
+        stuck."""
         group = self._groups.get(seq.request.id)
         if group is None or group.pop(seq.id, None) is None:
             return
@@ -68,7 +69,7 @@ class DeadlockWatch:
         self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:
-        """Return how many times the controller of `seq` may be asked in this round while it does nothing. The result is
+        """Return how many times the controller of `seq` may be asked in this round while it does nothing. The number is
         1 if any output of the request is active."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):

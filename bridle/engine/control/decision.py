@@ -1,7 +1,7 @@
 """A controller's decision about the next token of one sequence, in the terms of AICI. A `Decision` is a list of
-branches. One branch continues the sequence, several branches fork it, and an empty list stops it. Each branch either
-samples or splices. Sampling may have a mask, a bias and its own parameters; a splice rolls tokens back and appends
-others. A decision can also be to wait. Decisions are immutable plain data."""
+branches. A decision with one branch continues the sequence, one with several branches forks it, and one with no
+branches stops it. Each branch either samples or splices. Sampling may have a mask, a bias and its own parameters; a
+splice rolls tokens back and appends others. A decision can also be to wait. Decisions are immutable plain data."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is the
-    number of most probable tokens that the next ask reports. `draft` are tokens that will probably be sampled next,
-    unless tokens are rolled back. Draft tokens are computed in advance. They change the speed, but not the output.
-    Draft tokens are used until the first wrong one; the next draft replaces them. `control_vectors` are new scales of
-    the request's control vectors, valid from the branch's first token on."""
+    """One way to continue a sequence, as part of a decision. `sampling` replaces the request's parameters for this one
+    token. `top_logprobs` is the number of most probable tokens that the next ask reports. `draft` are tokens that will
+    probably be sampled next, unless tokens are rolled back. Draft tokens are computed in advance. Draft tokens change
+    the speed, but not the output. Draft tokens are used until the first wrong one; the next draft replaces them.
+    `control_vectors` are new scales of the request's control vectors, valid from the branch's first token on."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -88,10 +88,10 @@ class Decision:
     """A controller's answer for one sequence. Build a decision with the class methods. `reason` is sent to the client
     when the decision stops the sequence.
 
-    `waited` names the events that may end a wait. None means any event, or time. A set of variables means only writes
-    to these variables by outputs of the same request. An empty set means that only the controller itself ends the wait,
-    when it is asked again. `awaited` are events outside of the engine. The controller is asked again once one of them
-    is done, and takes no time until then.
+    `waited` names the events that may end a wait. If `waited` is None, any event may end the wait, and so may time. If
+    `waited` is a set of variables, only writes to these variables by outputs of the same request may end the wait. If
+    `waited` is an empty set, only the controller itself ends the wait, when it is asked again. `awaited` are events
+    outside of the engine. The controller is asked again once one of them is done, and takes no time until then.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -140,8 +140,8 @@ class Decision:
 
     @classmethod
     def wait_for(cls, *awaited: Awaited) -> Decision:
-        """Keep the KV and compute nothing until one of `awaited` is done. These are tool calls, as `view.tool` returns
-        them."""
+        """Keep the KV and compute nothing until one of `awaited` is done. The events in `awaited` are tool calls, as
+        `view.tool` returns them."""
         if not awaited:
             raise ValueError("wait_for needs at least one call")
         return cls(is_wait=True, awaited=awaited)
@@ -185,8 +185,8 @@ class Decision:
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Return the events that alone can end this wait, as in `waited`. None if the decision is not a wait, or if any
-        event may end the wait."""
+        """Return the events that alone can end this wait, as in `waited`. The result is None if the decision is not a
+        wait, or if any event may end the wait."""
         return self.waited if self.is_wait else () if self.is_noop else None
 
 

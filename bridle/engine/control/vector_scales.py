@@ -67,8 +67,8 @@ class VectorScales:
         )
 
     def marks(self, start: int, end: int) -> bytes:
-        """Return bytes that differ if tokens `start .. end-1` have other vectors or scales. The result is empty if the
-        tokens have no vector."""
+        """Return bytes that differ if tokens `start .. end-1` have other vectors or scales. If the tokens have no
+        vector, the result is empty."""
         parts = [
             struct.pack("<qq", span.offset, span.length)
             + b"".join(struct.pack("<qd", len(key), scale) + key.encode() for key, scale in span.mix)

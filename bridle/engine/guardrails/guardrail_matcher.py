@@ -1,8 +1,8 @@
 """Matches guardrails against one growing output.
 
-Every token of an output passes through a matcher. It does not matter what steers the output, or if the token was
-sampled, forced or put in as a replacement. `OutputText` passes each new piece of text to a `GuardrailMatcher`, which
-returns the text to remove. Text that can still become part of a match is held back from the client.
+Every token of an output passes through a matcher. The token may be sampled, forced or put in as a replacement, and
+anything may steer the output. `OutputText` passes each new piece of text to a `GuardrailMatcher`, which returns the
+text to remove. Text that can still become part of a match is held back from the client.
 """
 
 from __future__ import annotations
@@ -206,5 +206,5 @@ def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
 
 def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
     """Return the index of the first token to remove for a match at `start`. `ends` are the positions at which the
-    tokens end. The first `num_told` tokens stay, because the client already has them."""
+    tokens end. The first `num_told` tokens of the match stay, because the client already has them."""
     return max(bisect_right(ends, start), num_told)

@@ -76,8 +76,8 @@ class Guardrails:
     allowed: bytes | None = None
 
     def clean(self, text: str, before: str = "") -> str:
-        """Return a text that follows `before`, with all matches of all rules replaced or removed. The result is empty
-        if a matched rule permits neither."""
+        """Return a text that follows `before`, with all matches of all rules replaced or removed. If a matched rule
+        permits neither replacing nor removing the match, the result is empty."""
         rules = list(self.texts)
         for rule in self.texts:
             try:

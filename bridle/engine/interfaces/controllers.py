@@ -15,8 +15,8 @@ from bridle.errors import ControllerError
 
 class Change(NamedTuple):
     """A change of tokens that a controller did not decide. At position `start`, `policy` removed `num_removed` tokens
-    and added `num_added` tokens. No tokens are added if other tokens are to be sampled. Positions count from the start
-    of the sequence, after earlier changes and including pending forced tokens."""
+    and added `num_added` tokens. If other tokens are to be sampled after the change, no tokens are added. Positions
+    count from the start of the sequence, after earlier changes and including pending forced tokens."""
 
     start: int
     num_removed: int
@@ -31,9 +31,9 @@ class Ask:
     `backtrack` older tokens were rolled back, then `tokens` were appended. `sampled` is the token that was sampled,
     even if a splice replaced it. `candidates` are the most probable tokens at that position with their
     log-probabilities, if the branch requested them. The first ask of a request has its `request`. The first ask of a
-    fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. Its `index` is its place
-    among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled tokens. A `final` ask
-    needs no decision, only the last logs. `turns` is the number of times in a row that the controller may be asked
+    fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. The `index` of a fork is its
+    place among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled tokens. A `final`
+    ask needs no decision, only the last logs. `turns` is the number of times in a row that the controller may be asked
     while it does nothing. With `may_force` False, another controller forbids forced tokens. The controller should then
     allow several tokens. `variables` are set before the controller is asked, if its pool supports variables. `ahead`
     are tokens that will probably be sampled next, for a pool that `is_told_ahead`. `changes` are tokens that a policy
@@ -62,7 +62,7 @@ class Ask:
     @property
     def rewritten_by(self) -> str:
         """Return the name of the policy that replaced sampled or forced tokens, if all other tokens followed the
-        decision. Otherwise return an empty string."""
+        decision. If other tokens do not follow the decision, return an empty string."""
         return self.changes[-1].policy if self.changes else ""
 
 
@@ -117,7 +117,8 @@ class ControllerPool(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Return True if `collect` must be called again, because messages are outstanding although no ask is."""
+        """Return True if `collect` must be called again although no sequence was asked about, because the pool has
+        messages to send or receive."""
         return False
 
     @property
@@ -174,14 +175,14 @@ class ControllerPool(ABC):
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """Return the controller's answer after all of `tokens`, as if they came next; None if it is not known quickly.
-        The state of the controller does not change. This is called after each new token of a draft, while the draft is
-        made."""
+        The state of the controller does not change. The pool is called after each new token of a draft, while the draft
+        is made."""
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the first tokens of `tokens`, as far as the controller allows one after the other. Each has the tokens
-        that are forced after it. Also return True if the forced tokens differ from those that come next in `tokens`. A
-        later call continues after the last allowed token."""
+        """Return the first tokens of `tokens`, as far as the controller allows one after the other. With each token,
+        return the tokens that are forced after it. Also return True if the forced tokens differ from those that come
+        next in `tokens`. A later call continues after the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
@@ -199,7 +200,7 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Passes every call to another pool. This is the base class of pools that change some calls."""
+    """Passes every call to another pool. The wrapper is the base class of pools that change some calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool

@@ -51,8 +51,8 @@ class ExecutorInfo:
 
 
 class Executor(Protocol):
-    """A backend. Only one thread calls it. `forward` may return before the device has finished; `sample` waits for the
-    device."""
+    """A backend. Only one thread calls an executor. `forward` may return before the device has finished; `sample` waits
+    for the device."""
 
     @property
     def info(self) -> ExecutorInfo: ...
@@ -84,13 +84,15 @@ class AsyncExecutor(Executor, Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Return True if asynchronous steps are faster on this device. If not, the engine calls only `sample`."""
+        """Return True if asynchronous steps are faster on this device. If asynchronous steps are not faster, the engine
+        calls only `sample`."""
 
     def sample_async(self, batch: SampleBatch) -> None:
         """Start to sample tokens from the logits of the last forward pass. Returns at once."""
 
     def get_result(self) -> StepResult:
-        """Wait for the results of the last `sample_async`. After that, placeholders for these tokens are invalid."""
+        """Wait for the results of the last `sample_async`. When the results are returned, placeholders for these tokens
+        are invalid."""
 
     def await_forward(self, seconds: float) -> bool:
         """Wait at most `seconds` until the device has computed the last forward pass. Returns True if the device has
@@ -185,7 +187,8 @@ def find_async(executor: Executor) -> AsyncExecutor | None:
 
 @runtime_checkable
 class SupportsReconnect(Protocol):
-    """An executor whose device can be unavailable for a while. After that, the device has lost all of its state.
+    """An executor whose device can be unavailable for a while. When the device is available again, it has lost all of
+    its state.
 
     While the device is unavailable, the engine computes nothing and keeps all requests. `on_change` is called, from any
     thread, when the device is lost and when it is available again.
@@ -203,8 +206,9 @@ class Embedder(Protocol):
     """An executor that can also return the vector of a text, if its `info.embedding_size` is not 0."""
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the vectors, as 32-bit floats, for the given logits rows of the last forward pass. That was step
-        `step`, and it was sampled. For a model that generates, a vector is the hidden state, scaled to length 1."""
+        """Return the vectors, as 32-bit floats, for the given logits rows of the last forward pass. The logits rows
+        belong to step `step`, and tokens were already sampled from them. For a model that generates, a vector is the
+        hidden state, scaled to length 1."""
 
 
 class Sampler(Protocol):
@@ -233,7 +237,7 @@ class AsyncSampler(Sampler, Protocol):
     `take`."""
 
     def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
-        """Start sampling for `batch`. After this returns, work that is started later on the device may overwrite
+        """Start sampling for `batch`. After `draw` returns, work that is started later on the device may overwrite
         `logits`."""
 
 

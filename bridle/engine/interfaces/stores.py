@@ -27,7 +27,8 @@ class AdapterStore(Protocol):
         adapters stay on the device until the next call. Loading of the other adapters is started."""
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Return the adapters in use that cannot be loaded, each with its error. Each one is returned once."""
+        """Return the adapters in use that cannot be loaded, each with its error. The error of each adapter is returned
+        once."""
 
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of adapters in each kind of memory, of loads and of evictions, by the names of
@@ -57,8 +58,8 @@ class VectorStore(Protocol):
 
 class MediaDevice(Protocol):
     """Encodes images (`media`) on an executor's device, and keeps their features by key until they are dropped. One
-    thread calls `encode` and `drop`; it is not the engine's thread. Both raise `ShardUnavailable` if the device cannot
-    be reached. `epoch` changes when all features are lost."""
+    thread calls `encode` and `drop`; it is not the engine's thread. Both methods raise `ShardUnavailable` if the device
+    cannot be reached. `epoch` changes when all features are lost."""
 
     epoch: int
     max_bytes: int
@@ -67,7 +68,7 @@ class MediaDevice(Protocol):
         """Return the bytes of memory that the features of an image take."""
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Compute the features of an image. After this returns, plans may refer to the features. Raises
+        """Compute the features of an image. After `encode` returns, plans may refer to the features. Raises
         `MediaRefused`."""
 
     def drop(self, key: bytes) -> None:
@@ -109,7 +110,8 @@ class MediaStore(Protocol):
         stay until the next call. Encoding of the other media is started. The most urgent medium is always encoded."""
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
-        """Return the media in use that cannot be encoded, each with its error. Each one is returned once."""
+        """Return the media in use that cannot be encoded, each with its error. The error of each medium is returned
+        once."""
 
     def counts(self) -> Mapping[str, Any]:
         """Return counts by the names of `EngineStatistics` fields. Safe from any thread."""

@@ -125,8 +125,8 @@ class BlockManager:
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
     def can_write(self, seq: Sequence, end: int) -> bool:
-        """Return True if `seq` can write positions `num_computed .. end-1` without a new block. True for most decode
-        steps."""
+        """Return True if `seq` can write positions `num_computed .. end-1` without a new block. The result is True for
+        most decode steps."""
         size, kv = self.block_size, seq.kv
         if self.states.is_used and not self.states.can_write(seq):
             return False
@@ -139,8 +139,8 @@ class BlockManager:
         return True
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return True if `seq` can write position `num_computed` without a new block. This is `can_write` for a decode
-        step."""
+        """Return True if `seq` can write position `num_computed` without a new block. This method is a faster
+        `can_write` for a decode step."""
         if self.states.is_used and not self.states.can_write(seq):
             return False
         number, table = seq.kv.num_computed // self.block_size, seq.kv.block_table
@@ -154,8 +154,8 @@ class BlockManager:
 
     def match_prefix(self, seq: Sequence) -> int:
         """Return the number of leading tokens of `seq` whose KV is in the cache, at most `seq.max_reusable`. In a model
-        with recurrent layers, a state must follow the last of these tokens. This only updates the stored hashes of the
-        sequence."""
+        with recurrent layers, a state must follow the last of these tokens. The call only updates the stored hashes of
+        the sequence."""
         num_blocks = self.match_blocks(seq)
         if num_blocks and self.states.is_used:
             num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
@@ -174,8 +174,8 @@ class BlockManager:
         return num_blocks
 
     def missing_block(self, seq: Sequence) -> int | None:
-        """Return the number of the first block of the waiting sequence `seq` that could be cached but is not. The
-        result is None for a model with recurrent layers, where a block without a state cannot be used."""
+        """Return the number of the first block of the waiting sequence `seq` that could be cached but is not. For a
+        model with recurrent layers, the result is None, because a block without a state cannot be used."""
         if self.states.is_used:
             return None
         number = self.match_prefix(seq) // self.block_size
@@ -193,9 +193,9 @@ class BlockManager:
         return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
 
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Give `seq`, which has no block, its cached blocks. This happens only if all of its tokens and `num_kept` more
-        blocks have room. Returns whether there was room. Cached blocks that no sequence uses are free, but using them
-        takes room too."""
+        """Give `seq`, which has no block, its cached blocks. The blocks are given only if there is room for all of the
+        sequence's tokens and `num_kept` more blocks. Returns whether there was room. Cached blocks that no sequence
+        uses are free, but using them takes room too."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         if self.states.is_used and not self.states.has_room(seq):

@@ -67,12 +67,12 @@ class FreeBlocks:
         raise InternalError("no block is free; free blocks must be counted before allocation")
 
     def free_plain(self, block: int) -> None:
-        """Free `block`. Its KV cannot be reused."""
+        """Free `block`. The KV of this block cannot be reused."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Free `block`. Its KV may be reused. All blocks that are cached now are evicted before it."""
+        """Free `block`. The KV of this block may be reused. All blocks that are cached now are evicted before it."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:

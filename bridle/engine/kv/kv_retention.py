@@ -1,11 +1,12 @@
 """KV that is retained (parked) for a while: its blocks are protected from eviction, because they will be used again
 soon.
 
-A client that receives a tool call sends the tool's result later. Its next prompt begins with all tokens that were
-computed so far. Until then the blocks are free, so running requests can always use them. They are evicted after all
-other free blocks. A retained conversation is stored as a list of block hashes. Retention ends when a request continues
-the conversation, when its time ends, when its client releases it, or when other requests need the blocks. In the last
-case, the user with the most retained blocks loses blocks, from the end of that user's oldest conversation.
+A client that receives a tool call sends the tool's result later. The client's next prompt begins with all tokens that
+were computed so far. Until the next prompt arrives, the blocks are free, so running requests can always use them.
+Retained blocks are evicted after all other free blocks. A retained conversation is stored as a list of block hashes.
+Retention ends when a request continues the conversation, when its time ends, when its client releases it, or when other
+requests need the blocks. When other requests need blocks, the user with the most retained blocks loses some, from the
+end of that user's oldest conversation.
 
 A client can also ask for a prefix to be retained. An entry for such a prefix *stays* after a request continues it. A
 request that continues it only restarts its time, unless the entry has a name. Each user has a limit on retained entries
@@ -49,7 +50,8 @@ class RetainedPrefix:
 
     @property
     def stays(self) -> bool:
-        """Return whether a client asked for the entry. Such an entry stays after a request continues it."""
+        """Return whether a client asked for the entry. An entry that a client asked for stays after a request continues
+        it."""
         return self.is_named or isinstance(self.key[1], bytes)
 
     @property
@@ -183,8 +185,8 @@ class KVRetention:
     # -- using and releasing entries ---------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """Record that a request uses these blocks, or continues the retained conversation of another request. This ends
-        the retention of that conversation. Returns whether any blocks were retained."""
+        """Record that a request uses these blocks, or continues the retained conversation of another request. The
+        retention of that conversation ends. Returns whether any blocks were retained."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             if not self._entry(key).stays:

@@ -178,9 +178,9 @@ class StateManager:
     # -- rewinding ---------------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Set the state of `seq` to the state after its first `num_computed` tokens. If there is no such state, the
-        nearest earlier state is used, and the tokens after it count as not computed. `hashes` are the hashes of the
-        computed blocks of `seq`."""
+        """Set the state of `seq` to the state after its first `num_computed` tokens. If there is no state after exactly
+        this number, the nearest earlier state is used, and the tokens after it count as not computed. `hashes` are the
+        hashes of the computed blocks of `seq`."""
         state, kv = _state_of(seq), seq.kv
         self._harvest(seq, hashes)
         if state.position == kv.num_computed:
@@ -248,7 +248,7 @@ class StateManager:
 
     def _spare(self) -> int | None:
         """Return a slot for a copy of a state: a free slot, or the slot of a frozen state that is evicted for the copy.
-        The result is None if no slot is available."""
+        If no slot is available, the result is None."""
         if not self._free:
             digest = self._oldest((_PASSING, _KEPT))
             if digest is None:
@@ -337,13 +337,13 @@ class StateManager:
     # -- states that a store reads and writes ------------------------------------------------------------
 
     def lasting(self, digest: bytes) -> int | None:
-        """Return the slot of a frozen state that should be stored. The result is None if there is no such state, or if
-        it lies within an output."""
+        """Return the slot of a frozen state that should be stored. If there is no such state, or if it lies within an
+        output, the result is None."""
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:
-        """Return a slot that will be filled from a store; `end_load` must follow. The result is None if only states of
-        retained conversations could be evicted for it."""
+        """Return a slot that will be filled from a store; `end_load` must follow. If a slot is free only by evicting
+        states of retained conversations, the result is None."""
         if (slot := self._spare()) is not None:
             self._loading.add(slot)
         return slot

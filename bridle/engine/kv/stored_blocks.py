@@ -1,5 +1,5 @@
 """Stores blocks of the prefix cache outside of device memory: in host memory or on disk. Blocks are stored when they
-are evicted or when a client retains them. They are looked up before a prompt is computed.
+are evicted or when a client retains them. The store is searched for blocks before a prompt is computed.
 
 A block is copied before it is reused, so the store never gets later content. If the next blocks of a waiting sequence
 are stored, blocks are allocated for them, and the sequence waits until they are read. The sequence then finds the
@@ -49,8 +49,8 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Stored parts of a sequence that are missing in memory. These are the blocks `digests`, which follow the cached
-    blocks `held`, and the recurrent state at the end of block `state`."""
+    """Stored parts of a sequence that are missing in memory. The missing parts are the blocks `digests`, which follow
+    the cached blocks `held`, and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
@@ -68,8 +68,8 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """A read of stored blocks that is in progress: the missing parts, their owners, and the blocks before them. It also
-    has the blocks and the state slot to fill, and the sequences that wait for them."""
+    """A read of stored blocks that is in progress: the missing parts, their owners, and the blocks before them. The
+    read also has the blocks and the state slot to fill, and the sequences that wait for them."""
 
     owners: list[str]  # tenants of the parts with the keys `missing.keys`
     missing: _Missing
@@ -135,8 +135,8 @@ class StoredBlocks:
                 yield self._state_entry(slot, digest, tenant)
 
     def _save(self) -> None:
-        """Store the cached blocks and states, for at most `SAVE_SECONDS` seconds and while the store has room. This
-        runs in the engine's thread after the engine has stopped computing."""
+        """Store the cached blocks and states, for at most `SAVE_SECONDS` seconds and while the store has room. The
+        engine's thread does this work after the engine has stopped computing."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
         for entry in chain(self._unsaved(), self._unsaved_on_host()):
             num_bytes += entry.num_bytes
@@ -152,8 +152,8 @@ class StoredBlocks:
                 yield _Entry(key, tenant, len(block), partial(as_it_is, block))
 
     def rest(self, now: float) -> float | None:
-        """Store some cached blocks if the engine has been idle for long enough. They then survive a crash. Returns the
-        seconds until the next call, or None if everything is stored."""
+        """Store some cached blocks if the engine has been idle for long enough. Stored blocks survive a crash. Returns
+        the seconds until the next call, or None if everything is stored."""
         if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
         if self._idle_since is None:

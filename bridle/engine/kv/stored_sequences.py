@@ -4,8 +4,8 @@ read when another sequence begins with the same tokens.
 The store has the KV of a sequence in pieces, and a record of the sequence's tokens. Each block has a pointer to this
 record. The pointer's key is the hash of all tokens up to the end of the block. A new sequence follows the last pointer
 that it finds, compares its tokens with those in the record, and reads the KV. The KV of a model with recurrent layers
-cannot be truncated. In such a model only the last block has a pointer, and a new sequence must begin with all tokens of
-the stored one.
+cannot be truncated. In a model with recurrent layers, only the last block has a pointer, and a new sequence must begin
+with all tokens of the stored one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StoredSequences:
             self._write(seq, tokens, self._states.read(seq.id), new)
 
     def _write(self, seq: Sequence, tokens: array[int], state: Buffer, ends: list[bytes]) -> None:
-        """Offer a sequence to the store. Its pieces come first, so that each pointer has a target."""
+        """Offer a sequence to the store. The pieces of the sequence come first, so that each pointer has a target."""
         tenant, data = tenant_tag(seq.request.tenant), memoryview(state)
         key = blake2b(ends[-1] + tokens.tobytes(), digest_size=16, person=b"bridle-kv-seq").digest()
         record = _SIZE.pack(len(data)) + tokens.tobytes()

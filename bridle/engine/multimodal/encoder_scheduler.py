@@ -76,7 +76,8 @@ class EncoderScheduler:
                 del self.num_users[medium.key]
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
-        """Return the media in use that cannot be encoded, each with its error. Each one is returned once."""
+        """Return the media in use that cannot be encoded, each with its error. The error of each medium is returned
+        once."""
         return self._store.take_failures() if self.num_users and self._store is not None else {}
 
     def counts(self) -> Mapping[str, Any]:
@@ -130,8 +131,8 @@ class EncoderScheduler:
     # -- images whose rows attend to each other ------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """Return the sequence whose image did not fit into an earlier step. It gets as much of this step as it needs.
-        This happens in at most every second step, so that other sequences continue."""
+        """Return the sequence whose image did not fit into an earlier step. The sequence gets as much of this step as
+        it needs. A sequence is preferred like this in at most every second step, so that other sequences continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)
@@ -142,8 +143,8 @@ class EncoderScheduler:
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
         """Return how many tokens to compute instead of `num_tokens`, so that an image with mutual attention is not
-        split. The result is at most `most`. The result is 0 if the next token belongs to such an image and the image
-        does not fit into this step."""
+        split. The number is at most `most`. The number is 0 if the next token belongs to an image with mutual attention
+        that does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

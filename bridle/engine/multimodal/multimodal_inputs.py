@@ -84,8 +84,8 @@ class MultiModalInputs:
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """Return the same inputs with keys that depend on the tenant. Without this, a fast answer would reveal that
-        another tenant has sent the same image."""
+        """Return the same inputs with keys that depend on the tenant. Without the tenant in the key, a fast answer
+        would reveal that another tenant has sent the same image."""
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
@@ -125,7 +125,8 @@ def splits(runs: Runs, num_tokens: int) -> bool:
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
     """Return the end of a chunk that begins at `start` and ends near `end`, so that no range with mutual attention is
-    split. A chunk ends before such a range. A chunk that begins at or in such a range ends after it."""
+    split. A chunk ends before a range with mutual attention. A chunk that begins at or in such a range ends after
+    it."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end

@@ -4,9 +4,9 @@ outputs.
 A mask alone distorts probabilities: a token keeps its full probability even if almost all of its continuations are
 forbidden. So each output keeps a trie of tried tokens, with the probability mass that is left below each (ASAp, Park et
 al., arXiv 2405.21047). A token is sampled with its probability times the share of its continuations that may still be
-allowed. If this share turns out to be smaller, the output continues with a probability equal to the ratio of the
-shares. Otherwise it restarts. An attempt that is not restarted has the exact distribution. After the last permitted
-restart, the output always continues. This module uses no tokenizer and no engine.
+allowed. If this share of the continuations turns out to be smaller, the output continues with a probability equal to
+the ratio of the shares. Otherwise it restarts. An attempt that is not restarted has the exact distribution. After the
+last permitted restart, the output always continues. This module uses no tokenizer and no engine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AlignedSampling:
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
         """Record the next token, which has the probability `chance`. The mask left the probability `kept` in total.
-        Returns whether the output continues. If it does not, `must_restart` is set."""
+        Returns whether the output continues. If the output does not continue, `must_restart` is set."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):

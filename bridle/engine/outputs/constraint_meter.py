@@ -21,8 +21,8 @@ MAX_FLOOR_REWINDS = 32
 
 @dataclass(slots=True)
 class ForcedRun:
-    """A run of forced tokens from position `start` on. Its first `num_scored` tokens have the log-probability `logprob`
-    in total."""
+    """A run of forced tokens from position `start` on. The first `num_scored` tokens of the run have the
+    log-probability `logprob` in total."""
 
     start: int
     tokens: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Holds back tokens from the client that could become part of a banned phrase or of text that a policy forbids.
 
 `OutputProcessor` asks this module which tokens to send after a new token, and whether tokens remain if all are banned.
-This module uses only token events.
+The module uses only token events.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int,
 
 
 def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]:
-    """Hold back a new token; return the tokens to send. These are the tokens whose text cannot become part of a banned
+    """Hold back a new token; return the tokens to send. These tokens have text that cannot become part of a banned
     phrase. Each held token has the text up to its end, so that held text can be removed later."""
     output = seq.output
     output.held.append(event)
@@ -85,9 +85,9 @@ def release(seq: Sequence) -> list[TokenEvent]:
 def find_alternative(seq: Sequence) -> bool:
     """Return whether the output may continue in another way after bans left no token to sample.
 
-    A ban on the first token of a phrase may exclude other texts too. So these bans are removed. Until text is released,
-    phrases are banned at their last token, which excludes no other text. If still no token is left, the last sampled
-    token before this position is banned.
+    A ban on the first token of a phrase may exclude other texts too. So bans on first tokens are removed. Until text is
+    released, phrases are banned at their last token, which excludes no other text. If still no token is left, the last
+    sampled token before this position is banned.
     """
     text, meter = seq.output.text, seq.output.meter
     if not seq.output.bans.get(len(seq.tokens)):

@@ -1,8 +1,8 @@
 """Applies the results of a step to the sequences, and creates the events that report them.
 
-The output processor appends sampled and forced tokens, rolls tokens back and ends outputs. It also checks stop
-conditions and adds log-probabilities. All changes to a sequence's tokens are made here, so their counts are kept here
-too. This module uses no controllers and no devices.
+The output processor appends sampled and forced tokens, rolls tokens back and ends outputs. The output processor also
+checks stop conditions and adds log-probabilities. All changes to a sequence's tokens are made here, so their counts are
+kept here too. This module uses no controllers and no devices.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class OutputProcessor:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence) -> None:
-        """Begin a sequence after its prompt is final. Its tokens from another engine give no events, because the client
-        already has them."""
+        """Begin a sequence after its prompt is final. Tokens that another engine generated for the sequence give no
+        events, because the client already has them."""
         seq.output.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
         if seq.sampling.measures_constraint:

@@ -25,10 +25,10 @@ class Released(NamedTuple):
     """The effect of one token on the text. `text` is the text released now; `stop` is the stop string that the token
     completes.
 
-    `num_taken` is the number of characters that were released earlier but belong to the stop string. This can happen
-    only after a rollback changed the text after them. `num_banned` is the number of tokens to remove at the end,
-    because of a banned phrase or the match `hit` of a guardrail. No text is released then. A `hit` with `num_banned` 0
-    ends the output.
+    `num_taken` is the number of characters that were released earlier but belong to the stop string. `num_taken` can be
+    positive only after a rollback changed the text after these characters. `num_banned` is the number of tokens to
+    remove at the end, because of a banned phrase or the match `hit` of a guardrail. If `num_banned` is positive, no
+    text is released. A `hit` with `num_banned` 0 ends the output.
     """
 
     text: str
@@ -157,7 +157,7 @@ class OutputText:
 
     def close(self, hidden: str) -> tuple[int, str] | None:
         """End the text, so that possible matches count as matches. Returns the number of tokens to remove, and the text
-        that replaces these tokens and the whole `hidden` text. The result is None if nothing is removed."""
+        that replaces these tokens and the whole `hidden` text. If nothing is removed, the result is None."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None

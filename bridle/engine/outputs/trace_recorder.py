@@ -54,7 +54,7 @@ class TraceRecorder:
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
         """Record the work of a step and its times: before and after the forward pass, after control, and after
-        sampling. These values are the cost of the step's tokens."""
+        sampling. The work and the times are the cost of the step's tokens."""
         began, computed, steered, sampled = times
         self._cost = traces.Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:

@@ -2,8 +2,9 @@
 
 When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of the options
 are scored by *probes*. A probe is a fork that shares the sequence's KV, holds tokens of an option, and samples nothing.
-The next steps compute all probes, each step as many as it can take sequences. The outputs wait during these steps. Then
-each output samples an option, whose tokens are forced. Options of one token need no probe and no further step.
+The next steps compute all probes, each step as many as it can take sequences. The outputs wait during these steps. When
+all options are scored, each output samples an option, whose tokens are forced. Options of one token need no probe and
+no further step.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class ChoiceScorer:
                 self._begin_more()
 
     def fail(self, probe: Sequence, error: BridleError | None) -> None:
-        """End the outputs whose probe failed. They get the probe's error."""
+        """End the outputs whose probe failed. The outputs get the probe's error."""
         choice = self._by_probe.pop(probe.id, None)
         if choice is None:
             return

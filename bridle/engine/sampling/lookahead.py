@@ -3,7 +3,7 @@
 A mask may allow a likely token even if the grammar then forces text that the model finds improbable. For a request with
 `lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after a candidate,
 `ChoiceScorer` scores the candidates as options of a choice, in one packed step. The sampled candidate enters the output
-like any sampled token. Its controller then forces the tokens after it.
+like any sampled token. The controller of the output then forces the tokens after the candidate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def candidate_row(row: SampleRow) -> SampleRow:
 
 def options_with_forced(seq: Sequence, candidates: Logprob | None) -> dict[Tokens, float]:
     """Return the candidates, each with the tokens that are forced after it, and with the log-probability of the
-    candidate alone. The result is empty if no candidate has forced tokens after it."""
+    candidate alone. If no candidate has forced tokens after it, the result is empty."""
     pool, room = seq.control.pool, seq.max_len - len(seq.tokens) - 1
     if candidates is None or pool is None or room <= 0 or not seq.kv.block_table:
         return {}

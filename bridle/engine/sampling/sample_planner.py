@@ -1,9 +1,9 @@
 """Plans the sampling rows of each branch, and applies the sampled tokens.
 
-A sequence whose last token is computed has a logits row. Its controller's decision, if there is one, says how the
-sequence continues. One branch samples or splices. Several branches fork the sequence; the sampling rows of all forks
-use the same logits row. `branch` runs before sampling and may create sequences. `commit` applies the results, and
-`undo` removes the forks of a failed step.
+A sequence whose last token is computed has a logits row. The decision of the sequence's controller, if there is one,
+says how the sequence continues. One branch samples or splices. Several branches fork the sequence; the sampling rows of
+all forks use the same logits row. `branch` runs before sampling and may create sequences. `commit` applies the results,
+and `undo` removes the forks of a failed step.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class SamplePlanner:
         return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Return whether the request may have `num_branches - 1` more outputs. If it may not, the sequence fails."""
+        """Return whether the request may have `num_branches - 1` more outputs. If the request may not have them, the
+        sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:

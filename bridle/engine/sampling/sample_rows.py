@@ -70,8 +70,8 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
     """Return the controller's sampling parameters, with the log-probabilities that the client requested and the
-    operator's watermark. The controller's parameters change how a token is sampled. They change neither the data that
-    the client receives nor the operator's policies."""
+    operator's watermark. The controller's parameters change how a token is sampled. The parameters of a controller
+    change neither the data that the client receives nor the operator's policies."""
     if own.watermark is not None and own.watermark.key:
         override = override.with_(watermark=own.watermark)
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):

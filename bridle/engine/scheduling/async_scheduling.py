@@ -13,8 +13,8 @@ tokens than planned. The part of its KV that is still valid is kept; the rest is
 sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
 are known.
 
-Some sequences wait for their previous tokens, because a step may give them several: they have draft tokens, or their
-controllers have just spliced. So several forced tokens in a row need no further step.
+Some sequences wait until their previous tokens are known, because a step may give them several: they have draft tokens,
+or their controllers have just spliced. So several forced tokens in a row need no further step.
 """
 
 from __future__ import annotations

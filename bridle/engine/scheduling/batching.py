@@ -128,8 +128,8 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _ratio(config: EngineConfig) -> float:
-    """Return the default of `waiting_served_ratio`. With chunked prefill, a prompt hardly disturbs decoding. So it
-    waits only if the operator set a number of steps to wait."""
+    """Return the default of `waiting_served_ratio`. With chunked prefill, a prompt hardly disturbs decoding. So a
+    prompt waits only if the operator set a number of steps to wait."""
     if config.waiting_served_ratio is not None:
         return config.waiting_served_ratio
     if config.max_waiting_tokens is not None:

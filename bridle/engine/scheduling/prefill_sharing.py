@@ -1,17 +1,17 @@
 """Divides a step's budget of prompt tokens among the prompts that need it.
 
-Up to half of the budget goes to the prompts with the fewest tokens left to compute. The other half is given in order of
-urgency. So a short prompt does not wait for an earlier long prompt. The first prompt in line loses at most half of the
-budget. Lengths are compared as powers of two. So prompts of similar length keep their order of urgency, and users keep
-their turns. A prompt of a more urgent level always comes first.
+Up to half of the budget goes to the prompts with the fewest tokens left to compute. The other half of the budget is
+given in order of urgency. So a short prompt does not wait for an earlier long prompt. The first prompt in line loses at
+most half of the budget. Lengths are compared as powers of two. So prompts of similar length keep their order of
+urgency, and users keep their turns. A prompt of a more urgent level always comes first.
 
-A short prompt may be admitted before a longer prompt that waits for room in the KV cache. At most `MAX_PASSES` prompts
-may overtake a waiting prompt in this way.
+A short prompt may be admitted before a longer prompt that waits for room in the KV cache. At most `MAX_PASSES` shorter
+prompts may overtake a prompt that waits for room.
 
-If several prompts have the same beginning, one of them computes it. The others wait, and then find the beginning in the
-prefix cache. The prompt that they wait for counts as a short one meanwhile.
+If several prompts have the same beginning, one of them computes it. The other prompts wait, and then find the beginning
+in the prefix cache. The prompt that they wait for counts as a short one meanwhile.
 
-This module only makes choices. It allocates no blocks and admits no sequences.
+This module only makes choices. This module allocates no blocks and admits no sequences.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PromptShares:
 
 
 class _Room:
-    """The free blocks of a step. Some of them are reserved for `head`, the first waiting sequence."""
+    """The free blocks of a step. Some free blocks are reserved for `head`, the first waiting sequence."""
 
     def __init__(self, blocks: BlockManager, num_owed: int, head: Sequence | None) -> None:
         self._blocks = blocks

@@ -1,12 +1,13 @@
 """Decides which tokens the next step computes.
 
-There are no phases: every ready sequence wants `tokens[num_computed:target]` computed. It gets as many as the token
-budget and the KV blocks allow. A step mixes decoding with chunks of prompts. Sequences with blocks come first. Each
-gets one token before any gets a second one. Then waiting sequences are admitted in order of priority, place and
-arrival, so that none starves (`admission_order`). If several prompts need tokens, up to half of the prompt budget goes
-to the shortest prompts, including waiting ones (`prefill_sharing`). Queued prompts may have to wait until the streams
-have run for a while (`PrefillGate`). Without chunked prefill, each prompt is computed as a whole, in a step without
-decoding. The scheduler uses no sampling, controllers or text.
+There are no phases: every ready sequence wants `tokens[num_computed:target]` computed. A sequence gets as many tokens
+as the token budget and the KV blocks allow. A step mixes decoding with chunks of prompts. Sequences with blocks come
+first. Each sequence gets one token before any sequence gets a second one. After the sequences with blocks, waiting
+sequences are admitted in order of priority, place and arrival, so that none starves (`admission_order`). If several
+prompts need tokens, up to half of the prompt budget goes to the shortest prompts, including waiting ones
+(`prefill_sharing`). Queued prompts may have to wait until the streams have run for a while (`PrefillGate`). Without
+chunked prefill, each prompt is computed as a whole, in a step without decoding. The scheduler uses no sampling,
+controllers or text.
 """
 
 from __future__ import annotations
@@ -221,8 +222,8 @@ class Scheduler(SequenceQueues):
             self._pick_running(picked, self._rotate([seq for seq in ready if not seq.kv.is_prefilling]))
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against the
-        prompt budget. Returns the rest of the step's budget."""
+        """Give each decoding sequence a token. The other missing tokens of the sequence, and all tokens of a prompt,
+        count against the prompt budget. Returns the rest of the step's budget."""
         budget = self.max_num_batched_tokens
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
@@ -398,7 +399,7 @@ class Scheduler(SequenceQueues):
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
     def advance(self, seq: Sequence) -> None:
-        """Record that a draft token was accepted. Its KV was computed in this step."""
+        """Record that a draft token was accepted. The KV of the draft token was computed in this step."""
         seq.kv.num_computed += 1
         self.blocks.publish(seq)
 

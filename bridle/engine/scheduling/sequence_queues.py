@@ -67,8 +67,8 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that has ended. Its blocks are free at once. With `parks`, their KV is protected from
-        eviction."""
+        """Remove a sequence that has ended. The blocks of the sequence are free at once. With `parks`, their KV is
+        protected from eviction."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
@@ -118,8 +118,8 @@ class SequenceQueues:
         return True
 
     def _restore(self, seq: Sequence, sequences: StoredSequences) -> None:
-        """Let an admitted sequence begin with KV from the store, if the store has any. Before that, the backend deletes
-        ended sequences, unless `seq` was forked in this step."""
+        """Let an admitted sequence begin with KV from the store, if the store has any. Before the sequence begins, the
+        backend deletes ended sequences, unless `seq` was forked in this step."""
         kin = {seq_id for fork in self._forks for seq_id in (fork.parent, fork.child)}
         sequences.free([seq_id for seq_id in self._freed if seq_id not in kin])
         self._freed = [seq_id for seq_id in self._freed if seq_id in kin]
@@ -157,8 +157,8 @@ class SequenceQueues:
         return whole if whole <= num_tokens else 0
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """Return the sequence to preempt for `seq`. Its preemption must free a block. Sequences that wait for their
-        controllers come first, then the newest ones."""
+        """Return the sequence to preempt for `seq`. The preemption of that sequence must free a block. Sequences that
+        wait for their controllers come first, then the newest ones."""
         taken = set(picked)
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:

@@ -1,11 +1,11 @@
 """One step as plain data: the tokens to compute, the sampling rows, and the results.
 
-Only these values pass between the scheduler and an `Executor`. They can be printed, created by hand in a test, and sent
-over a network. They have no tensors and no references to engine objects. Every message has its step number, so that
-outdated messages can be recognized and dropped.
+Only these values pass between the scheduler and an `Executor`. The values of a step can be printed, created by hand in
+a test, and sent over a network. The values contain no tensors and no references to engine objects. Every message has
+its step number, so that outdated messages can be recognized and dropped.
 
 The executor keeps a copy, or *mirror*, of each sequence: its tokens, which penalties need, and its block table. A row
-of a plan sends only the changes. Plans must not be changed. They are not frozen, because each step creates hundreds of
+of a plan sends only the changes. Plans must not be changed. Plans are not frozen, because each step creates hundreds of
 rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies, state copies, rows.
 """
 
@@ -68,10 +68,10 @@ def placeholder_for_row(row: int) -> int:
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
-    The mirror first keeps `num_kept` tokens and appends `new_tokens`. It keeps `num_kept_blocks` blocks and appends
-    `new_blocks`. The KV before `start` is valid. The KV from `start` on is rewritten, so a backend that keeps KV by
-    sequence truncates it to `start`. The last `num_logits` of the computed positions give logits rows. The logits rows
-    of a step are numbered in the order of the plan's rows.
+    The mirror first keeps `num_kept` tokens and appends `new_tokens`. The mirror then keeps `num_kept_blocks` blocks
+    and appends `new_blocks`. The KV before `start` is valid. The KV from `start` on is rewritten, so a backend that
+    keeps KV by sequence truncates it to `start`. The last `num_logits` of the computed positions give logits rows. The
+    logits rows of a step are numbered in the order of the plan's rows.
 
     The last of the new tokens may be draft tokens, which the sequence does not have yet. Each draft token is computed
     like any other token. The next row drops the draft tokens that were not sampled. `runs` are the images among the new

@@ -29,8 +29,8 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftProposal:
-    """A draft in parts. Each part is one guessed token and the tokens that are forced after it. One more token is
-    sampled after the last part."""
+    """A draft in parts. A draft is a list of parts, each with one guessed token and the tokens that are forced after
+    it. One more token is sampled after the last part."""
 
     wish: DraftRequest
     parts: list[tuple[int, ...]]
@@ -60,8 +60,9 @@ class BaseStep:
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Return the seconds that a part of `size` tokens costs. Its first token is a guess that is right with
-        probability `chance`. If the guess is right, the other tokens would be computed anyway, but without logits."""
+        """Return the seconds that a part of `size` tokens costs. The first token of a part is a guess that is right
+        with probability `chance`. If the guess is right, the other tokens would be computed anyway, but without
+        logits."""
         return self.row * size - chance * self.other * (size - 1)
 
 
@@ -80,8 +81,8 @@ def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> i
 
 
 def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
-    """Return the highest tokens per second of a step in which one sequence gets up to `limit` draft tokens. Each is
-    accepted with probability `chance` and costs `cost` seconds."""
+    """Return the highest tokens per second of a step in which one sequence gets up to `limit` draft tokens. Each draft
+    token is accepted with probability `chance` and costs `cost` seconds."""
     expected, seconds = float(step.num_sure), step.seconds
     best = expected / seconds
     for depth in range(1, min(limit, MOST_DRAFTS) + 1):
@@ -102,8 +103,8 @@ def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float,
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """Return all draft requests if a step's row is cheap enough for any draft. Otherwise return only those with a fixed
-    number of draft tokens."""
+    """Return all draft requests if a step's row is cheap enough for any draft. If a row is not cheap enough, return
+    only the requests with a fixed number of draft tokens."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
@@ -142,8 +143,8 @@ def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[i
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute. Parts that were requested or chosen earlier always count. The
-    most probable other parts are added while each increases the tokens per second."""
+    """Return how many parts of each draft to compute. Parts that were requested or chosen earlier always count. Other
+    parts are added in the order of their probability, while each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []

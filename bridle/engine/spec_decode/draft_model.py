@@ -1,4 +1,4 @@
-"""Draft tokens from a smaller model with the same vocabulary. This draft model has its own executor and KV.
+"""Draft tokens from a smaller model with the same vocabulary. The draft model has its own executor and KV.
 
 The proposer keeps a shadow of each sequence: a sequence with the same tokens, but with separate blocks and a separate
 count of computed tokens. Between two calls the sequence may change: tokens are sampled, forced or rolled back, or the
@@ -119,8 +119,8 @@ class DraftModelProposer(Proposer):
     # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the drafts that this call makes. If a request has several new outputs, one begins. The others find its
-        blocks in the cache later."""
+        """Return the drafts that this call makes. If a request has several new outputs, one begins. The other outputs
+        find its blocks in the cache later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:

@@ -1,9 +1,9 @@
 """State of one unfinished draft: how each of its tokens is sampled, and the forced tokens between them.
 
-A draft token is sampled like the real token at that position. It has the same parameters, random key and number, and
-bans of the request. Its mask is the one that the controller predicts after the tokens so far. Tokens that the
-controller forces become part of the draft. The draft ends where the controller predicts nothing, because the next token
-could not be verified.
+A draft token is sampled like the real token at that position. A draft token has the same parameters, random key and
+number as the real token, and the same bans of the request. The mask of a draft token is the one that the controller
+predicts after the tokens so far. Tokens that the controller forces become part of the draft. The draft ends where the
+controller predicts nothing, because the next token could not be verified.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DraftStep:
     def row(self, index: int) -> SampleRow:
         """Return the row that drafts a token from logits row `index`.
 
-        Both models use the same random number between 0 and 1. It selects a token by cumulative probability, in the
-        order of the vocabulary. So if the two distributions are equal, both models sample the same token, even at a
-        high temperature. With independent random numbers, the tokens would agree only as often as two samples of one
-        distribution.
+        Both models use the same random number between 0 and 1. The random number selects a token by cumulative
+        probability, in the order of the vocabulary. So if the two distributions are equal, both models sample the same
+        token, even at a high temperature. With independent random numbers, the tokens would agree only as often as two
+        samples of one distribution.
         """
         drafted = self.drafted
         row = draw_row(self.seq, self.way, self.own.id, index, drafted, len(drafted), self.num_drawn)
@@ -93,8 +93,8 @@ class DraftStep:
 
 
 def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
-    """Return the branch by which the next token of `seq` is sampled. The result is None if the branch is unknown, or if
-    drafts cannot be verified against it."""
+    """Return the branch by which the next token of `seq` is sampled. If the branch is unknown, or if drafts cannot be
+    verified against it, the result is None."""
     pool, decision = seq.control.pool, seq.control.answer
     if pool is None:
         return _PLAIN

@@ -1,12 +1,12 @@
 """Draft tokens without a model: the tokens that followed an earlier occurrence of the last few tokens.
 
 The searched text is the client's prediction, if there is one, and then the prompt and the output. If the output copies
-from this text (edited code, quotations, JSON keys), the draft continues the copy. This is prompt lookup (Saxena, 2023;
-`prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one with
-the longest common history is used.
+from this text (edited code, quotations, JSON keys), the draft continues the copy. This method is called prompt lookup
+(Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens,
+the one with the longest common history is used.
 
-If the output differs from the copied text, the copy resumes a few tokens later, where both agree again. If they do not
-agree again, the copy resumes after the changed token, because most edits are small.
+If the output differs from the copied text, the copy resumes a few tokens later, where both agree again. If output and
+copied text do not agree again, the copy resumes after the changed token, because most edits are small.
 
 Every token takes one entry in a dictionary. A rollback exactly undoes the appending of tokens.
 """
@@ -93,8 +93,8 @@ class NgramIndex:
         return len(self.text) - self._num_predicted
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` tokens that may come next. The result is empty if the last tokens did not occur
-        earlier."""
+        """Return at most `limit` tokens that may come next. If the last tokens did not occur earlier, the result is
+        empty."""
         if self._next is None or self._agreement < NGRAM:
             found = self._search()
             if found is not None:

@@ -1,5 +1,5 @@
-"""Chooses the proposer for each sequence. Also lets controllers filter drafts, and measures the acceptance rate of each
-proposer.
+"""Chooses the proposer for each sequence. Controllers filter the drafts, and the acceptance rate of each proposer is
+measured.
 
 A proposal of the controller is used first, then a copy from the text, then the draft model. `Speculation` decides which
 drafts are worth their cost.
@@ -126,8 +126,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts copied from the text, if copies were accepted often enough to be worth their cost. Otherwise
-        the acceptance rate of copies is only measured."""
+        """Return drafts copied from the text, if copies were accepted often enough to be worth their cost. If copies
+        were accepted too rarely, only their acceptance rate is measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -161,8 +161,8 @@ class ProposerSelector:
         return modelled > best_pace(chance, cost, step, wish.limit)
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
-        """Return, by sequence id, the probability that a copied token is right. It is estimated from the copies of the
-        sequence, and also from all sequences while these copies are few."""
+        """Return, by sequence id, the probability that a copied token is right. The probability is estimated from the
+        copies of the sequence, and also from all sequences while these copies are few."""
         num_steps = self._rest.length + 1
         self._copied.decay(num_steps)
         chances = {}
@@ -231,8 +231,8 @@ class ProposerSelector:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Return the seconds of drafting and lookahead since the last call. These seconds do not count as the cost of
-        rows."""
+        """Return the seconds of drafting and lookahead since the last call. The time of drafting and lookahead does not
+        count as the cost of rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
@@ -263,8 +263,8 @@ class ProposerSelector:
         return guesses
 
     def _model_chance(self, seq: Sequence) -> float:
-        """Return the probability that a token of the draft model is right. It is estimated from this sequence, and also
-        from all sequences while its drafts are few."""
+        """Return the probability that a token of the draft model is right. The probability is estimated from this
+        sequence, and also from all sequences while its drafts are few."""
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:

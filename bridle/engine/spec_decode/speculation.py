@@ -84,7 +84,7 @@ class Speculation:
             self.rest.end()
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
-        """Return drafts for the next step of sequences with remote controllers. These controllers get the draft tokens
+        """Return drafts for the next step of sequences with remote controllers. Remote controllers get the draft tokens
         together with the current ask; `draft` returns no others for them."""
         if not self.is_used:
             return {}
@@ -183,8 +183,8 @@ def _told(wish: DraftRequest) -> tuple[int, ...]:
 
 
 def _may_draft(seq: Sequence) -> bool:
-    """Return whether the next tokens of `seq` can be drafted. It must be decoding with no missing log-probability, and
-    its controller must support lookahead."""
+    """Return whether the next tokens of `seq` can be drafted. The sequence must be decoding with no missing
+    log-probability, and its controller must support lookahead."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
     if seq.is_controlled and (seq.sampling.lookahead or seq.output.aligned or not _is_foreseen(seq)):

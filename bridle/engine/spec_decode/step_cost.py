@@ -9,8 +9,8 @@ from typing import ClassVar
 
 
 class StepCost:
-    """Model of the duration of a step in seconds. It is linear in the rows with logits and in the other tokens, which
-    cost less. It is fitted to recent steps by least squares."""
+    """Model of the duration of a step in seconds. The duration is linear in the number of rows with logits and of other
+    tokens, which cost less. The model is fitted to recent steps by least squares."""
 
     #: Assumed cost of a row, as a share of a step, until steps of different sizes were seen; and the maximum share of
     #: the average cost per row, because many tokens are computed more cheaply than few.

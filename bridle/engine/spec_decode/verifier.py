@@ -68,7 +68,8 @@ class DraftVerifier:
     _accept_one: Callable[[PlannedDraw, int, Logprob | None], None]
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """Return the known branches after each draft token of the sequence. These end at a fork or a splice."""
+        """Return the known branches after each draft token of the sequence. The list of branches ends at a fork or a
+        splice."""
         plain: list[Branch] = []
         place = 1  # number of draft tokens before the next branch
         for way in self._steering.foresight.foresee(item.seq, item.drafts):
@@ -151,7 +152,8 @@ def _is_forced(way: Branch) -> bool:
 
 
 def drafted_rows(draw: PlannedDraw) -> list[SampleRow]:
-    """Return the rows that sample after each draft token of a `PlannedDraw`. Its own row is not included."""
+    """Return the rows that sample after each draft token of a `PlannedDraw`. The row of the `PlannedDraw` itself is not
+    included."""
     item, rows = draw.item, list[SampleRow]()
     place = 1
     for way in draw.ways:
