@@ -1,7 +1,7 @@
 """The control runtime of a served model: how it starts, and access to its stored modules.
 
-The runtime is a separate process. It starts while the model is loaded, so that it delays nothing. This module uses
-neither HTTP nor engines. The optional packages are imported only when a runtime is started.
+The runtime is a separate process. The runtime starts while the model is loaded, so that it delays nothing. This module
+uses neither HTTP nor engines. The optional packages are imported only when a runtime is started.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class ControlSettings:
         )
 
     def for_policies(self) -> ControlSettings:
-        """Return the settings of the runtime for policies. It is bridle's own runtime with separate limits, and uses
-        the same stored modules."""
+        """Return the settings of the runtime for policies. The policies' runtime is bridle's own runtime with separate
+        limits, and uses the same stored modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
 
 
 def _call_timeout(args: tuple[str, ...]) -> float:
-    """Return the timeout of an upload in seconds. It is longer than any compilation that the operator's limits
+    """Return the timeout of an upload in seconds. The timeout is longer than any compilation that the operator's limits
     allow."""
     allowed = re.findall(r"(?:compile_time|prepare_wait)=(\d+)", " ".join(args))
     return max([_CALL_SECONDS, *(2 * int(milliseconds) / 1000 for milliseconds in allowed)])

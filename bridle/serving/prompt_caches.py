@@ -106,8 +106,8 @@ class PromptCaches:
         limits: CacheLimits,
         group: str = "",
     ) -> PromptCache:
-        """Register a prompt cache. Its KV must be computed afterwards. If `group` is not empty, the prompt cache is
-        shared with that group. Raises an `InvalidRequest` that names the exceeded limit."""
+        """Register a prompt cache. The KV of the prompt must be computed afterwards. If `group` is not empty, the
+        prompt cache is shared with that group. Raises an `InvalidRequest` that names the exceeded limit."""
         own, now = self.of_user(user), self._clock()
         made = PromptCache(
             user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl, group
@@ -183,8 +183,8 @@ class CacheLimits:
 
     @staticmethod
     def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
-        """Return the limits that an engine sets. The limits are 0 if the engine retains no KV or has no prefix
-        cache."""
+        """Return the limits that an engine sets. If the engine retains no KV or has no prefix cache, the limits are
+        0."""
         is_on = config.enable_prefix_caching and info.kv == "paged"
         blocks = max_retained_blocks(info, config) if is_on else 0
         return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)

@@ -67,8 +67,8 @@ class SubRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether text may be sent at once. There must be only one output, all of its text must be visible, and
-        there must be no extras."""
+        """Return whether text may be sent at once. The request must have only one output, all of whose text is visible,
+        and no extras."""
         has_notes = self.notes is not None and bool(self.notes.indexes)
         return len(self.outputs) == 1 and self.reader.shows_all and not has_notes
 
@@ -114,7 +114,7 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run. At most `at_once` of them run at the same time (None: all of them).
+    """The parts of a call, ready to run. At most `at_once` parts of a call run at the same time (None: all parts).
     `served_name` is the name of the model or the adapter. `held` has the resources of the whole call, such as the lease
     on its model. `keep` is called with the outputs of a traced call."""
 

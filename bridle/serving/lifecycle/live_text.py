@@ -24,8 +24,8 @@ _MAX_BATCHES, _MAX_SECONDS = 32, 0.1
 
 @dataclass(slots=True)
 class LiveText:
-    """Sends the tokens of a request that has only one output. `send` does not wait. It returns whether the client has
-    room for more; if not, `drain` waits for room."""
+    """Sends the tokens of a request that has only one output. `send` does not wait. `send` returns whether the client
+    has room for more; if not, `drain` waits for room."""
 
     send: Callable[[list[TokenEvent]], bool]
     drain: Callable[[], Awaitable[None]]

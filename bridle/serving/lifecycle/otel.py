@@ -1,8 +1,8 @@
 """Requests as OpenTelemetry spans, with the attributes that OpenTelemetry defines for generative models.
 
-A request is one span. Its child spans are its phases in the engine: creating the controller, waiting for room, the
-prompt, and the output. Spans are created from the request's record when the request has ended. So tracing does no work
-while it runs. Spans never contain the text of prompts and outputs.
+A request is one span. The child spans of a request are its phases in the engine: creating the controller, waiting for
+room, the prompt, and the output. Spans are created from the request's record when the request has ended. So tracing
+does no work while it runs. Spans never contain the text of prompts and outputs.
 """
 
 from __future__ import annotations

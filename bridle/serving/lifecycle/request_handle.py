@@ -45,7 +45,8 @@ class RequestHandle:
 
     @property
     def output(self) -> RequestOutput:
-        """Return the output so far, which must not be modified. It is complete when all events have been read."""
+        """Return the output so far, which must not be modified. The output is complete when all events have been
+        read."""
         return self.collector.output
 
     def add(self, events: Iterable[Event]) -> None:

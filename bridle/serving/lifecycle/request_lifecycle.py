@@ -58,13 +58,13 @@ Notice = Callable[[str, str | None], None]
 class AppState:
     """State that all front ends of a process share: models, capacity, and whether new requests are accepted. `live` has
     the running requests by id. `tracing` exports their spans, if it is set. One call may have at most `max_prompts`
-    prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If it `awaits_parked`
-    conversations, requests that continue a retained conversation are still accepted. `idle` is set when no request is
-    running. `num_crowd` is the highest number of concurrent requests since the server was last idle. `turns` limits the
-    time for clients that are refused or send nothing. All front ends share this limit, because they share one event
-    loop. `classes` are the operator's controller classes, by name. `traces` stores traces for clients and the operator.
-    `policies` are the operator's policies. A request without a limit on its output gets `default_max_tokens` (None: the
-    default of its API). `prompt_caches` are the prompt caches of all clients."""
+    prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If the host
+    `awaits_parked` conversations, requests that continue a retained conversation are still accepted. `idle` is set when
+    no request is running. `num_crowd` is the highest number of concurrent requests since the server was last idle.
+    `turns` limits the time for clients that are refused or send nothing. All front ends share this limit, because they
+    share one event loop. `classes` are the operator's controller classes, by name. `traces` stores traces for clients
+    and the operator. `policies` are the operator's policies. A request without a limit on its output gets
+    `default_max_tokens` (None: the default of its API). `prompt_caches` are the prompt caches of all clients."""
 
     registry: ModelRegistry
     admission: Admission
@@ -106,8 +106,8 @@ class AppState:
                 return
 
     def on_request_end(self) -> None:
-        """Record the end of a request. Its reservations are released. After a peak of requests, free heap memory is
-        returned to the system when all requests have ended."""
+        """Record the end of a request. The reservations of the request are released. After a peak of requests, free
+        heap memory is returned to the system when all requests have ended."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0
@@ -119,7 +119,7 @@ class AppState:
 @dataclass(slots=True)
 class RequestLifecycle(SteersRequests):
     """One call of a client. `load_timeout` is the time to wait for a model and an adapter. `request_timeout` is the
-    time that the requests may run. Both are in seconds. `model` and `adapter` are set after they are acquired.
+    time that the requests may run. Both times are in seconds. `model` and `adapter` are set after they are acquired.
     `bounded` enforces the request's deadline inside a block."""
 
     host: AppState
@@ -273,8 +273,8 @@ class RequestLifecycle(SteersRequests):
         return generation
 
     def _settle_trace(self, policies: Applied) -> bool:
-        """Decide whether the call is traced. It is traced for the operator, or if the client asks for a trace and no
-        policy forbids it."""
+        """Decide whether the call is traced. The call is traced for the operator, or if the client asks for a trace and
+        no policy forbids it."""
         if self.trace != "no":
             # a trace would show the text that was rolled back
             is_refused = policies.guard is not None and not self.identity.is_admin
@@ -352,8 +352,8 @@ def _say_nothing(what: str, adapter: str | None) -> None:
 
 
 def _choice(first: SubRequest, call_id: str, copy: int) -> SubRequest:
-    """Return another choice for a prompt. It is a separate request, whose seed is derived from the seed of the first
-    choice."""
+    """Return another choice for a prompt. The choice is a separate request, whose seed is derived from the seed of the
+    first choice."""
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))

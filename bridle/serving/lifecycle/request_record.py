@@ -1,4 +1,5 @@
-"""Record of one request. Its log line, its metrics, its trace and its row in `bridle top` are made from this record.
+"""Record of one request. The log line, the metrics, the trace and the row in `bridle top` of a request are made from
+its record.
 
 Every front end fills in a record while the request runs, mostly from the engine's events. All reports use only the
 record. This module does not send anything. With tracing, a span begins with the request and gets the whole record at

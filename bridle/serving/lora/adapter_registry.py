@@ -72,7 +72,8 @@ class LoRAStore(Protocol):
         """Allow requests to use the adapter from now on. The weights of the adapter are not loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Remove the adapter. No new request may use it. Its memory is freed when its last user has ended."""
+        """Remove the adapter. No new request may use the adapter. The memory of the adapter is freed when its last user
+        has ended."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError
@@ -125,10 +126,10 @@ class AdapterRegistry:
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
         """Register an adapter under the name `name`. `source` is its folder, its GGUF file or its hub repository.
 
-        This reads the metadata of the files and downloads them first if `source` is a hub id. It blocks, so call it in
-        a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is
-        in use or not allowed, `AdapterRefused` for unusable files, and `UnsupportedFeature` if the backend does not
-        support adapters. After an error, nothing is registered.
+        The call reads the metadata of the files and downloads them first if `source` is a hub id. The call blocks, so
+        make it in a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a
+        name that is in use or not allowed, `AdapterRefused` for unusable files, and `UnsupportedFeature` if the backend
+        does not support adapters. After an error, nothing is registered.
         """
         self._check_name(name)
         self._check_free(name)
@@ -238,7 +239,8 @@ class AdapterRegistry:
         return entry.home.fetch(entry.key)
 
     def is_in_memory(self, name: str) -> bool:
-        """Return whether the adapter is in memory. If it is, `ready` returns at once. Raises `UnknownAdapter`."""
+        """Return whether the adapter is in memory. If the adapter is in memory, `ready` returns at once. Raises
+        `UnknownAdapter`."""
         return self.get(name).state in ("host", "device")
 
     # -- helpers -------------------------------------------------------------------------------------------------

@@ -82,8 +82,9 @@ class AdapterCatalog:
             self._named.setdefault(model, []).append(spec)
 
     def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
-        """Return the adapter that `source` means. It is a folder under the adapters' folder (by name or full path), or
-        an allowed hub id at that revision. None if the adapter may not be loaded or does not exist."""
+        """Return the adapter that `source` means. The source is a folder under the adapters' folder (by name or full
+        path), or an allowed hub id at that revision. The result is None if the adapter may not be loaded or does not
+        exist."""
         name, at, inline = source.partition("@")
         revision = inline if at and revision is None else revision
         if self._folders is not None and revision is None:

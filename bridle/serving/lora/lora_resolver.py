@@ -63,8 +63,8 @@ class LoRAResolver:
         return False
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
-        """Return the name of the adapter that a request chooses, after it is in memory. None, the empty name and the
-        names of the model mean the model without an adapter; the result is then None.
+        """Return the name of the adapter that a request chooses, after it is in memory. For None, the empty name and
+        the names of the model itself, the model is used without an adapter, and the result is None.
 
         An adapter that is in the catalog but not loaded is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an
         unusable adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, but not

@@ -54,8 +54,8 @@ def quantize_model(
 
 
 def _own_dtype(settings: Any) -> torch.dtype:
-    """Return the number type of the checkpoint. With it, the model is read without loss, and often in less memory than
-    with float32."""
+    """Return the number type of the checkpoint. With this number type, the model is read without loss, and often in
+    less memory than with float32."""
     return settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
 
 

@@ -1,5 +1,5 @@
-"""Unloads a model some time after its last request, if a client has set such a time. Otherwise a model stays loaded
-until its memory is needed."""
+"""Unloads a model some time after its last request, if a client has set such a time. If no time is set, a model stays
+loaded until its memory is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class KeepAlive:
         self._closing: set[asyncio.Task[None]] = set()
 
     def set(self, slot: Slot, seconds: float | None) -> None:
-        """Keep the model loaded for `seconds` after each request. None means until its memory is needed."""
+        """Keep the model loaded for `seconds` after each request. If `seconds` is None, keep the model until its memory
+        is needed."""
         slot.keep_seconds = seconds
         self.stop(slot)
         self.start(slot)

@@ -28,8 +28,8 @@ MAX_SEQUENCE_BYTES = 512 << 20
 
 
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
-    """Open the stores that `config` requests: on disk, in the host's memory, or both. The result is None if it requests
-    none. Raises `InvalidRequest` for a model that cannot use the requested stores."""
+    """Open the stores that `config` requests: on disk, in the host's memory, or both. If `config` requests no store,
+    the result is None. Raises `InvalidRequest` for a model that cannot use the requested stores."""
     memory = _host_memory(executor, config) if config.kv_host_bytes else None
     store = _open_disk(executor, config)
     device = find_kv_blocks(executor, config.kv_store_format)

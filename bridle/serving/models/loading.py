@@ -233,12 +233,12 @@ def load_model(
 ) -> LoadedModel:
     """Find, load and start a model. By default, `name` is the name of the folder or the hub id.
 
-    `progress(what, share)` is called with a share between 0 and 1. If it raises an error, the loading ends. `pools` run
-    further kinds of controllers, in addition to Python controllers and constraints. `control` has the settings of the
-    runtime for Wasm controllers (None: no runtime). The runtime starts while the model is loaded. `executors`, if
-    given, loads the model outside of this process. Controllers may call the `tools`, which the caller must close, and
-    the tools of clients. `early` has parts of the model that are already prepared; the model owns them from now on.
-    Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step.
+    `progress(what, share)` is called with a share between 0 and 1. If `progress` raises an error, the loading ends.
+    `pools` run further kinds of controllers, in addition to Python controllers and constraints. `control` has the
+    settings of the runtime for Wasm controllers (None: no runtime). The runtime starts while the model is loaded.
+    `executors`, if given, loads the model outside of this process. Controllers may call the `tools`, which the caller
+    must close, and the tools of clients. `early` has parts of the model that are already prepared; the model owns them
+    from now on. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)

@@ -72,8 +72,8 @@ class NamedFolders(_Named):
         return folder if inside and is_marked and folder != self._root else None
 
     def name_of(self, path: str) -> str:
-        """Return the name of a folder that is given by its full path. Other text is returned unchanged. This does not
-        read the disk, so `find` must check the result."""
+        """Return the name of a folder that is given by its full path. A text that is not a full path is returned
+        unchanged. The disk is not read, so `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 return path.removeprefix(prefix).rstrip("/")

@@ -44,11 +44,11 @@ def unseen(title: str) -> AbstractContextManager[Report]:
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block and are called in threads. They raise an error that explains the problem with the
-    model."""
+    """Loads models. All methods block and are called in threads. If the model has a problem, the methods raise an error
+    that explains it."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
-        """Measure the memory that the model takes in addition to its KV cache. This may download the model."""
+        """Measure the memory that the model takes in addition to its KV cache. The model may be downloaded for this."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
         """Return `config` with memory reserved for adapters. The amount does not depend on whether the model is
@@ -128,8 +128,8 @@ class ModelManager:
         await asyncio.shield(closing)
 
     def restart(self, slot: Slot, pause: float) -> None:
-        """Load a model whose engine has failed again, after `pause` seconds. Its requests are refused until then. The
-        model keeps its memory and its settings. `slot.is_restarting` is true until a load succeeds."""
+        """Load a model whose engine has failed again, after `pause` seconds. Requests for the model are refused until
+        then. The model keeps its memory and its settings. `slot.is_restarting` is true until a load succeeds."""
         model, slot.model, slot.is_restarting = slot.model, None, True
         if model is not None:
             slot.adapters, slot.control_vectors = tuple(model.adapters.list()), model.control_vectors
@@ -141,8 +141,8 @@ class ModelManager:
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
 
     def give_up(self, slot: Slot, reason: str) -> None:
-        """Close a model whose engine has failed. From now on its requests are refused with `reason`. Its memory stays
-        reserved, because a step that hangs still uses it."""
+        """Close a model whose engine has failed. From now on its requests are refused with `reason`. The memory of the
+        model stays reserved, because a step that hangs still uses it."""
         model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
         slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
         if model is not None:
@@ -223,8 +223,9 @@ class ModelManager:
                 slot.task, slot.stage = None, ""
 
     async def _find(self, slot: Slot) -> Needs:
-        """Return the memory that the slot's model needs. One thread per slot measures it. After a cancelled load, this
-        waits for the thread of that load, which has found the model or stops at its next report."""
+        """Return the memory that the slot's model needs. Only one thread per slot measures the memory. After a
+        cancelled load, this waits for the thread of that load, which has found the model or stops at its next
+        report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
@@ -273,13 +274,13 @@ class ModelManager:
         return config
 
     def _measure(self, slot: Slot, report: Report = silent) -> Needs:
-        """Return the memory that the model needs. Its files are downloaded first if necessary."""
+        """Return the memory that the model needs. The model's files are downloaded first if necessary."""
         with watched(self._told(slot, report)):
             return self._loader.measure(_config(slot), slot.name)
 
     def _told(self, slot: Slot, report: Report) -> Report:
-        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. It stops the
-        load if the manager is closed."""
+        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. The `Report`
+        stops the load if the manager is closed."""
         steps = LoggedSteps(f"loading {slot.name}", _log)
 
         def progress(what: str, share: float) -> None:

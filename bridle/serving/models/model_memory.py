@@ -79,8 +79,8 @@ class ModelMemory:
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """Return the minimum memory of a model. It consists of the weights, the room for adapters, and a KV cache of the
-    requested or else a reasonable size."""
+    """Return the minimum memory of a model. The minimum consists of the weights, the room for adapters, and a KV cache
+    of the requested or else a reasonable size."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 

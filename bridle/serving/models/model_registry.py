@@ -78,7 +78,8 @@ class ModelRegistry:
     # -- what is served ------------------------------------------------------------------------------------------
 
     def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
-        """Serve a loaded model permanently, under its own name and its `aliases`. Each name can be used only once."""
+        """Serve a loaded model permanently, under its own name and its `aliases`. A name can be used for only one
+        model."""
         slot = Slot(model.name, model=model, is_pinned=True)
         self.add_slot(slot, aliases)
         if self._keeper is not None:
@@ -167,9 +168,10 @@ class ModelRegistry:
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
         """Return the model and the adapter for a request that names a model, an adapter, or both. A name that is not a
-        model's can be an adapter's, and then means the first model with this adapter. It can also be `MODEL:ADAPTER`.
-        If the server has several models, a request that `must_name` one must name a model or an adapter. Raises
-        `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is loaded."""
+        model's can be an adapter's, and then means the first model with this adapter. The name can also have the form
+        `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a model or an
+        adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is
+        loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
@@ -228,8 +230,8 @@ class ModelRegistry:
     # -- use -----------------------------------------------------------------------------------------------------
 
     async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
-        """Return the model of a slot that `slot_of` returned. The model stays loaded until `held` is closed. If it is
-        not loaded, this waits at most `timeout` seconds for it; other requests continue meanwhile.
+        """Return the model of a slot that `slot_of` returned. The model stays loaded until `held` is closed. If the
+        model is not loaded, the call waits at most `timeout` seconds for it; other requests continue meanwhile.
 
         Raises `ModelUnavailable` if the model cannot be loaded now: loading failed, takes too long, or has no room next
         to the models in use. Cancelling the caller ends the wait. Call this in the registry's event loop.

@@ -30,10 +30,10 @@ class Slot:
     """A name, and how its model is loaded.
 
     `config` has the settings for loading; None for a model that was added after loading. A pinned model is never
-    unloaded. A passing slot was created because a request named a model in the catalog. It is dropped when it is
-    vacant. Leases and waiting requests are counted. While there are any, the model stays loaded. `num_bytes` is the
-    memory reserved for the model, in bytes. `stage` and `share` are the progress of a load. Only one event loop may use
-    a slot.
+    unloaded. A passing slot was created because a request named a model in the catalog. A passing slot is dropped when
+    it is vacant. Leases and waiting requests are counted. While there are any, the model stays loaded. `num_bytes` is
+    the memory reserved for the model, in bytes. `stage` and `share` are the progress of a load. Only one event loop may
+    use a slot.
     """
 
     name: str

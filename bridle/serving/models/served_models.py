@@ -200,11 +200,11 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[..., None]]:
-    """Build the registry of a model set without models. Also return a function that loads the named models into it.
-    The function blocks, and takes a `Show` for the progress.
+    """Build the registry of a model set without models. The second result is a function that loads the named models
+    into the registry. The function blocks, and takes a `Show` for the progress.
 
-    `base` has the settings for loading. Its revision and tokenizer apply only if there is a single model. `name` is the
-    name of a single model. Raises `InvalidRequest` for settings that contradict each other.
+    `base` has the settings for loading. The revision and the tokenizer in `base` apply only if there is a single model.
+    `name` is the name of a single model. Raises `InvalidRequest` for settings that contradict each other.
     """
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:

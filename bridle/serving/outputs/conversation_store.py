@@ -127,8 +127,8 @@ class ConversationTurn:
     items: list[Item]
 
     def end(self, output: Iterable[Item]) -> None:
-        """Add the items of the request and its output to the conversation. If this is no longer possible, the reason is
-        logged."""
+        """Add the items of the request and its output to the conversation. If the turn cannot be added any more, the
+        reason is logged."""
         try:
             self.store.end_turn(self, output)
         except (InvalidRequest, Overloaded) as error:

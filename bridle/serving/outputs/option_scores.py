@@ -26,8 +26,8 @@ class OptionScore:
 
 
 def option_scores(constraint: object, output: RequestOutput) -> tuple[OptionScore, ...]:
-    """Return the scores of all options of a constraint, in the order of the options. The result is empty if options
-    were not scored, or if their scores were not requested."""
+    """Return the scores of all options of a constraint, in the order of the options. If options were not scored, or if
+    their scores were not requested, the result is empty."""
     if OPTIONS not in output.storage or not isinstance(constraint, Constraint):
         return ()
     told = json.loads(output.storage[OPTIONS])

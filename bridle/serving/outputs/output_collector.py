@@ -176,7 +176,7 @@ def raise_first_error(output: RequestOutput) -> None:
 
 
 def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
-    """Return the error of an output. If it is an error of a controller, the end of the controller's log is added."""
+    """Return the error of an output. If a controller caused the error, the end of the controller's log is added."""
     if isinstance(error, ControllerError):
         error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
     return error
@@ -195,9 +195,9 @@ def rank(output: CompletionOutput) -> tuple[bool, float, int]:
 
 
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
-    """Return the outputs with the highest mean log-probabilities, best first. They are numbered from 0. The outputs
-    must have log-probabilities. Empty outputs come after all others. Outputs that were ended early, because they could
-    not be among the best, come last.
+    """Return the outputs with the highest mean log-probabilities, best first. The returned outputs are numbered from 0.
+    The outputs must have log-probabilities. Empty outputs come after all others. Outputs that were ended early, because
+    they could not be among the best, come last.
     """
     ranked = sorted(outputs, key=rank)
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

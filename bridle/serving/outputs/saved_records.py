@@ -1,5 +1,5 @@
-"""Records of users. Their number and bytes are limited, they are kept for some time after their last change, and they
-are saved in a state file."""
+"""Records of users. The number and the bytes of these records are limited. Records are kept for some time after their
+last change, and are saved in a state file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SavedRecords(Generic[R]):
         return record
 
     def find(self, user: str, name: str, param: str | None = None) -> R:
-        """Return a record of a user. If there is none, raises an error of type `unknown` that names the field
+        """Return a record of a user. If there is no such record, raises an error of type `unknown` that names the field
         `param`."""
         found = self._store.find(user, name)
         if found is None:

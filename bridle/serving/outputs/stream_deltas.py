@@ -1,9 +1,9 @@
 """Decides which part of a growing output is sent to the client while its tokens can still be rolled back.
 
-Wire formats differ in how they report a rollback. `hold` never shows text that may still be rolled back. It is for
-formats that cannot report a rollback. `event` shows all text at once and reports rollbacks. `mark` shows all text, and
-adds a mark where text was rolled back (as AICI does). A request without a controller has no rollbacks, so none of its
-text is held back.
+Wire formats differ in how they report a rollback. `hold` never shows text that may still be rolled back. The policy
+`hold` is for formats that cannot report a rollback. `event` shows all text at once and reports rollbacks. `mark` shows
+all text, and adds a mark where text was rolled back (as AICI does). A request without a controller has no rollbacks, so
+none of its text is held back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RewindPolicy(str, Enum):
 class Delta:
     """A new part of one output. The reader first rolls back `taken_tokens` tokens and `taken_chars` characters, and
     then appends `tokens` and `text`. `start` is the position in the output of the first token of `tokens`. Only the
-    last delta of an output has `is_last`. A delta must not be changed. It is not frozen, because freezing costs a
+    last delta of an output has `is_last`. A delta must not be changed. Deltas are not frozen, because freezing costs a
     microsecond."""
 
     index: int
@@ -93,9 +93,9 @@ class DeltaReader:
             growing.low_tokens, growing.low_chars = shown.num_tokens, shown.num_chars
 
     def read(self) -> list[Delta]:
-        """Return the deltas that may be shown since the last call. There is at most one for each output, in the order
-        of the outputs' indexes. With `hold`, raises `ControllerError` if a controller rolled back more tokens than it
-        stated."""
+        """Return the deltas that may be shown since the last call. Each output has at most one delta, and the deltas
+        are in the order of the outputs' indexes. With `hold`, raises `ControllerError` if a controller rolled back more
+        tokens than it stated."""
         deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]
 

@@ -39,8 +39,8 @@ class StreamExtras:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
 
     def write(self, event: Stored) -> None:
-        """Add a write of a variable. If there are too many writes, the writes that have no effect any more are
-        dropped."""
+        """Add a write of a variable. If there are too many writes of variables, the writes that have no effect any more
+        are dropped."""
         self.writes.append(event)
         self._num_bytes += len(event.value)
         if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
@@ -90,7 +90,7 @@ class StreamExtrasReader:
         return self._pending.pop(index, None) or StreamExtras()
 
     def read_records(self, index: int) -> list[dict[str, Any]]:
-        """Return the trace records among the new extras of one output. The other extras stay."""
+        """Return the trace records among the new extras of one output. The other extras of the output stay."""
         note = self._pending.get(index)
         if note is None:
             return []

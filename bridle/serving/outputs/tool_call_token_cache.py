@@ -1,9 +1,9 @@
-"""Recent answers of a model that have tool calls. Their exact tokens are kept, so that the next prompt can begin with
-the same tokens.
+"""Recent answers of a model that have tool calls. The exact tokens of these answers are kept, so that the next prompt
+can begin with the same tokens.
 
-A client sends an answer back as text and tool calls. A chat template may write them differently from the model. Then
-the KV of the answer could not be used. The cache finds an answer by the ids of its tool calls, which are unique. The
-number, the bytes and the time of the entries are limited, and users have fair shares. This module uses no chat
+A client sends an answer back as text and tool calls. A chat template may write an answer differently from the model.
+Then the KV of the answer could not be used. The cache finds an answer by the ids of its tool calls, which are unique.
+The number, the bytes and the time of the entries are limited, and users have fair shares. This module uses no chat
 templates and no wire formats.
 """
 

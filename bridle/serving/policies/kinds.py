@@ -1,5 +1,5 @@
-"""Compiles each kind of policy from its settings. The result is rules for texts, additional controllers, or limits. A
-new kind of policy is one function in `KINDS`."""
+"""Compiles each kind of policy from its settings. A compiled policy consists of rules for texts, additional
+controllers, or limits. A new kind of policy is one function in `KINDS`."""
 
 from __future__ import annotations
 

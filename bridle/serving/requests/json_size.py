@@ -2,7 +2,7 @@
 
 A JSON parser blocks all other threads: four megabytes of empty lists would stall every stream of a server for a third
 of a second. Counting only scans bytes and lets other threads run. The count may be wrong after the first syntax error.
-This does not matter, because a parser stops there.
+A wrong count after an error does not matter, because a parser stops at the error.
 """
 
 from __future__ import annotations

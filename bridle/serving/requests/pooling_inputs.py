@@ -95,8 +95,9 @@ def check_classifies(model: LoadedModel) -> None:
 
 
 def ranks_pairs(model: LoadedModel) -> bool:
-    """Return whether the model itself scores a pair of texts. If not, the score is the cosine of the two vectors.
-    Raises `UnsupportedFeature` for a classifier with several labels, because several labels are not one score."""
+    """Return whether the model itself scores a pair of texts. If the model does not score pairs, the score is the
+    cosine of the two vectors. Raises `UnsupportedFeature` for a classifier with several labels, because several labels
+    are not one score."""
     if model.info.task != "classify":
         return False
     if model.info.embedding_size != 1:
@@ -244,7 +245,7 @@ async def run_vectors(
 def shaped(
     model: LoadedModel, vector: array[float], dimensions: int | None = None, normalize: bool = True
 ) -> array[float]:
-    """Return the first `dimensions` values of a vector. With `normalize`, they are scaled to length 1."""
+    """Return the first `dimensions` values of a vector. With `normalize`, the returned vector is scaled to length 1."""
     part = vector if dimensions is None else vector[:dimensions]
     is_unit = model.pooling is None or model.pooling.is_unit
     if not normalize or (is_unit and len(part) == len(vector)):

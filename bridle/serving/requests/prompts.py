@@ -49,8 +49,8 @@ def build_request(
 ) -> Request:
     """Create a request that `model` can run. The request always has a seed, so that it can be repeated.
 
-    `constraint` restricts the output. It is an object or plain data, and can be combined with a controller. The
-    `pictures` belong to the placeholders of the prompt, in order. Raises `InvalidRequest` (or its subclass
+    `constraint` restricts the output. The constraint is an object or plain data, and can be combined with a controller.
+    The `pictures` belong to the placeholders of the prompt, in order. Raises `InvalidRequest` (or its subclass
     `UnknownAdapter`) or `ContextOverflow`. The message names the field, the value and the limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)

@@ -194,8 +194,8 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
 
 
 def check_unicode(text: str, param: str) -> None:
-    """Raise `InvalidRequest` for a text that contains half of a surrogate pair. Such a text has no UTF-8 form, so no
-    tokens spell it."""
+    """Raise `InvalidRequest` for a text that contains half of a surrogate pair. A text with half of a surrogate pair
+    has no UTF-8 form, so no tokens spell it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

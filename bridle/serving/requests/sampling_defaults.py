@@ -1,6 +1,6 @@
-"""Sampling defaults of a checkpoint, from its `generation_config.json`. They apply to fields that a request leaves out.
-Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. A value that a request could not have is
-dropped with a warning, because it must not prevent serving the model."""
+"""Sampling defaults of a checkpoint, from its `generation_config.json`. The defaults apply to fields that a request
+leaves out. Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. A value that a request could
+not have is dropped with a warning, because it must not prevent serving the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {
 
 def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
     """Return the sampling parameters that a checkpoint's folder recommends, if they differ from the usual defaults.
-    The result is empty if `mode` is `none`."""
+    If `mode` is `none`, the result is empty."""
     path = folder / "generation_config.json"
     if mode == "none" or not path.is_file():
         return {}

@@ -35,9 +35,10 @@ NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
-    """The controller fields of a request, in every API. One controller has a field, and another field has its argument.
-    Further controllers are in a list. Each is a name, or an object with the same two fields. Other fields have the
-    tools that controllers may call, and the tools whose calls the client answers."""
+    """The controller fields of a request, in every API. One field names a controller, and another field has the
+    controller's argument. Further controllers are in a list field. Each controller in the list is a name, or an object
+    with the fields for name and argument. Two more fields are the tools that controllers may call, and the tools whose
+    calls the client answers."""
 
     @property
     def controller(self) -> str | None: ...
@@ -88,8 +89,8 @@ def ignores_eos(named: Named, given: bool | None) -> bool:
 
 
 class SteersRequests:
-    """Base class of classes that serve requests. It selects the controllers of requests from the client `identity`.
-    `classes` are the operator's controller classes, by name."""
+    """Base class of classes that serve requests. The class selects the controllers of requests from the client
+    `identity`. `classes` are the operator's controller classes, by name."""
 
     __slots__ = ()
     model: LoadedModel

@@ -22,7 +22,7 @@ _PREFIXES: WeakKeyDictionary[Tokenizer, TokenPrefixes] = WeakKeyDictionary()
 
 
 def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
-    """Return the ordinary tokens of a model for lookup by prefix. They are sorted once."""
+    """Return the ordinary tokens of a model for lookup by prefix. The tokens are sorted once per model."""
     found = _PREFIXES.get(tokenizer)
     if found is None:
         special = frozenset(tokenizer.special_token_ids) | frozenset(tokenizer.eos_token_ids)

@@ -11,9 +11,9 @@ still free. So there is always room for another user. `rate_limit` limits the re
 `FairQueue` decides the order of requests, by start-time fair queueing between tenants (Goyal et al., 1996). Every
 request gets a place in this order, and the engine serves waiting requests in the order of their places. The next place
 of a tenant comes after the work that its earlier requests asked for, divided by the tenant's weight. A tenant that was
-idle starts at the place that is served now. It neither saves up service nor waits for other tenants to catch up. Work
-is counted in tokens. The length of an output is estimated from earlier outputs. It is corrected when the output has
-ended.
+idle starts at the place that is served now. Such a tenant neither saves up service nor waits for other tenants to catch
+up. Work is counted in tokens. The length of an output is estimated from earlier outputs. The estimate is corrected when
+the output has ended.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. It must be released when the request has ended, in every case; a `with`
-    block releases it.
+    """A place of a request among the accepted requests. The ticket must be released when the request has ended, in
+    every case; a `with` block releases it.
 
     `places` has one entry for each charge. Set `num_output` to the number of generated tokens when it is known.
     """
@@ -219,8 +219,8 @@ class FairQueue:
         return place
 
     def done(self, place: QueuePlace, num_output: int | None) -> None:
-        """Record that the request with this place has ended after `num_output` tokens. None means that it never ran, or
-        that the number is unknown."""
+        """Record that the request with this place has ended after `num_output` tokens. If `num_output` is None, the
+        request never ran, or the number is unknown."""
         self._reached = max(self._reached, place.start)
         if num_output is None:
             return

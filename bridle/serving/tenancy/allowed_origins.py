@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 
 def may_connect(headers: Iterable[tuple[bytes, bytes]], allowed: Iterable[str]) -> bool:
-    """Return whether an upgrade request is allowed. It must come from no browser, from a page of this server, or from
-    an origin in `allowed`."""
+    """Return whether an upgrade request is allowed. The request must come from a page of this server, from an origin in
+    `allowed`, or from a client that is no browser."""
     found = {name.lower(): value.decode("latin-1") for name, value in headers}
     origin = found.get(b"origin")
     return origin is None or bool({"*", origin} & {*allowed}) or urlsplit(origin).netloc == found.get(b"host")

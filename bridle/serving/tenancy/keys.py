@@ -142,7 +142,8 @@ class KeyStore:
         return _identity(self._db.execute(_FIND, (hashed,)).fetchone())
 
     def of_user(self, user: str) -> Identity | None:
-        """Return a user, with the fewest rights that any of the user's keys has. None for a user without a key."""
+        """Return a user, with the fewest rights that any of the user's keys has. For a user without a key, the result
+        is None."""
         with self._lock:
             return _identity(self._db.execute(_FIND_USER, (user,)).fetchone())
 

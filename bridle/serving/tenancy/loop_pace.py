@@ -1,8 +1,8 @@
 """Lets an event loop serve its connections between tasks that have much to write.
 
-A step of the engine gives events to all streams at once. Their tasks become ready together. A loop runs all ready tasks
-before it reads from or accepts any connection. An event may take long to write, for example with a hundred
-log-probabilities. Then the loop reads nothing until all streams are written.
+A step of the engine gives events to all streams at once. The tasks of these streams become ready together. A loop runs
+all ready tasks before it reads from or accepts any connection. An event may take long to write, for example with a
+hundred log-probabilities. Until all streams are written, the loop then reads nothing.
 """
 
 from __future__ import annotations

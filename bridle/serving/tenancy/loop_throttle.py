@@ -51,8 +51,8 @@ class RateBudget:
         self._filled_at = clock()
 
     def charge(self, what: str, number: int = 1) -> None:
-        """Count `number` more useless messages. If there are too many, raise `ProtocolError`; the connection is then
-        closed. `what` names the messages."""
+        """Count `number` more useless messages. If a connection sends too many, raise `ProtocolError`; the connection
+        is then closed. `what` names the messages."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
@@ -91,9 +91,9 @@ class LoopThrottle:
         self._usual += _NEWS * (seconds - self._usual)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn. This is at once if the share has time left and no message waits. A
-        call during a turn waits until the loop has done its other work. Otherwise turns could follow each other without
-        end. Repeated calls before the turn have no effect."""
+        """Call `go_on` when it is this user's turn. The turn comes at once if the share has time left and no message
+        waits. A call during a turn waits until the loop has done its other work. Without this rule, turns could follow
+        each other without end. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():
             self._run_now(go_on)
             return

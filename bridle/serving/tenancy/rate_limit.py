@@ -3,7 +3,7 @@ passes.
 
 A full bucket holds the allowance of one minute. A request is subtracted when it arrives. Tokens are subtracted when
 their number is known: the tokens of a prompt at once, the tokens of an output at its end. So a bucket can be negative.
-It then refuses requests until it is positive again.
+A negative bucket refuses requests until it is positive again.
 """
 
 from __future__ import annotations

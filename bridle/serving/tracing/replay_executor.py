@@ -1,9 +1,9 @@
 """Replays a recorded run without a model: the recorded tokens are sampled again as long as the requests are the same.
 
-A traced sample has the most probable tokens of its distribution, before and after the mask. This suffices to replay a
-run whose controller behaves the same. The engine, the controllers and the constraints are real, and only the logits are
-missing. Any difference is reported as a `ReplayDivergence`. After a difference, the run continues only if the record
-determines the token.
+A traced sample has the most probable tokens of its distribution, before and after the mask. With these tokens, a run
+can be replayed if its controller behaves the same. The engine, the controllers and the constraints are real, and only
+the logits are missing. Any difference is reported as a `ReplayDivergence`. After a difference, the run continues only
+if the record determines the token.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
-    """The first difference of a run from the recorded run. It is another `mask`, or a request for data that the record
-    does not have (`unknown`). `num_tokens` is the number of tokens before the sample, including the prompt."""
+    """The first difference of a run from the recorded run. The difference is another `mask`, or a request for data that
+    the record does not have (`unknown`). `num_tokens` is the number of tokens before the sample, including the
+    prompt."""
 
     kind: Literal["mask", "unknown"]
     num_tokens: int
@@ -60,8 +61,8 @@ class _Recorded:
 
 
 class RecordedExecutor:
-    """An `Executor` that samples the tokens recorded in the trace that was passed to `play`. It computes nothing and
-    applies no adapter."""
+    """An `Executor` that samples the tokens recorded in the trace that was passed to `play`. The executor computes
+    nothing and applies no adapter."""
 
     num_bytes = 0
 

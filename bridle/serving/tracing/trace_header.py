@@ -1,7 +1,7 @@
 """The header of a trace: the request, in a form that can be stored and repeated.
 
-Constraints and Wasm controllers can be stored in this form. Other controllers are code of one process. For them only
-the name is stored, and a replay needs the code of the controller.
+Constraints and Wasm controllers can be stored in this form. Controllers of other kinds are code of one process. For
+them only the name is stored, and a replay needs the code of the controller.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class TraceStore:
             self.texts.keep(user, name, text, len(value), seconds)
 
     def is_chosen(self, request_id: str) -> bool:
-        """Return whether a request is in the share that the operator set. This depends only on its id."""
+        """Return whether a request is in the share that the operator set. The choice depends only on the request's
+        id."""
         if self.folder is None or not self.share:
             return False
         number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
