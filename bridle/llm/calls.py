@@ -1,4 +1,4 @@
-"""Common code of the methods of `LLM`. It converts arguments to checked requests and runs the requests to
+"""Common code of the methods of `LLM`. The module converts arguments to checked requests and runs the requests to
 completion."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class Calls:
-    """Runs the calls of one model. `sampling` is the default for calls without sampling parameters. If it is None, the
-    defaults come from the model's folder."""
+    """Runs the calls of one model. `sampling` is the default for calls without sampling parameters. If `sampling` is
+    None, the defaults come from the model's folder."""
 
     def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
         self.model = model

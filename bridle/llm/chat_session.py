@@ -1,4 +1,4 @@
-"""A conversation that remembers its turns. It can be streamed, forked, and saved to a file.
+"""A conversation that remembers its turns. A conversation can be streamed, forked, and saved to a file.
 
     session = llm.session(system="Be brief.")
     print(session.send("My name is Ada."))

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result. If an event loop is already running (as in a notebook), the
-    coroutine runs in a separate thread. An interrupt cancels the coroutine. It is raised again after the coroutine has
-    ended."""
+    coroutine runs in a separate thread. An interrupt cancels the coroutine. The interrupt is raised again after the
+    coroutine has ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
     there = _Elsewhere(coroutine)
@@ -85,8 +85,8 @@ class _Count:
 
 @contextmanager
 def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
-    """Show a progress bar with the finished requests and the tokens per second. It appears in a notebook, or on stderr
-    if stderr is a terminal. The bar is removed at the end."""
+    """Show a progress bar with the finished requests and the tokens per second. The bar appears in a notebook, or on
+    stderr if stderr is a terminal. The bar is removed at the end."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,7 +1,8 @@
 """Keywords of a call: sampling parameters, constraints, run options, or unknown ones.
 
-Besides its own arguments, a call accepts the fields of `SamplingParams` and the names of constraints. It also accepts
-the names that other systems use for them. Any other keyword raises an error that names the most similar keyword.
+Besides its own arguments, a call accepts the fields of `SamplingParams` and the names of constraints. A call also
+accepts the names that other systems use for these fields. Any other keyword raises an error that names the most similar
+keyword.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """Default value of keywords in displayed signatures. It means that the value of an omitted keyword is determined
-    later."""
+    """Default value of keywords in displayed signatures. This default means that the value of an omitted keyword is
+    determined later."""
 
     def __repr__(self) -> str:
         return "..."

@@ -80,10 +80,10 @@ class LLM(LoadedModelMixin):
         A prompt is a text or a list of token ids. `sampling` (vLLM's name: `sampling_params`), `controller`,
         `constraint` and `adapter` are one value for all prompts, or a list with one value for each prompt. Other
         keywords are fields of `RunOptions`, names of a constraint (such as `regex` or `json_schema`), or fields of
-        `SamplingParams`. The latter override `sampling`. An error in any prompt is raised before any request runs. An
-        output that fails later has the `finish_reason` ERROR and its error in `error`. An unknown keyword raises a
-        `TypeError`. With `use_tqdm`, a progress bar is shown if stderr is a terminal. An interrupt cancels all
-        requests.
+        `SamplingParams`. Fields of `SamplingParams` override those in `sampling`. An error in any prompt is raised
+        before any request runs. An output that fails later has the `finish_reason` ERROR and its error in `error`. An
+        unknown keyword raises a `TypeError`. With `use_tqdm`, a progress bar is shown if stderr is a terminal. An
+        interrupt cancels all requests.
         """
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate", prompts, wanted, given, multi_modal_data)
@@ -123,8 +123,8 @@ class LLM(LoadedModelMixin):
     def make_control_vector(
         self, pairs: Iterable[tuple[PairPrompt, PairPrompt]], path: str | Path | None = None, *, method: Method = "mean"
     ) -> dict[int, Tensor]:
-        """Compute a control vector for each layer from pairs of prompts. It is the direction from the second to the
-        first prompts, in the hidden states of their last tokens.
+        """Compute a control vector for each layer from pairs of prompts. The vector is the direction from the second to
+        the first prompts, in the hidden states of their last tokens.
 
         Returns an array float32 [hidden size] for each layer, and writes the vectors to a GGUF file at `path`. A prompt
         is a text or a list of messages. `method` is `mean` or `pca`. No other request may run at the same time. Raises
@@ -155,10 +155,10 @@ class LLM(LoadedModelMixin):
     ) -> list[RequestOutput]:
         """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
         first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search
-        when `beam_width` texts are complete. False ends it when no beam can get a better score at its present length.
-        With "never", it ends when no beam can get a better score even at the maximum length. `ignore_eos`,
-        `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other options that would
-        change sampling are refused."""
+        when `beam_width` texts are complete. `early_stopping` False ends a search when no beam can get a better score
+        at its present length. With "never", it ends when no beam can get a better score even at the maximum length.
+        `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other options
+        that would change sampling are refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -186,8 +186,8 @@ class LLM(LoadedModelMixin):
     ) -> list[TextScore] | list[float]:
         """Return log-probabilities of given texts, token by token. With `top`, the most probable tokens at each
         position are returned too, with their log-probabilities. With `others`, return the similarity of each pair of
-        texts, like `/v1/score`. It comes from a cross-encoder, or is the cosine of two vectors. A single text is
-        compared with all texts of the other argument. Nothing is generated. `adapter`, `timeout` and the other
+        texts, like `/v1/score`. The similarity comes from a cross-encoder, or is the cosine of two vectors. A single
+        text is compared with all texts of the other argument. Nothing is generated. `adapter`, `timeout` and the other
         `RunOptions` that do not concern sampling apply."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
@@ -259,9 +259,9 @@ class LLM(LoadedModelMixin):
         self, prompt: Prompt | Sequence[Message], choices: Sequence[str], *, use_tqdm: bool = False, **given: Any
     ) -> ChoiceResult:
         """Choose one of the texts `choices` as the continuation of a prompt, or as the next message of a conversation.
-        Also return the probability of each choice. All choices are scored as whole texts, in one or two steps. The most
-        probable choice is returned. With a `temperature`, a choice is sampled. The other keywords are those of
-        `generate` and `chat`. Raises `UnsupportedFeature` if the given options do not allow scoring."""
+        The probability of each choice is returned too. All choices are scored as whole texts, in one or two steps. The
+        most probable choice is returned. With a `temperature`, a choice is sampled. Other keywords of this method are
+        those of `generate` and `chat`. Raises `UnsupportedFeature` if the given options do not allow scoring."""
         constraint = Choice(choices, scored=True)
         how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": constraint}
         asked: Any = prompt
@@ -278,9 +278,9 @@ class LLM(LoadedModelMixin):
         self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
     ) -> RetainedPrompt:
         """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`). A
-        continuation then computes only its own tokens. Use the result in a `with` block, or call its `delete`. The
-        other keywords are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the limits for retained
-        KV."""
+        continuation then computes only its own tokens. Use the result in a `with` block, or call its `delete`. Other
+        keywords of this method are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the limits for
+        retained KV."""
         return retain_prompt(self, prompt, ttl, tools, given)
 
     @takes(ChatCallOptions)
@@ -300,8 +300,8 @@ class LLM(LoadedModelMixin):
         conversations, the object is the model's answer.
 
         The schema of `kind` is the constraint of the output. Without `sampling`, the only limit on an output is the
-        context length. The other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output
-        was cut off."""
+        context length. Other keywords of this method are those of `generate` and `chat`. Raises `IncompleteOutput` if
+        the output was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompts, sampling, given))
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)

@@ -53,8 +53,8 @@ class LoadedModelMixin:
         process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for them and for
         adapters that `load_adapter` adds later ({}: only for the latter). `tools` are functions by name that
         controllers may call (`view.tool`), within `tool_limits`. `policies` apply to all outputs, as with `bridle serve
-        --policies`. They are a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is shown while the
-        model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
+        --policies`. A policy setting is a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is shown
+        while the model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
         `InvalidRequest`; the message names the next step."""
         hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)

@@ -54,8 +54,8 @@ class Live:
 
 
 class LiveOutput:
-    """Shows the first output of a request while it grows. In a notebook, a traced output has colours. Otherwise the
-    text is written to standard output, and rolled-back text stays visible."""
+    """Shows the first output of a request while it grows. In a notebook, a traced output has colours. Outside a
+    notebook, the text is written to standard output, and rolled-back text stays visible."""
 
     def __init__(self) -> None:
         self._live = Live() if in_notebook() else None

@@ -1,5 +1,5 @@
 """Creates checked requests from the arguments of a call, one for each prompt. This module runs no requests; it only
-runs the compilers of constraints. It also completes and writes the traces that a call requests."""
+runs the compilers of constraints. The module also completes and writes the traces that a call requests."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from bridle.serving import LoadedModel, OutputCollector, raise_first_error
 class TextScore:
     """Log-probabilities (natural logarithm) of the tokens of a text, each under the condition of the tokens before it.
 
-    The first token has None, because there is no token before it.
+    The first token of a text has None, because there is no token before it.
     """
 
     token_ids: tuple[int, ...]

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Iterator over the items of a stream. It can be used once, with `for` or `async for`. If an output failed, its
-    error is raised when the iteration ends."""
+    """Iterator over the items of a stream. The iterator can be used once, with `for` or `async for`. If an output
+    failed, its error is raised when the iteration ends."""
 
     def __init__(self, source: _Source, take: Callable[[], list[T]] | None = None) -> None:
         self._source = source
@@ -119,13 +119,13 @@ class TextStream(Reader[str]):
 
     @property
     def output(self) -> RequestOutput:
-        """Return the output that has been read so far. It is complete after the iteration has ended. The output must
-        not be modified."""
+        """Return the output that has been read so far. The output is complete after the iteration has ended. The output
+        must not be modified."""
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Return a reader of changes instead of text. It gives the changes of every output, including rolled-back
-        tokens and forks."""
+        """Return a reader of changes instead of text. The reader gives the changes of every output, including
+        rolled-back tokens and forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
@@ -146,8 +146,8 @@ class TextStream(Reader[str]):
 
     def show(self) -> RequestOutput:
         """Read the stream to its end, and show the first output while it grows. In a notebook, the output is updated in
-        place. If the request is traced (`trace=True`), tokens are coloured by their origin. Otherwise the text is
-        written to standard output."""
+        place. If the request is traced (`trace=True`), tokens are coloured by their origin. Outside a notebook, the
+        text is written to standard output."""
         shown = LiveOutput()
         for output in self.outputs():
             shown.update(output)

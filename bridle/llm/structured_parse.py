@@ -1,7 +1,7 @@
 """Objects instead of text: the schema of a type is the constraint, and the output is parsed to a value of that type.
 
-While an output grows, its object has the fields that are generated so far. The other fields have their defaults, or
-None.
+While an output grows, its object has the fields that are generated so far. Fields that are not generated yet have their
+defaults, or None.
 """
 
 from __future__ import annotations
