@@ -30,7 +30,7 @@ def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | Non
 
 
 def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
-    """Return the number of cores that this process may use, at least 1. The result is the number of available cores, or
+    """Return the number of cores that this process may use, at least 1. The number is that of the available cores, or
     the limit on processor time if that is lower."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))

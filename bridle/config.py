@@ -74,14 +74,14 @@ class ModelConfig:
     of a GGUF model (None: such a file next to the model, if there is one). `backend` names the backend that computes
     the model. `dtype` `auto` is float32 on a CPU, and the checkpoint's own type on a GPU. `kv_cache_dtype` is the type
     of keys and values on a CPU: `auto` is `dtype`; `int8` has one scale for each head of a token. The size of the KV
-    cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. Without these three, `warm_up` runs the
-    largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
+    cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. If none of these three is set, `warm_up`
+    runs the largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
     `max_kv_memory` bytes; `num_sharers` processes like this one share the memory. The KV cache leaves `reserved_memory`
     bytes of device memory free for adapters that are loaded later. With 0, no adapters are loaded later and CUDA graphs
     have none. The largest step has `step_tokens` prompt tokens and `step_seqs` sequences (None: the default of the
     device). With `generation_config` `auto`, the checkpoint's file of that name sets the sampling parameters that a
-    request leaves out. `draft_model` is a smaller checkpoint with the same vocabulary. It drafts tokens and takes part
-    of the KV cache's memory. If a request names an image by its address, the image is fetched only from `image_hosts`.
+    request leaves out. `draft_model` is a smaller checkpoint with the same vocabulary. The draft model takes part of
+    the KV cache's memory. If a request names an image by its address, the image is fetched only from `image_hosts`.
     `control_vectors` are files of control vectors that requests may scale, each as NAME=FILE. With `enforce_eager`, a
     GPU computes all steps without CUDA graphs. By default only long steps run without them. `tool_format` and
     `reasoning_format` name the formats of tool calls and reasoning (`auto`: detected from the chat template). With
@@ -166,28 +166,28 @@ def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of the scheduler: the size of a step, the waiting time of prompts, and the length of requests. None means
-    the backend's default. `bridle.engine.scheduling.batching` has the defaults; docs/batching.md explains the
-    trade-offs.
+    """Limits of the scheduler: the size of a step, the waiting time of prompts, and the length of requests. A limit
+    that is None has the backend's default. `bridle.engine.scheduling.batching` has the defaults; docs/batching.md
+    explains the trade-offs.
 
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
     A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
-    While sequences decode, queued prompts wait. They get part of a step when `waiting_served_ratio` times as many are
-    queued as decode, or `max_waiting_tokens` steps after the last prompts. Without `chunked_prefill`, each prompt is
-    computed as a whole, in a step without decoding. A prompt has at most `max_input_tokens` tokens; prompt and output
-    together have at most `max_total_tokens`.
+    While sequences decode, queued prompts wait. Queued prompts get part of a step when `waiting_served_ratio` times as
+    many are queued as decode, or `max_waiting_tokens` steps after the last prompts. Without `chunked_prefill`, each
+    prompt is computed as a whole, in a step without decoding. A prompt has at most `max_input_tokens` tokens; prompt
+    and output together have at most `max_total_tokens`.
 
-    `max_waiting` limits the number of queued requests. Two limits apply to a sequence that is rolled back, suspended or
-    forked. It samples at most `max_draws_factor` times its `max_tokens` tokens (plus a small constant). It spends at
-    most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its controllers answer
-    with a no-op `max_noops` times in a row. `max_forks` limits the number of outputs of one request. A step waits at
-    most `step_timeout` seconds for controllers after its forward pass. One level of priority equals `priority_seconds`
-    of waiting: a request one level lower that has waited that much longer comes first.
+    `max_waiting` limits the number of queued requests. Rollbacks, suspensions and forks of a sequence have two limits.
+    A sequence samples at most `max_draws_factor` times its `max_tokens` tokens (plus a small constant). A sequence
+    spends at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its
+    controllers answer with a no-op `max_noops` times in a row. `max_forks` limits the number of outputs of one request.
+    A step waits at most `step_timeout` seconds for controllers after its forward pass. One level of priority equals
+    `priority_seconds` of waiting: a request one level lower that has waited that much longer comes first.
 
     A step computes with at most `max_step_adapters` adapters; if requests need more, the adapters take turns. Adapters
     in use take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory`
-    bytes on the host. None means 1 GiB on the device and 4 GiB on the host. The device gets an eighth of its free
-    memory if that is less and memory is reserved for adapters.
+    bytes on the host. By default (None), adapters take at most 1 GiB on the device and 4 GiB on the host. The device
+    gets an eighth of its free memory if that is less and memory is reserved for adapters.
 
     After a tool call, the KV of a conversation is retained for `park_seconds`: it is evicted last. Retained KV takes at
     most `park_memory` bytes of the KV cache (None: a quarter of the cache; 0: no KV is retained). Within that limit,
@@ -204,8 +204,8 @@ class EngineConfig:
     Ids without a token in the tokenizer are never sampled, unless `unnamed_ids` allows it.
 
     `speculate` is the number of draft tokens for requests that set none: 0 for none, -1 for the number that gives the
-    highest speed. None means -1 if there is a draft model, else 0. With `allow_probes` controllers may read hidden
-    states along control vectors.
+    highest speed. If `speculate` is None, it is -1 with a draft model, else 0. With `allow_probes` controllers may read
+    hidden states along control vectors.
     """
 
     max_num_batched_tokens: int | None = None

@@ -1,7 +1,7 @@
 """Effects of a constraint on one output: how much probability its masks removed, and how likely its forced tokens were.
 
-A constraint makes an output valid, but not likely. These figures show where a valid output is unlikely under the model.
-They are measured only for requests that ask for them (`constraint_report`, `constraint_floor`).
+A constraint makes an output valid, but not likely. The figures of this module show where a valid output is unlikely
+under the model. The figures are measured only for requests that ask for them (`constraint_report`, `constraint_floor`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ForcedText:
 class ConstraintUsage:
     """Constraint figures of one output, or of several outputs together.
 
-    `removed_sum` adds up, and `removed_max` is the highest of, the probabilities that masks removed from the
-    `masked_tokens` sampled tokens. A choice between scored options counts as one token. `least_likely` is the run of
-    forced tokens with the lowest log-probability. `noncanonical_tokens` counts tokens that the tokenizer would not
-    produce for the same text. `runs_below_floor` counts forced runs that stayed in the output although they are less
-    likely than `constraint_floor`; `rewound_runs` counts forced runs that were rolled back.
+    `removed_sum` is the sum of the probabilities that masks removed, over the `masked_tokens` tokens sampled under a
+    mask. `removed_max` is the highest of these probabilities. A choice between scored options counts as one token.
+    `least_likely` is the run of forced tokens with the lowest log-probability. `noncanonical_tokens` counts tokens that
+    the tokenizer would not produce for the same text. `runs_below_floor` counts forced runs that stayed in the output
+    although they are less likely than `constraint_floor`; `rewound_runs` counts forced runs that were rolled back.
     """
 
     masked_tokens: int = 0

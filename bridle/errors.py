@@ -101,8 +101,8 @@ class UnsupportedModel(BridleError, code="unsupported_model"):
 
 
 class ModelUnavailable(BridleError, code="model_unavailable"):
-    """A known model cannot be served now. It is still loading, it could not be loaded, or the loaded models leave no
-    room for it. `retry_after` is the number of seconds after which a retry may help."""
+    """A known model cannot be served now. The model is still loading, it could not be loaded, or the loaded models
+    leave no room for it. `retry_after` is the number of seconds after which a retry may help."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)

@@ -108,7 +108,8 @@ class FileCache:
 
     def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
         """Write an entry, unless there is no room for it. The parts of the data are written one after the other,
-        without gaps. Returns whether the entry exists afterwards. If it does not, the reason is only in the log."""
+        without gaps. Returns whether the entry exists afterwards. If the entry does not exist, the reason is only in
+        the log."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
         if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False
@@ -135,8 +136,8 @@ def entries() -> list[CacheFile]:
 
 
 def remove_oldest(limit: int) -> int:
-    """Remove entries, the least recently used first, until all together take at most `limit` bytes. This also removes
-    files of writers that were killed. Returns the number of freed bytes."""
+    """Remove entries, the least recently used first, until all together take at most `limit` bytes. Files of writers
+    that were killed are removed too. Returns the number of freed bytes."""
     freed = _remove_drafts()
     found = entries()
     left = sum(entry.num_bytes for entry in found)
@@ -212,8 +213,8 @@ def write_all_bytes(file: int, data: Bytes, at: int) -> int:
 
 
 def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
-    """Return the text of an entry's file, the size of its data in bytes, and its checksums. None if this module did not
-    write the file."""
+    """Return the text of an entry's file, the size of its data in bytes, and its checksums. If this module did not
+    write the file, the result is None."""
     try:
         head = os.pread(file, _HEAD.size, 0)
         if len(head) < _HEAD.size:

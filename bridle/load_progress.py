@@ -36,7 +36,7 @@ def silent(stage: str, share: float) -> None:
 
 def part_of(begin: float, end: float, share: float) -> float:
     """Return the overall progress when a share `share` of a stage is done. The stage covers the range from `begin` to
-    `end`. The result is exactly `begin` if `share` is 0, and exactly `end` if `share` is 1."""
+    `end`. The progress is exactly `begin` if `share` is 0, and exactly `end` if `share` is 1."""
     return begin * (1.0 - share) + end * share
 
 

@@ -1,9 +1,9 @@
 """Controls how much freed memory the C library's heap keeps.
 
 Freed memory stays with the process, in pieces between used ones, until the process returns it explicitly. A server
-builds and drops hundreds of megabytes for some requests. It would keep all of this memory. Large buffers behave
-differently: each is returned when it is freed, and the next one is mapped again, page by page. Without glibc, these
-functions do nothing.
+builds and drops hundreds of megabytes for some requests. Such a server would keep all of this memory. Large buffers
+behave differently: each is returned when it is freed, and the next one is mapped again, page by page. Without glibc,
+these functions do nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LARGEST_KEPT, MOST_KEPT = 1 << 29, 1 << 28
 
 def keep_large_buffers() -> None:
     """From now on, take large buffers from memory that was freed earlier. Each step of a model allocates such buffers
-    again. With this, sampling for 64 rows of 152,000 logits takes a third of the processor time. `return_free_memory`
-    also returns this memory."""
+    again. When buffers are taken from freed memory, sampling for 64 rows of 152,000 logits takes a third of the
+    processor time. `return_free_memory` also returns this memory."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
@@ -28,7 +28,7 @@ def keep_large_buffers() -> None:
 
 
 def return_free_memory() -> None:
-    """Return free memory to the operating system. This takes some milliseconds for each hundred megabytes. Other
-    threads run meanwhile."""
+    """Return free memory to the operating system. Returning memory takes some milliseconds for each hundred megabytes.
+    Other threads run while memory is returned."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -208,8 +208,8 @@ class Resuming(Event):
 @dataclass(slots=True)
 class Traced(Event):
     """A record of the output's trace, sent to requests that ask for a trace. There may be several records for one
-    token. They come before the events that they describe. `told` is the record, or a function that creates the record
-    when it is first read."""
+    token. The records come before the events that they describe. `told` is the record, or a function that creates the
+    record when it is first read."""
 
     told: Record | Later
 
@@ -222,9 +222,9 @@ class Traced(Event):
 
 @dataclass(slots=True)
 class Finished(Event):
-    """The output is complete. No further event follows for it. `text` is text that was held back until now. `stop` is
-    the token or the string that ended the output; `error` is the error that ended it. `is_last` says that the whole
-    request has ended. `held` is the time in seconds that the output waited for its controller."""
+    """The output is complete. No further event follows for the output. `text` is text that was held back until now.
+    `stop` is the token or the string that ended the output; `error` is the error that ended it. `is_last` says that the
+    whole request has ended. `held` is the time in seconds that the output waited for its controller."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)

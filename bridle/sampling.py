@@ -60,8 +60,8 @@ class Meaning:
     """Metadata of a field of `SamplingParams`, for all code that lists fields. `part` says what the field affects:
     `draw` the choice of a token, `report` the data returned about a token, `output` the whole output. A sampler needs
     the fields of the first two kinds. With `may_change`, a controller may change the field for one token. `names` are
-    the names of the field in APIs that name it differently. None: the API does not support the field, or sets it by
-    other fields. A number lies `within` two bounds, and must be an integer if the bounds are integers."""
+    the names of the field in APIs that name it differently. If `names` is None, the API does not support the field, or
+    sets it by other fields. A number lies `within` two bounds, and must be an integer if the bounds are integers."""
 
     part: Part = "output"
     may_change: bool = False
@@ -88,7 +88,7 @@ _ALIKE = 0.7
 
 
 def _unknown(name: str) -> UnknownKeyword:
-    """Return the error for an unknown field. It names the field to use instead."""
+    """Return the error for an unknown field. The error names the field to use instead."""
     from bridle.compat.request_fields import BY_NAME
     from bridle.compat.suggestions import nearest
 
@@ -116,16 +116,16 @@ class SamplingParams:
     `frequency_penalty` consider only the output (OpenAI). `max_tokens` None means that only the context length limits
     the output. `logprobs` None reports nothing, 0 reports the chosen token's log-probability, and k also reports the k
     most probable alternatives. `logprobs_mode` `raw` is the model's own distribution; `processed` is the distribution
-    after bias and masks. Both are before temperature. `prompt_logprobs` is like `logprobs`, for the prompt tokens from
-    `prompt_logprobs_start` on. Tokens before that position need not be computed if they are cached. With `seed` None, a
-    random seed is chosen when the request is admitted. The `n` outputs are forks of one sequence, and the prompt is
-    computed once. With `watermark` None, the output has no watermark.
+    after bias and masks. Both modes report the distribution before temperature. `prompt_logprobs` is like `logprobs`,
+    for the prompt tokens from `prompt_logprobs_start` on. Tokens before that position need not be computed if they are
+    cached. With `seed` None, a random seed is chosen when the request is admitted. The `n` outputs are forks of one
+    sequence, and the prompt is computed once. With `watermark` None, the output has no watermark.
 
     `speculate` is the number of draft tokens at once, which changes only the speed: 0 (or `off`) for none, -1 (or
-    `auto`) for as many as increase the speed. None means the engine's setting, or `auto` if there is a `prediction` of
-    the output.
+    `auto`) for as many as increase the speed. If `speculate` is None, the engine's setting applies, or `auto` if there
+    is a `prediction` of the output.
 
-    The other samplers are off by default and have llama.cpp's names; `bridle.model.sampling` defines them:
+    Further samplers are off by default and have llama.cpp's names; `bridle.model.sampling` defines them:
 
     * `top_n_sigma` (arXiv 2411.07641);
     * `xtc_probability` and `xtc_threshold` (XTC);
@@ -142,21 +142,23 @@ class SamplingParams:
     The text never contains any of `banned_phrases`, no matter how they are tokenized. A token that would complete a
     banned phrase is rolled back before the client sees it, and another token is sampled. Under a constraint,
     `canonical` requires the tokens that the tokenizer would produce: `strict` always, `prefer` only where few tokens
-    are allowed. The code that builds a request converts texts to tokens. It sets `dry_breaker_ids`, `bad_words_ids` and
-    `prediction_ids`. `bias_texts` are the entries of `logit_bias` that it converts.
+    are allowed. The code that builds a request converts texts to tokens. The builder of a request sets
+    `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`. `bias_texts` are the entries of `logit_bias` that it
+    converts.
 
     `constraint_report` measures how much probability constraints removed (`Usage.constraint`). `constraint_floor` is
     the minimum log-probability of a run of forced tokens. `on_constraint_floor` is the action for a run below the
     floor: `flag` counts it, and `refuse` ends the output with an error. `rewind` rolls back the run and the token that
-    led to it. That token is not sampled there again. `lookahead` is the number of forced tokens after a candidate token
-    whose probability counts when the candidate is chosen. `aligned` is how often an output under a constraint may
-    restart. Outputs then have the probabilities that the model gives them among the allowed outputs.
+    led to it. The token that led to the run is not sampled there again. `lookahead` is the number of forced tokens
+    after a candidate token whose probability counts when the candidate is chosen. `aligned` is how often an output
+    under a constraint may restart. Outputs then have the probabilities that the model gives them among the allowed
+    outputs.
 
     With `token_healing`, the last tokens of the prompt are removed if a longer token may replace them. The output then
     spells their text again, but shows only the text after it. `describe_constraint` adds a description of the
     constraint to the user's last message in a conversation. `control_vectors` are the scales, by name, with which
     loaded control vectors are added to the hidden states. Of the `n` outputs, only the `keep_best` outputs with the
-    highest mean log-probability are returned (0: all). The others end when they can no longer be among the best.
+    highest mean log-probability are returned (0: all). The other outputs end when they can no longer be among the best.
     `probes` are control vectors, each as NAME or NAME@LAYER. Controllers read the projections of the hidden states on
     them.
     """

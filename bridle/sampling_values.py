@@ -1,4 +1,4 @@
-"""Structured values of sampling parameters: token biases and a watermark. Also checks of numbers."""
+"""Structured values of sampling parameters: token biases and a watermark. The module also has checks of numbers."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Watermark:
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raise `InvalidRequest` if the value is not a number from `low` to `high`. It must be an integer if `low` is an
-    integer."""
+    """Raise `InvalidRequest` if the value is not a number from `low` to `high`. The value must be an integer if `low`
+    is an integer."""
     is_whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)

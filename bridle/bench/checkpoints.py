@@ -50,7 +50,7 @@ LARGE_SHAPES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, slots=True)
 class BenchCheckpoint:
     """A generated checkpoint in the folder `path`. Each decoding step reads `step_bytes` bytes of weights, for any
-    batch size. It also reads `token_bytes` bytes of KV for each token of context of each sequence."""
+    batch size. Each decoding step also reads `token_bytes` bytes of KV for each token of context of each sequence."""
 
     name: str
     path: Path

@@ -37,7 +37,7 @@ _TITLES = {
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return all figures. They are in milliseconds unless a name says otherwise."""
+    """Return all figures. The figures are in milliseconds unless a name says otherwise."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         checkpoint = make_checkpoint(_MODEL, folder)
@@ -90,7 +90,7 @@ def _mask_rounds(settings: BenchSettings) -> int:
 
 def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """Return the time from the end of the device's work to the sampler, for each number of sequences and kind of
-    controller. The same time without controllers is reported next to it."""
+    controller. The same time is also measured without controllers, for comparison."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 

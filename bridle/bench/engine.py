@@ -1,11 +1,11 @@
-"""Measures how many tokens per second bridle's engine generates without a server. It compares bridle with transformers,
-and compares both with the speed that the memory bandwidth allows.
+"""Measures how many tokens per second bridle's engine generates without a server. The benchmark compares bridle with
+transformers, and both with the speed that the memory bandwidth allows.
 
-All generators run in this process with the same threads, weights, prompts and output lengths. They take turns, and each
-figure is the best of its rounds. Processor time is reported as well, because other work on the machine affects it less.
-So the ratio of processor times is reliable even if the ratio of elapsed times is not. Decoding time is the time of a
-full run minus that of a run with one new token, so it contains no prefill. Decoding speed is compared with the
-roofline: the speed at which a step's bytes are read at the bandwidth measured in the same run.
+All generators run in this process with the same threads, weights, prompts and output lengths. The generators take
+turns, and each figure is the best of its rounds. Processor time is reported as well, because other work on the machine
+affects it less. So the ratio of processor times is reliable even if the ratio of elapsed times is not. Decoding time is
+the time of a full run minus that of a run with one new token, so it contains no prefill. Decoding speed is compared
+with the roofline: the speed at which a step's bytes are read at the bandwidth measured in the same run.
 """
 
 from __future__ import annotations

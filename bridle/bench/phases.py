@@ -49,8 +49,8 @@ class MachineLimits:
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 
     def python(self, seconds: float) -> float:
-        """Scale a duration to this machine. It was measured on a machine that does `_LOOPS` loop iterations per
-        second."""
+        """Scale a duration to this machine. The duration was measured on a machine that does `_LOOPS` loop iterations
+        per second."""
         return seconds * _LOOPS / self.loops
 
 

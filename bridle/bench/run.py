@@ -43,7 +43,8 @@ def benchmarks() -> dict[str, str]:
 
 
 def _of_dev() -> dict[str, str]:
-    """Return the developers' benchmarks in `dev/`. The result is empty if another package has that name."""
+    """Return the developers' benchmarks in `dev/`. The list of benchmarks is empty if another package is called
+    `dev`."""
     try:
         found: dict[str, str] = import_module(DEV).BENCHMARKS
     except (ImportError, AttributeError):

@@ -137,7 +137,7 @@ class _Reader(asyncio.Protocol):
             self._finish()
 
     def _complete(self) -> None:
-        """Record that the stream is complete. Its last event has the token counts and no text."""
+        """Record that the stream is complete. The last event of the stream has the token counts and no text."""
         if usage := _USAGE.search(self._end):
             self._sample.num_tokens = int(usage.group(1))
             del self._sample.event_times[-1:]

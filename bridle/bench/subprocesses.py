@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Let SIGTERM raise an exception in this block, as Ctrl-C does, so that child processes are ended. This works only
-    in the main thread."""
+    """Let SIGTERM raise an exception in this block, as Ctrl-C does, so that child processes are ended. This handling of
+    SIGTERM works only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

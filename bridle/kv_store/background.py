@@ -1,9 +1,9 @@
 """Threads that write blocks to a store and read them back. So no step of an engine waits for a disk.
 
-An offered block is copied at once into a queue of limited size. It can be loaded from the queue until it is written. If
-the queue is full, the block is dropped. This is harmless, because the store is only a cache. Blocks of a device are
-copied to the host's memory. If there is a disk store whose write rate allows it, they are also copied to disk. The
-thread that writes has low priority, so that it hardly slows down a model on the same processors.
+An offered block is copied at once into a queue of limited size. The block can be loaded from the queue until it is
+written. If the queue is full, the block is dropped. Dropping a block is harmless, because the store is only a cache.
+Blocks of a device are copied to the host's memory. If there is a disk store whose write rate allows it, blocks are also
+copied to disk. The thread that writes has low priority, so that it hardly slows down a model on the same processors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Blocks of a device in the host's memory, a cache level between device and disk. It is fast and limited, and its
-content is lost when the process ends.
+"""Blocks of a device in the host's memory, a cache level between device and disk. This cache is fast and limited, and
+its content is lost when the process ends.
 
 Memory is allocated in large pieces and never freed, because pinning it is slow. The least recently used blocks are
 evicted. A block that is being read is neither moved nor evicted.
@@ -119,6 +119,6 @@ class HostMemory:
 
     def newest(self) -> Iterator[tuple[bytes, bytes, memoryview]]:
         """Yield the key, the tenant's tag and the bytes of each block, the last used block first. No other method may
-        be called meanwhile."""
+        be called while the blocks are read."""
         for key, held in reversed(self._held.items()):
             yield key, held.tenant, held.memory

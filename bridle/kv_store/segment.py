@@ -99,7 +99,7 @@ class SegmentWriter:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the file was deleted. Then no reader can open it any more."""
+        """Return whether the file was deleted. If the file was deleted, no reader can open it any more."""
         return os.fstat(self._file).st_nlink == 0
 
     def close(self) -> None:

@@ -2,10 +2,10 @@
 
 `FOLDER/SCOPE/*.kv` are the segments of one scope. A scope is a model and the format of its KV. The index is built in
 memory from the headers of the records. So there is no index file that could be wrong. A process appends only to its own
-segments. It finds the blocks of other processes when it refreshes its index. The limit applies to all scopes together.
-Before a process begins a segment, the least recently used complete segments are removed. A segment that is being
-written counts with its full size. While other users have blocks of the model, a user gets at most half of the limit.
-Beyond that, the user's own segments are removed.
+segments. A process finds the blocks of other processes when it refreshes its index. The limit applies to all scopes
+together. Before a process begins a segment, the least recently used complete segments are removed. A segment that is
+being written counts with its full size. While other users have blocks of the model, a user gets at most half of the
+limit. Beyond that, the user's own segments are removed.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class SegmentStore:
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
         """Write a block, unless the store already has it. Returns whether the store has the block afterwards. The block
-        is not stored if the disk is full or the limit is too small. It is also not stored if a segment that is being
-        written fills the user's share."""
+        is not stored if the disk is full or the limit is too small. The block is also not stored if a segment that is
+        being written fills the user's share."""
         if key in self.index:
             return True
         if self._cipher is not None:

@@ -61,10 +61,10 @@ class LateBlocks(ScriptedBlocks):
 
 
 class LateScriptedExecutor(ScriptedExecutor):
-    """A `ScriptedExecutor` whose sampling has two parts, `sample_async` and `get_result`. It takes the same options.
-    `device_time` needs a clock; sampling takes no time. `forward` raises the errors in `faults`; `get_result` raises
-    those in `sample_faults`. `num_ahead` counts steps that were launched before the tokens of the previous step were
-    taken. `num_named` counts the rows with a placeholder in these steps."""
+    """A `ScriptedExecutor` whose sampling has two parts, `sample_async` and `get_result`. The executor takes the same
+    options as `ScriptedExecutor`. `device_time` needs a clock; sampling takes no time. `forward` raises the errors in
+    `faults`; `get_result` raises those in `sample_faults`. `num_ahead` counts steps that were launched before the
+    tokens of the previous step were taken. `num_named` counts the rows with a placeholder in these steps."""
 
     is_async = True
 

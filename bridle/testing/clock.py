@@ -1,5 +1,5 @@
-"""A clock that tests give to the engine in place of the system's clock. Its time moves only when a test advances it. So
-deadlines are tested without waiting."""
+"""A clock that tests give to the engine in place of the system's clock. The clock's time moves only when a test
+advances it. So deadlines are tested without waiting."""
 
 from __future__ import annotations
 

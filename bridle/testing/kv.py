@@ -1,8 +1,8 @@
 """Stores the simulated KV of the scripted executor, by block or by sequence.
 
-Both kinds of storage keep a (token, digest) pair for each position. They return exactly what was written, right or
-wrong; the executor checks it. `PagedKV` stores by slot (`block * block_size + offset`). `SequenceKV` stores by sequence
-id. It counts cells like a backend with a unified cache, where a fork shares cells.
+Both kinds of storage keep a (token, digest) pair for each position. The storages return exactly what was written, right
+or wrong; the executor checks the content. `PagedKV` stores by slot (`block * block_size + offset`). `SequenceKV` stores
+by sequence id. `SequenceKV` counts cells like a backend with a unified cache, where a fork shares cells.
 """
 
 from __future__ import annotations

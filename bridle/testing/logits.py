@@ -32,7 +32,8 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, draw: int) -> float:
-    """Return random number `draw` of `key`, in [0, 1). It is computed from these two numbers, without any state."""
+    """Return random number `draw` of `key`, in [0, 1). The random number is computed only from `key` and `draw`,
+    without any state."""
     return (mix(mix(key & _MASK) + draw & _MASK) >> 11) * 2.0**-53
 
 

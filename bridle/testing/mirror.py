@@ -1,8 +1,8 @@
 """The executor's copy of each sequence, and a check of every rule that a plan must follow.
 
 A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, freed sequences
-and rows of a plan to these copies. It raises `InternalError` at the first operation that a correct engine would not
-send. This module does not check the contents of the KV cache; the executor compares them afterwards.
+and rows of a plan to these copies. `Mirrors` raises `InternalError` at the first operation that a correct engine would
+not send. This module does not check the contents of the KV cache; the executor compares them afterwards.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def check_states(plan: StepPlan, num_states: int) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Check that no copy reads a slot that an earlier copy wrote. Then the order of the copies does not matter."""
+    """Check that no copy reads a slot that an earlier copy wrote. If no copy does, the order of the copies does not
+    matter."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks

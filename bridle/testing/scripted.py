@@ -1,8 +1,9 @@
 """An executor without a model, to test the engine's properties, for tests of users, and to measure the engine alone.
 
 `ScriptedExecutor` applies each `StepPlan` exactly to a fake KV cache, and computes its logits from the KV that it reads
-back. So a wrong block, a missing copy or an outdated prefix is found. It also checks every plan against the rules for
-executors, and raises `InternalError` at once. It needs neither torch nor weights, and does not handle text.
+back. So a wrong block, a missing copy or an outdated prefix is found. The executor also checks every plan against the
+rules for executors, and raises `InternalError` at once. The executor needs neither torch nor weights, and does not
+handle text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)
@@ -229,8 +230,8 @@ class ScriptedExecutor:
         return StepResult(batch.step, tokens, logprobs, scores, mus if any(mus) else [], draws if any(draws) else [])
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return a vector of length 1 for each row. It is a hash of everything that was read from the KV cache for the
-        row."""
+        """Return a vector of length 1 for each row. The vector is a hash of everything that was read from the KV cache
+        for the row."""
         with Recorded(self.violations):
             require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
             require(self._is_sampled, f"step {step} is to be embedded before it is sampled")

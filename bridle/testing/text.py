@@ -1,7 +1,8 @@
 """A tokenizer for tests: a list of pieces, one for each token id.
 
-A piece is text, or bytes for a token that has only part of a character. Such bytes become text together with the token
-that completes the character, as in byte-level vocabularies. There are no special tokens.
+A piece is text, or bytes for a token that has only part of a character. The bytes of part of a character become text
+together with the token that completes the character, as in byte-level vocabularies. The tokenizer has no special
+tokens.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ _BROKEN_OFF = frozenset({"cancelled", "deadline"})
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move is one change of an output. Two moves are equal if they look the same to a reader. `record` has further
-    details."""
+    """A move is one change of an output. Two moves are equal if they look the same to a reader of the trace. `record`
+    has further details."""
 
     what: str
     values: tuple[object, ...]

@@ -1,5 +1,5 @@
 """Explains a request from its trace: conflicts between mask and model, the cost of controllers, and repeated
-computation. All figures are computed from the records. Other modules display them."""
+computation. All figures are computed from the records. Other modules display these figures."""
 
 from __future__ import annotations
 

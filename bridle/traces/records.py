@@ -1,7 +1,7 @@
 """Records of a trace: first the header with the request, then one record for each event of an output, in order. A trace
-has the origin of each token, so that a text can be explained, shown and repeated. A trace shows what the engine did. It
-includes tokens that the client never received, because they were rolled back in the same step. Records are plain data;
-`bridle.traces` writes them to files."""
+has the origin of each token, so that a text can be explained, shown and repeated. A trace shows what the engine did. A
+trace includes tokens that the client never received, because they were rolled back in the same step. Records are plain
+data; `bridle.traces` writes them to files."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had already been computed before. They were
-    computed again because a preemption or a lost device lost their KV, or because the logits of the last token were
-    needed again."""
+    """Tokens from position `start` on were computed; `num_again` of them had already been computed before. Tokens are
+    computed again if a preemption or a lost device lost their KV, or if the logits of the last token are needed
+    again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -159,7 +159,7 @@ class ForkRecord(Record):
 @dataclass(slots=True)
 class WaitRecord(Record):
     """The output was waiting for `num_steps` steps, and now continues. `late` says that the controller was late.
-    Otherwise the output waited on purpose; `variables` names the variables that it waited for."""
+    If `late` is False, the output waited on purpose; `variables` names the variables that it waited for."""
 
     late: bool = False
     variables: tuple[str, ...] = ()
@@ -185,9 +185,10 @@ class StoredRecord(Record):
 
 @dataclass(slots=True)
 class ExchangeRecord(Record):
-    """A `request` from an engine to its control runtime and, `seconds` later, the `reply`. It used the main channel, or
-    with `side` the side channel. Both are JSON values, or strings if they were not JSON. `at` is the time of the
-    request, in seconds since 1970. An exchange concerns many outputs, so its `output` is 0. `step` counts exchanges."""
+    """A `request` from an engine to its control runtime and, `seconds` later, the `reply`. The exchange used the main
+    channel, or with `side` the side channel. Request and reply are JSON values, or strings if they were not JSON. `at`
+    is the time of the request, in seconds since 1970. An exchange concerns many outputs, so its `output` is 0. `step`
+    counts exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0
