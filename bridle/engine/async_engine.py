@@ -4,7 +4,8 @@ step.
 Any thread may submit or cancel a request. In each step, the engine's thread empties the queue, runs the step, and
 passes each request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and
 step, however many streams have new events. Readers are woken just before the engine's thread waits for the device.
-Earlier, they would compete with it for the interpreter. This module uses no HTTP and no wire format.
+If readers were woken earlier, they would compete with the engine's thread for the interpreter. This module uses no HTTP
+and no wire format.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class WakeupQueue:
 
 
 class AsyncEngine:
-    """An `EngineClient` over an engine in this process. Call `start` and `close`, or use it in a `with` block."""
+    """An `EngineClient` over an engine in this process. Call `start` and `close`, or use the engine in a `with`
+    block."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

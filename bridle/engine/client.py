@@ -127,8 +127,8 @@ class EventStream:
             self._error = error
 
     def orphan(self, error: BridleError) -> None:
-        """Fail the stream in a forked process, which has no engine. The stream gets new locks, because no thread of
-        this process can release the old ones."""
+        """Fail the stream in a forked process, which has no engine. The stream gets new locks, because no thread of the
+        forked process can release the old ones."""
         self._lock, self._ready = threading.Lock(), threading.Event()
         self._backlog, self._error = EventBuffer(), error
 

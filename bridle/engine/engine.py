@@ -268,8 +268,8 @@ class Engine:
         return None if until is None else max(until - now, 0.0)
 
     def rest(self) -> float | None:
-        """Do the pending work of an idle engine. Returns the seconds until this must be called again, or None if only a
-        new request makes that necessary."""
+        """Do the pending work of an idle engine. Returns the seconds until the next call is needed, or None if only a
+        new request makes one necessary."""
         pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 
@@ -325,8 +325,8 @@ class Engine:
         return self._progress.take_events()
 
     def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
-        """Finish the step whose tokens are being sampled, if there is such a step. Returns the next step if it was
-        already started, else None."""
+        """Finish the step whose tokens are being sampled, if there is such a step. Returns the next step if that step
+        was already started, else None."""
         if not ahead.is_under_way:
             return None
         flight = ahead.finish_previous_step()

@@ -56,7 +56,7 @@ class Recovery:
         self._scheduler.reset(suspects)
 
     def _announce_loss(self) -> None:
-        """Send `Resuming` events to clients that asked for them."""
+        """Send `Resuming` events to the clients that asked for such events."""
         for seq in self._scheduler.running.values():
             if seq.request.tell_resuming:
                 self._progress.events.append(Resuming(seq.request.id, seq.index))

@@ -2,9 +2,9 @@
 
 A `Request` has one or more sequences. The front end checks all fields, and the engine only reads them. Stopping
 criteria end an output. Each criterion is called after every new token of a sequence. A criterion returns None to
-continue. To stop the output, it returns the token, a short text with the reason, or `FinishReason.LENGTH` for a limit.
-Stop strings are not criteria: they need text, so `OutputText` finds them. User-defined criteria are called after the
-standard ones.
+continue. To stop the output, a criterion returns the token, a short text with the reason, or `FinishReason.LENGTH` for
+a limit. Stop strings are not criteria: they need text, so `OutputText` finds them. User-defined criteria are called
+after the standard ones.
 """
 
 from __future__ import annotations

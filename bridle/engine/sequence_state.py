@@ -43,8 +43,8 @@ class PendingToken:
 class QueueState:
     """The state of a sequence in the scheduler's queues, and its times there.
 
-    `SequenceQueues` writes it, with three exceptions: `LoRAScheduler` writes `adapter_not_scheduled`, `PromptShares`
-    writes `num_passes`, and `StoredBlocks` writes `awaits_kv`.
+    `SequenceQueues` writes this state. But `LoRAScheduler` writes `adapter_not_scheduled`, `PromptShares` writes
+    `num_passes`, and `StoredBlocks` writes `awaits_kv`.
     """
 
     level: int  # urgency, smaller first: the request's, until the sequence overtakes a higher one
@@ -205,7 +205,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class DraftState:
-    """Recent acceptance rates of draft tokens, by source. `Speculation` and `ProposerSelector` write them."""
+    """Recent acceptance rates of draft tokens, by source. `Speculation` and `ProposerSelector` write these rates."""
 
     proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
     copied: AcceptanceRate = field(default_factory=AcceptanceRate)
@@ -259,7 +259,7 @@ class TraceState:
 @dataclass(slots=True)
 class OutputState:
     """Text and tokens of an output, both sent and not yet sent, and their counts. `OutputProcessor` and its helpers
-    write it."""
+    write this state."""
 
     text: OutputText | None = None
     unsent: list[PendingToken] = field(default_factory=list)

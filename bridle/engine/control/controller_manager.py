@@ -97,7 +97,7 @@ class ControllerManager:
     def report(
         self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None, probes: tuple[float, ...] = ()
     ) -> None:
-        """Record that `seq` has tokens that its controller does not know, so that the controller is asked for a
+        """Record that the controller of `seq` does not know its newest tokens, so that the controller is asked for a
         decision. `sampled` is the sampled token, chosen among `candidates`. `probes` are the projections of hidden
         states at its position."""
         control = seq.control
@@ -140,8 +140,8 @@ class ControllerManager:
 
     def ask(self) -> None:
         """Ask the controllers of all sequences that changed in this step. A parent and its forks are reported in the
-        same call. A controller that waits is asked again after its answer was applied. A sequence that lacks only its
-        scores is finished: its controller is asked for its last logs."""
+        same call. A controller that waits is asked again after its answer was applied. If only log-probabilities of a
+        sequence are missing, its controller is asked for its last logs."""
         asks = defaultdict[ControllerPool, list[Ask]](list)
         sampled = defaultdict[ControllerPool, dict[int, int]](dict)
         self._watch.next_round()
@@ -191,7 +191,7 @@ class ControllerManager:
         pool.ask(self.foresight.with_drafts(asks) if is_told_ahead else asks)
 
     def end(self, seq: Sequence, event: Finished) -> bool:
-        """Record that an output ended. Returns True if its `Finished` event waits for the last logs of the
+        """Record that an output ended. Returns True if the output's `Finished` event waits for the last logs of the
         controller."""
         if self.sequences.pop(seq.id, None) is None:
             return False
@@ -274,7 +274,7 @@ class ControllerManager:
             self.ask()
 
     def _apply_early(self, seq: Sequence) -> bool:
-        """Apply one answer, if it needs no logits row. Returns whether tokens were forced."""
+        """Apply one answer of a controller, if the answer needs no logits row. Returns whether tokens were forced."""
         decision = seq.control.answer
         if decision is None or seq.output.ending is not None:
             return False
@@ -326,7 +326,7 @@ class ControllerManager:
 
     def idle(self, seq: Sequence, decision: Decision | None = None) -> None:
         """Count a step in which the sequence made no progress, because of `decision` or because its controller was
-        late. An output ends after too many such steps in a row."""
+        late. An output ends after too many steps without progress in a row."""
         now = self._clock()
         if seq.trace is not None:
             self._progress.tracer.held(seq, decision, now)
@@ -340,8 +340,8 @@ class ControllerManager:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """Return the branches by which the controller of `seq` continues it. The sequence has no branches if it ended,
-        or if its controller waits or is late."""
+        """Return the branches by which the controller of `seq` continues the sequence. The sequence has no branches if
+        it ended, or if its controller waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.mark_late(seq)

@@ -150,9 +150,9 @@ class Decision:
     def choose(
         cls, tokens: Iterable[Iterable[int]], mask: bytes | None = None, *, is_reported: bool = False
     ) -> Decision:
-        """Append one of these token sequences. The engine scores all of them and chooses one by its total probability.
-        If the longest sequence does not fit into the output, one token is sampled under `mask` instead. Without a mask,
-        this is an error."""
+        """Append one of these token sequences. The engine scores all of the sequences and chooses one by its total
+        probability. If the longest sequence does not fit into the output, one token is sampled under `mask` instead.
+        If there is no mask either, this is an error."""
         return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
@@ -185,7 +185,7 @@ class Decision:
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Return the events that alone can end this wait, as in `waited`. The result is None if the decision is not a
+        """Return the only events that can end this wait, as in `waited`. The result is None if the decision is not a
         wait, or if any event may end the wait."""
         return self.waited if self.is_wait else () if self.is_noop else None
 

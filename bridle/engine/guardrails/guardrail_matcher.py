@@ -178,8 +178,8 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Map each rule for folded text to the same rule for text as seen, if there is one. Rules are given by their
-    numbers."""
+    """Map each rule for folded text to the same rule for text as seen, if there is one. Each rule is given by its
+    number."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}

@@ -87,8 +87,8 @@ class NormalizedStream:
 
 class CasefoldedStream(NormalizedStream):
     """A text normalized for comparison, as `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a row
-    become `HIDDEN`; if they are spaces, they become one more space. So each part of the normalized text comes from a
-    part of the original text with limited length."""
+    become `HIDDEN`; if they are spaces, they become one more space. So a part of the normalized text comes from a part
+    of the original text whose length is limited."""
 
     def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()

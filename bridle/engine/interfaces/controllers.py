@@ -180,9 +180,9 @@ class ControllerPool(ABC):
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the first tokens of `tokens`, as far as the controller allows one after the other. With each token,
-        return the tokens that are forced after it. Also return True if the forced tokens differ from those that come
-        next in `tokens`. A later call continues after the last allowed token."""
+        """Return the first tokens of `tokens`, as far as the controller allows one after the other. Each returned token
+        has the tokens that are forced after it. Also return True if the forced tokens differ from those that come next
+        in `tokens`. A later call continues after the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:

@@ -187,8 +187,8 @@ def find_async(executor: Executor) -> AsyncExecutor | None:
 
 @runtime_checkable
 class SupportsReconnect(Protocol):
-    """An executor whose device can be unavailable for a while. When the device is available again, it has lost all of
-    its state.
+    """An executor whose device can be unavailable for a while. A device that is available again has lost all of its
+    state.
 
     While the device is unavailable, the engine computes nothing and keeps all requests. `on_change` is called, from any
     thread, when the device is lost and when it is available again.

@@ -11,7 +11,7 @@ from bridle.errors import BridleError
 
 class AdapterStore(Protocol):
     """Keeps the adapters of a model, by key (`Request.adapter`). No method may block. Only the engine's thread calls
-    it, except for `check_known`."""
+    the store, except for `check_known`."""
 
     def check_known(self, key: str) -> None:
         """Raise `UnknownAdapter` if requests may not use the adapter. Safe from any thread."""
@@ -23,8 +23,8 @@ class AdapterStore(Protocol):
         """Release the adapter for a request that has ended."""
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters of `keys` that are on the device. The most urgent ones come first in `keys`. The returned
-        adapters stay on the device until the next call. Loading of the other adapters is started."""
+        """Return the adapters of `keys` that are on the device. In `keys`, the most urgent adapters come first. The
+        returned adapters stay on the device until the next call. Loading of the other adapters is started."""
 
     def take_failures(self) -> dict[str, BridleError]:
         """Return the adapters in use that cannot be loaded, each with its error. The error of each adapter is returned
@@ -58,8 +58,8 @@ class VectorStore(Protocol):
 
 class MediaDevice(Protocol):
     """Encodes images (`media`) on an executor's device, and keeps their features by key until they are dropped. One
-    thread calls `encode` and `drop`; it is not the engine's thread. Both methods raise `ShardUnavailable` if the device
-    cannot be reached. `epoch` changes when all features are lost."""
+    thread calls `encode` and `drop`; that thread is not the engine's. Both methods raise `ShardUnavailable` if the
+    device cannot be reached. `epoch` changes when all features are lost."""
 
     epoch: int
     max_bytes: int
@@ -93,7 +93,7 @@ class BatchedMedia(MediaDevice, Protocol):
 
 class MediaStore(Protocol):
     """Encodes images and keeps their features by key on the device that computes the model. No method may block. Only
-    the engine's thread calls it, except for `check` and `counts`."""
+    the engine's thread calls the store, except for `check` and `counts`."""
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
         """Raise `InvalidRequest` for an image that this device can never encode. Raise `Overloaded` if there is no room
@@ -106,8 +106,9 @@ class MediaStore(Protocol):
         """Release the medium for a request that has ended."""
 
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Return the media of `keys` whose features are ready. The most urgent ones come first in `keys`; the features
-        stay until the next call. Encoding of the other media is started. The most urgent medium is always encoded."""
+        """Return the media of `keys` whose features are ready. In `keys`, the most urgent media come first. The
+        returned features stay until the next call. Encoding of the other media is started. The most urgent medium is
+        always encoded."""
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
         """Return the media in use that cannot be encoded, each with its error. The error of each medium is returned

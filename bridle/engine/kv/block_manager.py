@@ -241,7 +241,7 @@ class BlockManager:
         return BlockCopy(source, target)
 
     def _unpublish(self, seq: Sequence, i: int) -> None:
-        """Drop the hash of block i, because the block is about to be rewritten. Only `seq` may refer to it."""
+        """Drop the hash of block i, because the block is about to be rewritten. Only `seq` may refer to the block."""
         digest = self._hash_of[seq.kv.block_table[i]]
         if self.parking.num_blocks:
             self.parking.lose(digest)
@@ -471,7 +471,7 @@ class BlockManager:
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if a rule of this module does not hold. `sequences` must be all active ones."""
+        """Raise `InternalError` if a rule of this module does not hold. `sequences` must be all active sequences."""
         refs = [0] * self.num_blocks
         sequences = list(sequences)
         self.states.check_integrity(sequences)

@@ -72,7 +72,8 @@ class FreeBlocks:
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Free `block`. The KV of this block may be reused. All blocks that are cached now are evicted before it."""
+        """Free `block`. The KV of this block may be reused. All blocks that are cached now are evicted before this
+        block."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:
@@ -85,7 +86,7 @@ class FreeBlocks:
         self._parked.add(block)
 
     def unpark(self, block: int) -> None:
-        """Turn a parked block into a cached block. All blocks that are cached now are evicted before it."""
+        """Turn a parked block into a cached block. All blocks that are cached now are evicted before this block."""
         self._parked.remove(block)
         self._cached[block] = None
 
@@ -147,7 +148,7 @@ class FreeBlocks:
 
     def _evict_run(self, owner: int, length: int) -> tuple[int, list[int]]:
         """Evict the oldest cached block, and the blocks just below it (with lower numbers). A finished sequence frees
-        its last block first. So its oldest cached block has the highest number."""
+        its last block first. So the oldest cached block of a sequence has the highest number."""
         last = next(iter(self._cached))
         first = last
         while last - first + 1 < length and first - 1 in self._cached:

@@ -9,8 +9,8 @@ requests need the blocks. When other requests need blocks, the user with the mos
 end of that user's oldest conversation.
 
 A client can also ask for a prefix to be retained. An entry for such a prefix *stays* after a request continues it. A
-request that continues it only restarts its time, unless the entry has a name. Each user has a limit on retained entries
-and on their blocks. Beyond a limit, the entry that expires first is removed.
+request that continues a retained prefix only restarts its time, unless the entry has a name. Each user has a limit on
+retained entries and on their blocks. Beyond a limit, the entry that expires first is removed.
 
 This module uses hashes, users and times, but no blocks. Users share no hashes, except for prefixes that one user shares
 with a group.
@@ -56,8 +56,8 @@ class RetainedPrefix:
 
     @property
     def is_named(self) -> bool:
-        """Return whether the entry has a name. The client releases such an entry by its name, and use does not prolong
-        it."""
+        """Return whether the entry has a name. The client releases a named entry by its name, and use does not prolong
+        the entry."""
         return self.key[1] == NAMED
 
 
@@ -241,8 +241,8 @@ class KVRetention:
         self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
     def lose(self, digest: bytes) -> None:
-        """Record that the block with this hash is being rewritten. The blocks after it in every conversation are
-        released, because they cannot be used any more."""
+        """Record that the block with this hash is being rewritten. In every conversation, the blocks after this block
+        are released, because they cannot be used any more."""
         for known in [each for each in self.users.values() if digest in each.pins]:
             for entry in [each for each in known.parked.values() if digest in each.digests]:
                 self._shorten(known, entry, entry.digests.index(digest))

@@ -359,7 +359,7 @@ class StateManager:
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if a rule of this module does not hold. `sequences` must be all active ones."""
+        """Raise `InternalError` if a rule of this module does not hold. `sequences` must be all active sequences."""
         refs = Counter([*self._frozen.values(), *self._loading])
         for seq in sequences:
             if (state := seq.kv.recurrent) is not None:

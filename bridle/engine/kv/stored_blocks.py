@@ -191,8 +191,8 @@ class StoredBlocks:
                 break
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
-        """Search the store for the missing blocks of `seq`. Returns False if there is no room now and this must be
-        called again later."""
+        """Search the store for the missing blocks of `seq`. Returns False if there is no room now; the search must then
+        be repeated later."""
         missing = self._find(seq)
         if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)

@@ -4,8 +4,8 @@ read when another sequence begins with the same tokens.
 The store has the KV of a sequence in pieces, and a record of the sequence's tokens. Each block has a pointer to this
 record. The pointer's key is the hash of all tokens up to the end of the block. A new sequence follows the last pointer
 that it finds, compares its tokens with those in the record, and reads the KV. The KV of a model with recurrent layers
-cannot be truncated. In a model with recurrent layers, only the last block has a pointer, and a new sequence must begin
-with all tokens of the stored one.
+cannot be truncated. In a model with recurrent layers, only the last block has a pointer. A new sequence must begin with
+all tokens of the stored one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Record(NamedTuple):
 
 
 class StoredSequences:
-    """Connects the store of one engine with the sequences of its backend. Only one thread may call its methods, except
+    """Connects the store of one engine with the sequences of its backend. Only one thread may call the methods, except
     for `counts`."""
 
     def __init__(self, store: BlockStore, states: SequenceStates, block_size: int) -> None:

@@ -132,7 +132,7 @@ class EncoderScheduler:
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
         """Return the sequence whose image did not fit into an earlier step. The sequence gets as much of this step as
-        it needs. A sequence is preferred like this in at most every second step, so that other sequences continue."""
+        it needs. A sequence gets this preference in at most every second step, so that other sequences continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)

@@ -31,8 +31,8 @@ class MediaArray:
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
     """One image. Equal keys mean equal arrays. Keys cannot be forged, and differ between tenants. The image's features
-    are a matrix with `num_rows` rows. `pictures` is set only for an item that is a whole prompt: it has the keys of the
-    images in it, in order."""
+    are a matrix with `num_rows` rows. `pictures` is set only for an item that is a whole prompt: the keys of the images
+    in the prompt, in order."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
@@ -125,8 +125,8 @@ def splits(runs: Runs, num_tokens: int) -> bool:
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
     """Return the end of a chunk that begins at `start` and ends near `end`, so that no range with mutual attention is
-    split. A chunk ends before a range with mutual attention. A chunk that begins at or in such a range ends after
-    it."""
+    split. A chunk ends before a range with mutual attention. A chunk that begins in a range with mutual attention ends
+    after that range."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end

@@ -24,9 +24,9 @@ _LEAST = -80.0
 
 @dataclass(slots=True)
 class MassNode:
-    """A node of the trie: a beginning of the output that was tried. `chance` is the probability of its last token.
-    `left` is the share of its continuations that may still be allowed. `kept` is the share that the mask left for the
-    next token (None: not known yet)."""
+    """A node of the trie: a beginning of the output that was tried. `chance` is the probability of the beginning's last
+    token. `left` is the share of the beginning's continuations that may still be allowed. `kept` is the share that the
+    mask left for the next token (None: not known yet)."""
 
     chance: float = 1.0
     left: float = 1.0
@@ -43,7 +43,7 @@ class MassNode:
 @dataclass(slots=True)
 class AlignedSampling:
     """The trie of one output, and the path of the current text in it: node i of the path follows i tokens.
-    `random(number)` returns a number from 0 to 1 for the check with this number."""
+    `random(number)` returns a number from 0 to 1 for check `number`."""
 
     random: Callable[[int], float]
     restarts_left: int

@@ -100,7 +100,7 @@ class ConstraintMeter:
 
 
 def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun) -> str:
-    """Return the text of a run of forced tokens. `tokens` are all tokens of its sequence."""
+    """Return the text of a run of forced tokens. `tokens` are all tokens of the sequence."""
     if decoder is None:
         return ""
     state = decoder.open(tokens[max(run.start - 1, 0) : run.start], False)

@@ -144,7 +144,7 @@ class OutputProcessor:
 
     def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
         """Append a sampled token to a sequence that has no trace and no constraint report. Most tokens take this path,
-        so it must be fast. Returns False if other tokens will be sampled instead."""
+        so the method must be fast. Returns False if other tokens will be sampled instead."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)
@@ -344,7 +344,7 @@ class OutputProcessor:
     # -- endings -----------------------------------------------------------------------------------------
 
     def _check_stop(self, seq: Sequence, stop_string: str | None) -> bool:
-        """End the output if its newest token completes it. Returns whether it does."""
+        """End the output if its newest token completes it. Returns whether the output ended."""
         if seq.tokens[-1] in seq.stop_ids:
             self.finish(seq, FinishReason.STOP, seq.tokens[-1])
         elif stop_string is not None:
@@ -407,7 +407,7 @@ class OutputProcessor:
         self._on_finish(seq, event)
 
     def drop_held(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back the last `num_tokens` held tokens, and the text that the other held tokens have of them."""
+        """Roll back the last `num_tokens` held tokens, and remove their text from the other held tokens."""
         output = seq.output
         kept = len(output.held) - num_tokens
         if seq.trace is not None:

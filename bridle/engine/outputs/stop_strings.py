@@ -39,7 +39,7 @@ class Released(NamedTuple):
 
 
 class OutputText:
-    """Growing text of one output, token by token. `watch` is the matcher that checks it against the operator's
+    """Growing text of one output, token by token. `watch` is the matcher that checks this text against the operator's
     guardrails."""
 
     def __init__(
@@ -141,8 +141,8 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
-        """For a match in the last `num_tokens` tokens, return the text before it, the text after it up to a token's
-        end, and the number of tokens after that."""
+        """Return the text before a match in the last `num_tokens` tokens, and the text after the match up to a token's
+        end. Also return the number of later tokens."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)

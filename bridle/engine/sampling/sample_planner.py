@@ -181,8 +181,8 @@ class SamplePlanner:
         return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Return whether the request may have `num_branches - 1` more outputs. If the request may not have them, the
-        sequence fails."""
+        """Return whether the request may have `num_branches - 1` more outputs. If the request may not have these
+        outputs, the sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
@@ -349,16 +349,16 @@ class SamplePlanner:
         return waiting
 
     def _accept_candidate(self, draws: Mapping[int, PlannedDraw], seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Apply a token that was chosen together with the tokens that are forced after it. If its log-probability is
-        requested, it is computed later."""
+        """Apply a token that was chosen together with the tokens that are forced after it. If the log-probability of
+        the token is requested, it is computed later."""
         self._accept(draws[seq.id], tokens[0], None)
         if not seq.is_finished:
             seq.clamp_computed()
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
         """Act on a run of forced tokens that is less likely than the request allows. Sequences that continue with other
-        tokens than the sampled ones are added to `changed`. If a controller is late, this waits for it first, because
-        the controller still computes with the old tokens."""
+        tokens than the sampled ones are added to `changed`. If a controller is late, the engine waits for it first,
+        because the controller still computes with the old tokens."""
         if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
             return
         changed.add(seq.id)

@@ -9,12 +9,12 @@ With an `AsyncExecutor`, whose device computes while the engine does other work,
     draw(k+1)
 
 The overlap never changes an output. The work for a row is wasted if its sequence has ended, or continues after other
-tokens than planned. The part of its KV that is still valid is kept; the rest is written again. Blocks that such a
+tokens than planned. The valid part of the row's KV is kept, and the rest is written again. Blocks that an ended
 sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
 are known.
 
-Some sequences wait until their previous tokens are known, because a step may give them several: they have draft tokens,
-or their controllers have just spliced. So several forced tokens in a row need no further step.
+Some sequences wait until their previous tokens are known. A step may give these sequences several tokens, after draft
+tokens or a splice. So several forced tokens in a row need no further step.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class OverlapScheduler:
             self._ends.recover(scheduled, flight.branched, fault)
 
     def _launch(self, flight: InFlightStep) -> Exception | None:
-        """Launch a step on the device. Returns the error if it cannot be computed."""
+        """Launch a step on the device. Returns the error if the step cannot be computed."""
         flight.began = self._clock()
         try:
             self._executor.forward(flight.plan)

@@ -9,7 +9,7 @@ A short prompt may be admitted before a longer prompt that waits for room in the
 prompts may overtake a prompt that waits for room.
 
 If several prompts have the same beginning, one of them computes it. The other prompts wait, and then find the beginning
-in the prefix cache. The prompt that they wait for counts as a short one meanwhile.
+in the prefix cache. A prompt for which others wait counts as a short one.
 
 This module only makes choices. This module allocates no blocks and admits no sequences.
 """

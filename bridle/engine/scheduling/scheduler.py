@@ -98,8 +98,8 @@ class Scheduler(SequenceQueues):
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
-        """Return the next plan, and its rows with their sequences in the same order. The plan contains draft tokens
-        only if `has_drafts` is true."""
+        """Return the next plan, and its rows together with their sequences. The plan contains draft tokens only if
+        `has_drafts` is true."""
         self._step += 1
         if self.blocks.states.is_used:
             for seq in self.running.values():

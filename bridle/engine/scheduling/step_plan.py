@@ -78,10 +78,10 @@ class PlanRow:
     tokens. If tokens are dropped, the images among them are dropped too. A new token below 0 is a placeholder
     (`placeholder_for_row`), which only asynchronous executors get.
 
-    In a model with recurrent layers, slot `state` has the sequence's state. When the row begins, it is the state after
-    `start` tokens (empty if `start` is 0). When the row ends, it is the state after all tokens of the row, including
-    draft tokens. `saves` are copies of the state to make while the row is computed, by position. For models without
-    recurrent layers, `state` is -1.
+    In a model with recurrent layers, slot `state` has the sequence's state. When the row begins, the slot has the state
+    after `start` tokens (empty if `start` is 0). When the row ends, the slot has the state after all tokens of the row,
+    including draft tokens. `saves` are copies of the state to make while the row is computed, by position. For models
+    without recurrent layers, `state` is -1.
 
     `vectors` are the control vectors of the computed tokens. `probes` are pairs of a vector's key and a layer (None:
     the last layer). The hidden states at positions with logits are projected on these vectors.
@@ -133,12 +133,12 @@ class StepPlan:
 class SampleRow:
     """Sample one token from logits row `logits_index`. Several sampling rows may use the same logits row (a fork).
 
-    `seq_id` names the mirror whose tokens the penalties use. For a new fork, it is the parent's mirror. `mask` is a bit
-    row: bit i of the little-endian bit string means that token i is allowed (`ceil(V / 32)` 32-bit words). `bias` has
-    (token, addend) pairs, which are added to `sampling.logit_bias`; -inf forbids a token. The random number depends
-    only on (`key`, `draw`). `mu` is the state of Mirostat after the last sampled token of the sequence; None before the
-    first one. The mirror's last `num_ahead` tokens are draft tokens after the position of this row, which ignores them.
-    A traced row reports its distribution, with the `num_traced` most probable tokens.
+    `seq_id` names the mirror whose tokens the penalties use. For a new fork, `seq_id` names the parent's mirror. `mask`
+    is a bit row: bit i of the little-endian bit string means that token i is allowed (`ceil(V / 32)` 32-bit words).
+    `bias` has (token, addend) pairs, which are added to `sampling.logit_bias`; -inf forbids a token. The random number
+    depends only on (`key`, `draw`). `mu` is the state of Mirostat after the last sampled token of the sequence; None
+    before the first one. The mirror's last `num_ahead` tokens are draft tokens after the position of this row, which
+    ignores them. A traced row reports its distribution, with the `num_traced` most probable tokens.
     """
 
     seq_id: int

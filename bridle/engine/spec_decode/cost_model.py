@@ -19,8 +19,8 @@ _FORESEEN = 128
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A sequence that may get up to `limit` draft tokens. With `is_free`, it gets only as many as are worth their cost;
-    otherwise it gets all."""
+    """A sequence that may get up to `limit` draft tokens. With `is_free`, the sequence gets only as many as are worth
+    their cost; otherwise it gets all."""
 
     seq: Sequence
     limit: int
@@ -45,8 +45,8 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step to which drafts are added. Its fields are its seconds, the seconds of one more row and of one more token
-    without logits, and its tokens."""
+    """The step to which drafts are added. Its fields are the step's seconds, the seconds of one more row and of one
+    more token without logits, and the step's tokens."""
 
     seconds: float
     row: float

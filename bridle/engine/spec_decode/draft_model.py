@@ -120,7 +120,7 @@ class DraftModelProposer(Proposer):
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
         """Return the drafts that this call makes. If a request has several new outputs, one begins. The other outputs
-        find its blocks in the cache later."""
+        find the blocks of the first one in the cache later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
@@ -188,8 +188,8 @@ class DraftModelProposer(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """Run one forward pass, which gives a token for each shadow that is up to date. Returns the drafts that
-        continue."""
+        """Run one forward pass, which gives a token for each shadow that is up to date. Returns the drafts that need
+        further tokens."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)
@@ -245,7 +245,7 @@ class DraftModelProposer(Proposer):
         return True
 
     def _append(self, turn: DraftStep, token: int) -> bool:
-        """Append a drafted token. Returns whether another token is to be drafted after it."""
+        """Append a drafted token. Returns whether another draft token is needed after this one."""
         return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:

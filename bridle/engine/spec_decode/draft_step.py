@@ -58,7 +58,7 @@ class DraftStep:
         return tuple(self.own.tokens[len(self.seq.tokens) :])
 
     def append(self, token: int, rules: DecisionValidator) -> bool:
-        """Append a drafted token. Returns whether another token is to be drafted after it."""
+        """Append a drafted token. Returns whether another draft token is needed after this one."""
         self.own.tokens.append(token)
         self.left -= 1
         self.num_drawn += 1

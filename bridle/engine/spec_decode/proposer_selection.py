@@ -176,8 +176,8 @@ class ProposerSelector:
         return self._lookup.propose([(seq, limit)]).get(seq.id, ())
 
     def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Remember the next token of a copy without drafting it. Comparing it later gives the accuracy of copies at no
-        cost."""
+        """Remember the next token of a copy without drafting it. Comparing the token later gives the accuracy of copies
+        at no cost."""
         seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
 
     def _settle_watched(self, seq: Sequence) -> None:

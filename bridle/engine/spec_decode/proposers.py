@@ -124,7 +124,7 @@ class NgramProposer(Proposer):
         return found
 
     def propose_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Continue a copy after tokens that may follow those of `seq`. `propose` must have been called for it just
+        """Continue a copy after tokens that may follow those of `seq`. `propose` must have been called for `seq` just
         before."""
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)

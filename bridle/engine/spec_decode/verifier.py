@@ -85,7 +85,7 @@ class DraftVerifier:
 
     def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:
         """Apply the sampled tokens of a row with draft tokens in order, up to the first rejected one. Forced tokens
-        between them are applied too."""
+        between the sampled tokens are applied too."""
         right = AcceptedDrafts()
         ways = iter(draw.ways)
         while self._accept_draft(draw, row, result, right):
