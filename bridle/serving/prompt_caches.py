@@ -3,8 +3,8 @@ after its lifetime.
 
 A prompt cache is an entry of the engine's `KVRetention`, with a name that only its user knows. The tokens of the prompt
 are stored here. If the KV is lost, it can be computed again. Users see their own prompt caches, and those that other
-users share with their group. The blocks of a shared cache are in a hash chain of the group. Prompts use them if they
-begin with all of these blocks.
+users share with their group. The blocks of a shared cache are in a hash chain of the group. Prompts use the blocks if
+they begin with all of them.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class _SavedCache:
 
 
 class PromptCaches:
-    """All prompt caches of a server. With a state `table`, it also has those that were saved there. Only one thread may
-    use it."""
+    """All prompt caches of a server. With a state `table`, the store also has the prompt caches that were saved there.
+    Only one thread may use the store."""
 
     def __init__(self, clock: Callable[[], float] = time.time, table: StateTable | None = None) -> None:
         self._clock, self._table = clock, table

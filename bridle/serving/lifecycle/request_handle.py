@@ -97,8 +97,8 @@ def run(
 async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
     """Run the request of each collector to its end. `report` is called with each output when it is complete.
 
-    If one request is refused, the others are cancelled and the error is raised. Cancelling this call cancels all
-    requests.
+    If one request is refused, the other requests are cancelled and the error is raised. Cancelling this call cancels
+    all requests.
     """
     waiting = deque(collectors)
     started = _start(client, waiting)

@@ -57,8 +57,8 @@ Notice = Callable[[str, str | None], None]
 @dataclass(slots=True)
 class AppState:
     """State that all front ends of a process share: models, capacity, and whether new requests are accepted. `live` has
-    the running requests by id. `tracing` exports their spans, if it is set. One call may have at most `max_prompts`
-    prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If the host
+    the running requests by id. `tracing` exports the spans of requests, if it is set. One call may have at most
+    `max_prompts` prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If the host
     `awaits_parked` conversations, requests that continue a retained conversation are still accepted. `idle` is set when
     no request is running. `num_crowd` is the highest number of concurrent requests since the server was last idle.
     `turns` limits the time for clients that are refused or send nothing. All front ends share this limit, because they
@@ -314,7 +314,8 @@ class RequestLifecycle(SteersRequests):
         policies: Applied,
         wanted: EventOptions,
     ) -> Request:
-        """Return a checked request for one prompt. All of its copies have the same place in the order of service."""
+        """Return a checked request for one prompt. All copies of the request have the same place in the order of
+        service."""
         story, desk, controller = self.story, self.model.tools, steering.controller
         # An unset limit is the operator's, or else the checkpoint's, as far as the prompt leaves room.
         length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")

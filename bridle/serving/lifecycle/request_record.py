@@ -50,9 +50,9 @@ class RequestRecord:
     """The record of one request. Points in time are of the monotonic clock. Durations are in seconds.
 
     `opening` is the time to create the controller. `queued` is the time that the request waited for room in the engine.
-    `held` is the time that an output waited for its controller. If a request has several parts, each of these is the
-    time of the slowest part. `computed` is the time at which the prompt was computed, if the front end knows it.
-    `streams` report the progress of each prompt.
+    `held` is the time that an output waited for its controller. If a request has several parts, each time is that of
+    the slowest part. `computed` is the time at which the prompt was computed, if the front end knows it. `streams`
+    report the progress of each prompt.
     """
 
     id: str
@@ -86,7 +86,8 @@ class RequestRecord:
     span: RequestSpan | None = None
 
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
-        """Record that `request` is submitted to the engine. If a call has several requests, this is the first one."""
+        """Record that `request` is submitted to the engine. If a call has several requests, `request` is the first
+        one."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
         # the client's name for the adapter, which differs from the engine's key

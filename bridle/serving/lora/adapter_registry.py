@@ -5,8 +5,8 @@
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
 A name means the same weights as long as it is registered. If a name gets other weights, the engine gets a new key for
-it, because its caches must never mix two adapters. A `LoRAStore` manages the weights and their users; this module does
-not read weights.
+the name, because its caches must never mix two adapters. A `LoRAStore` manages the weights and their users; this module
+does not read weights.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def is_address(name: str) -> bool:
 class AdapterInfo:
     """The state of an adapter at one moment.
 
-    `source` is its folder or hub id. `targets` are the kinds of layers that it changes (`q_proj`, ...). `num_bytes` is
-    the memory of its weights, in bytes. `error` is the reason if its state is `failed`. `num_users` is the number of
-    requests that use the adapter or wait for it.
+    `source` is the adapter's folder or hub id. `targets` are the kinds of layers that the adapter changes (`q_proj`,
+    ...). `num_bytes` is the memory of the adapter's weights, in bytes. `error` is the reason why loading failed, if the
+    state is `failed`. `num_users` is the number of requests that use the adapter or wait for it.
     """
 
     name: str
@@ -124,7 +124,7 @@ class AdapterRegistry:
     # -- registered adapters -------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Register an adapter under the name `name`. `source` is its folder, its GGUF file or its hub repository.
+        """Register an adapter under the name `name`. `source` is the adapter's folder, GGUF file or hub repository.
 
         The call reads the metadata of the files and downloads them first if `source` is a hub id. The call blocks, so
         make it in a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a
@@ -187,7 +187,7 @@ class AdapterRegistry:
         return _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
 
     def remove(self, name: str) -> None:
-        """Remove an adapter. Requests that use it continue to their end; then its memory is freed. Raises
+        """Remove an adapter. Requests that use the adapter continue to their end; then its memory is freed. Raises
         `UnknownAdapter`."""
         with self._lock:
             entry, keys = self._find(name), self._keys_of(name)

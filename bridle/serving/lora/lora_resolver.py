@@ -1,4 +1,5 @@
-"""Finds the adapter that a request names, loads it if this is allowed, and waits for it. All front ends use it.
+"""Finds the adapter that a request names, loads it if this is allowed, and waits for it. All front ends use this
+module.
 
     chosen = registry.choose(body.model, body.adapter)
     with await registry.acquire(chosen.model) as model:
@@ -86,9 +87,9 @@ class LoRAResolver:
     async def load(
         self, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
     ) -> AdapterInfo:
-        """Load the adapter that the catalog has as `source`, under the name `name`. With `replaces`, it replaces an
-        adapter of this name. Requests that have begun keep the old one. Raises `InvalidRequest` for a name that is in
-        use, and `AdapterRefused` for an adapter that may not be loaded or is unusable."""
+        """Load the adapter that the catalog has as `source`, under the name `name`. With `replaces`, the loaded adapter
+        replaces an adapter of this name. Requests that have begun keep the old one. Raises `InvalidRequest` for a name
+        that is in use, and `AdapterRefused` for an adapter that may not be loaded or is unusable."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"

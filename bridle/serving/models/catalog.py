@@ -55,7 +55,7 @@ class ModelCatalog:
 
     def names(self) -> list[str]:
         """Return the names of all models that can be loaded. If there are too many folders, only the names of the first
-        ones are returned. Reads the disk."""
+        folders are returned. Reads the disk."""
         folders = [] if self._folders is None else self._folders.names()
         files = [] if self._files is None else self._files.names()
         pulled = [entry.name for entry in installed_entries()] if self.may_pull else []

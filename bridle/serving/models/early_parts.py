@@ -36,7 +36,7 @@ class EarlyParts:
     files: Sequence[_FileState]
 
     def get_tokenizer(self) -> Tokenizer:
-        """Wait for the tokenizer and return it. Raises the error if reading it failed."""
+        """Wait for the tokenizer and return it. Raises the error if the tokenizer could not be read."""
         return load_tokenizer(self.config, self.path) if self.tokenizer is None else self.tokenizer.result()
 
     def fits(self, config: ModelConfig) -> bool:

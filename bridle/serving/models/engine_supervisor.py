@@ -72,7 +72,8 @@ class EngineSupervisor:
         self._num_good: dict[Slot, int] = {}  # number of checks since the restart at which the engine ran
 
     async def run(self) -> None:
-        """Check the engines repeatedly, until this task is cancelled. Cancelling it also ends restarts in progress."""
+        """Check the engines repeatedly, until this task is cancelled. Cancelling the task also ends restarts in
+        progress."""
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)

@@ -60,11 +60,12 @@ MAX_CHARS_PER_TOKEN = 128
 class LoadedModel:
     """A loaded model that accepts requests.
 
-    `created` is a Unix time in seconds. `adapters` are its registered adapters. `control` is the runtime of its Wasm
-    controllers. `constraints` compiles constraints for it. `num_bytes` is the memory for its weights, its KV cache and
-    its adapters, in bytes; 0 if unknown. `engine` has the configured limits of the engine. `batching` has the settings
-    that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the context length, or the
-    whole KV cache if that is smaller. A prompt has at most `max_prompt_chars` characters.
+    `created` is a Unix time in seconds. `adapters` are the model's registered adapters. `control` is the runtime of the
+    model's Wasm controllers. `constraints` compiles constraints for the model. `num_bytes` is the memory for the
+    model's weights, KV cache and adapters, in bytes; 0 if unknown. `engine` has the configured limits of the engine.
+    `batching` has the settings that follow from these limits. `max_sequence_tokens` is the longest sequence that can be
+    served: the context length, or the whole KV cache if that is smaller. A prompt has at most `max_prompt_chars`
+    characters.
     """
 
     name: str
@@ -270,8 +271,8 @@ def load_model(
 
 
 def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain: float = 0.0) -> None:
-    """Close an engine, and then the tools that belong to it (`own`). The tools in `desk` are shared; they only forget
-    the engine."""
+    """Close an engine, and then the tools that belong to it (`own`). The tools in `desk` are shared, so they are not
+    closed; they only forget the engine."""
     try:
         client.close(drain)
     finally:

@@ -48,7 +48,7 @@ class ModelLoader(Protocol):
     that explains it."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
-        """Measure the memory that the model takes in addition to its KV cache. The model may be downloaded for this."""
+        """Measure the memory that the model takes in addition to its KV cache. Measuring may download the model."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
         """Return `config` with memory reserved for adapters. The amount does not depend on whether the model is
@@ -74,8 +74,8 @@ class ModelManager:
     def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
         """Load these models now, one after the other. The call blocks and needs no event loop.
 
-        The memory that is left by weights and adapters is split evenly among the KV caches. With `keeps_share`, one
-        more share stays free. `show` displays the progress of each model. Raises the errors of loading.
+        The memory that is left by weights and adapters is split evenly among the KV caches. With `keeps_share`, a share
+        for one more KV cache stays free. `show` displays the progress of each model. Raises the errors of loading.
         """
         waiting = []
         for slot in slots:
@@ -141,8 +141,8 @@ class ModelManager:
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
 
     def give_up(self, slot: Slot, reason: str) -> None:
-        """Close a model whose engine has failed. From now on its requests are refused with `reason`. The memory of the
-        model stays reserved, because a step that hangs still uses it."""
+        """Close a model whose engine has failed. From now on the model's requests are refused with `reason`. The memory
+        of the model stays reserved, because a step that hangs still uses it."""
         model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
         slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
         if model is not None:
@@ -224,7 +224,7 @@ class ModelManager:
 
     async def _find(self, slot: Slot) -> Needs:
         """Return the memory that the slot's model needs. Only one thread per slot measures the memory. After a
-        cancelled load, this waits for the thread of that load, which has found the model or stops at its next
+        cancelled load, the call waits for the thread of that load, which has found the model or stops at its next
         report."""
         while True:
             if slot.finding is None or slot.finding.done():
@@ -252,7 +252,7 @@ class ModelManager:
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
         """Close idle models, the least recently used first, until enough memory is free. While all models are in use,
-        this waits."""
+        the call waits."""
         needed = least_bytes(_config(slot), needs)
         self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):

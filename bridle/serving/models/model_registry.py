@@ -187,8 +187,8 @@ class ModelRegistry:
         return ModelChoice(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
-        """Return the names of a model's adapters. If the model is not loaded, these are the adapters that are loaded
-        together with it."""
+        """Return the names of a model's adapters. If the model is not loaded, the adapters that are loaded together
+        with it are returned."""
         if slot.model is not None:
             return [info.name for info in slot.model.adapters.list()]
         return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]

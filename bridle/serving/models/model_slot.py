@@ -27,7 +27,7 @@ class ModelState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A name, and how its model is loaded.
+    """A name in the registry, and how its model is loaded.
 
     `config` has the settings for loading; None for a model that was added after loading. A pinned model is never
     unloaded. A passing slot was created because a request named a model in the catalog. A passing slot is dropped when
@@ -75,7 +75,7 @@ class Slot:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the model is loaded and no request uses it or waits for it."""
+        """Return whether the model is loaded and no request uses or awaits it."""
         unused = self.num_leases == 0 and self.num_waiting == 0
         return self.model is not None and unused and not self.is_pinned
 

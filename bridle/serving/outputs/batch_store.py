@@ -88,8 +88,8 @@ class Answers:
 
 
 class BatchStore(SavedRecords[Batch]):
-    """Keeps batches and their answers. With state tables, it also has the batches that were saved there. Only one
-    thread may use it. `now` returns the Unix time."""
+    """Keeps batches and their answers. With state tables, the store also has the batches that were saved there. Only
+    one thread may use the store. `now` returns the Unix time."""
 
     kind, unknown, noun, plural = Batch, UnknownBatch, "batch", "batches"
     usual = BOUNDS
@@ -146,7 +146,7 @@ class BatchStore(SavedRecords[Batch]):
         return self.put(replace(found, status=status, times=times, **values))
 
     def cancel(self, batch: Batch) -> Batch:
-        """Begin to cancel a batch. Raises `InvalidRequest` if it has ended."""
+        """Begin to cancel a batch. Raises `InvalidRequest` if the batch has ended."""
         if batch.is_over:
             raise InvalidRequest(f"batch: got one that is {batch.status}; only one that waits or runs can be cancelled")
         return batch if batch.status == "cancelling" else self.change(batch, "cancelling")

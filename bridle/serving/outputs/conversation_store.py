@@ -1,8 +1,8 @@
 """Conversations that the server keeps for its clients. Requests add items to a conversation and continue it.
 
 Conversations are kept in memory as JSON for some time after their last change. Limits apply to each user and to all
-users together. With a state file they are also saved there. Users cannot access the conversations of other users. Items
-are plain data.
+users together. With a state file, conversations are also saved in that file. Users cannot access the conversations of
+other users. Items are plain data.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Conversation:
 
 
 class ConversationStore(SavedRecords[Conversation]):
-    """Keeps conversations. With a state `table`, it also has the conversations that were saved there. Only one thread
-    may use it. Conversations that `find` returned are never modified; every change stores a new object."""
+    """Keeps conversations. With a state `table`, the store also has the conversations that were saved there. Only one
+    thread may use the store. Conversations that `find` returned are never modified; every change stores a new
+    object."""
 
     kind, unknown, noun, plural = Conversation, UnknownConversation, "conversation", "conversations"
     usual = BOUNDS
@@ -88,7 +89,7 @@ class ConversationStore(SavedRecords[Conversation]):
         return ConversationTurn(self, user, name, items)
 
     def end_turn(self, turn: ConversationTurn, output: Iterable[Item]) -> None:
-        """Add the items and the answer of a turn. A turn always has room for them."""
+        """Add the items and the answer of a turn. A turn always has room for its items and its answer."""
         found = self.find(turn.user, turn.id)
         self.put(self._with(found, [*turn.items, *output], slack=2))
 

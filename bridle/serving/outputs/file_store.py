@@ -1,6 +1,6 @@
 """Files that users upload for batches, and files that batches write. Files are kept in memory, within limits for each
-user and for all users together. With a state file they are also saved there. Users cannot access the files of other
-users."""
+user and for all users together. With a state file, files are also saved in the state file. Users cannot access the
+files of other users."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class StoredFile:
 
 
 class FileStore(SavedRecords[StoredFile]):
-    """Keeps files. With a state `table`, it also has the files that were saved there. Only one thread may use it."""
+    """Keeps files. With a state `table`, the store also has the files that were saved there. Only one thread may use
+    the store."""
 
     kind, unknown, noun, plural = StoredFile, UnknownFile, "file", "files"
     usual = BOUNDS

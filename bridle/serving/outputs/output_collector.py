@@ -40,7 +40,7 @@ class GrowingOutput:
     """One output while it grows. `ends[i]` is the number of characters that were complete with token i.
 
     `low_tokens` and `low_chars` are the shortest lengths since the last read. Everything that the reader has beyond
-    them was rolled back.
+    these lengths was rolled back.
     """
 
     output: CompletionOutput

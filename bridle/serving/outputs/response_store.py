@@ -1,9 +1,9 @@
 """Stored responses that clients refer to later, each with the items before it.
 
 Responses are kept in memory as JSON for some time, within limits for each user and for all users together. With a state
-file they are also saved there and survive a restart. A stored response contains all items before it. So a response can
-be continued even if earlier responses were dropped. Users cannot access the responses of other users. Items are plain
-data.
+file, responses are also saved there and survive a restart. A stored response contains all items before it. So a
+response can be continued even if earlier responses were dropped. Users cannot access the responses of other users.
+Items are plain data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Kept:
 
 
 class ResponseStore:
-    """Keeps responses. With a state `table`, it also has the responses that were saved there."""
+    """Keeps responses. With a state `table`, the store also has the responses that were saved there."""
 
     def __init__(
         self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None

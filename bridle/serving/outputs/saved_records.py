@@ -28,9 +28,9 @@ R = TypeVar("R", bound=Record)
 
 
 class SavedRecords(Generic[R]):
-    """Keeps records of the dataclass `kind`. With a state `table`, it also has the records that were saved there.
-    Records are not modified; `put` replaces them. `noun`, `plural` and `advice` are words for error messages. `advice`
-    has a placeholder for a number of seconds."""
+    """Keeps records of the dataclass `kind`. With a state `table`, the store also has the records that were saved
+    there. Records are not modified; `put` replaces them. `noun`, `plural` and `advice` are words for error messages.
+    `advice` has a placeholder for a number of seconds."""
 
     kind: ClassVar[type[Any]]
     unknown: ClassVar[type[InvalidRequest]]

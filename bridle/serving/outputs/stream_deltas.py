@@ -61,7 +61,7 @@ def max_rewind_of(request: Request) -> int | None:
 
 def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
     """Split a list of events, so that a new list begins at each rollback. A reader that marks rollbacks reads the
-    collector after each of these lists. So its output does not depend on how many events arrive together."""
+    collector after each of these lists. So the reader's output does not depend on how many events arrive together."""
     pieces: list[list[Event]] = [[]]
     for event in events:
         if isinstance(event, Rewind) and pieces[-1]:

@@ -107,7 +107,7 @@ class StreamExtrasReader:
 
 
 def _essence(writes: list[Stored]) -> list[Stored]:
-    """Return at most one write for each variable. Together they have the same effect as all of the writes."""
+    """Return at most one write for each variable. These writes together have the same effect as all of the writes."""
     last: dict[str, Stored] = {}
     for event in writes:
         before = last.get(event.name)

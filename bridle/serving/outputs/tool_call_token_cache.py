@@ -71,7 +71,7 @@ class ToolCallTokenCache:
         text: str,
         message: ChatMessage,
     ) -> None:
-        """Store an answer with tool calls. `rendered` is the text of its prompt."""
+        """Store an answer with tool calls. `rendered` is the text of the answer's prompt."""
         if not message.calls:
             return
         own = array("i", prompt), array("i", tokens)

@@ -57,7 +57,7 @@ class PolicyContext:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One policy of an operator. `scope` has patterns for each kind of name. The policy applies if one pattern matches
-    for each of these kinds. Without patterns it applies to all requests."""
+    for each of these kinds. Without patterns, the policy applies to all requests."""
 
     name: str
     kind: str

@@ -134,8 +134,8 @@ def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterat
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
 ) -> tuple[int, ...]:
-    """Return the checked tokens of a prompt. With `truncate`, only its last `truncate` tokens are returned. An empty
-    text stands for the token that begins a document, if the model has such a token."""
+    """Return the checked tokens of a prompt. With `truncate`, only the last `truncate` tokens of the prompt are
+    returned. An empty text stands for the token that begins a document, if the model has such a token."""
     if isinstance(prompt, str):
         tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:

@@ -60,7 +60,7 @@ def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collect
 
 
 def limited(sampling: SamplingParams, length: int | None, room: int) -> SamplingParams:
-    """If `sampling` sets no limit, return it with at most `length` tokens and at most the `room` that the prompt
+    """If `sampling` sets no limit, return it with at most `length` tokens, but no more than the `room` that the prompt
     leaves."""
     if length is None or sampling.max_tokens is not None:
         return sampling

@@ -74,8 +74,8 @@ class Admission:
         return max(self._max_tokens, self.longest_prompt())
 
     def admit(self, num_requests: int = 1, user: str = "", limits: UserLimits = NO_LIMITS) -> Ticket:
-        """Return a ticket for `num_requests` requests of `user`. The caller must release it. Raises `Overloaded` if
-        there is no room for the requests, or if the user has reached a limit."""
+        """Return a ticket for `num_requests` requests of `user`. The caller must release the ticket. Raises
+        `Overloaded` if there is no room for the requests, or if the user has reached a limit."""
         self.check(user, limits, num_requests)
         if limits is not NO_LIMITS:
             self._rates.spend(user, "requests", limits.requests_per_minute, num_requests)

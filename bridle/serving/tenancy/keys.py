@@ -108,8 +108,8 @@ class KeyStore:
             raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
-        """Add the columns that the file of an older version does not have. Another process may do this at the same
-        time."""
+        """Add the columns that the file of an older version does not have. Another process may add the same columns at
+        the same time."""
         for table, column, kind in _ADDED:
             if column not in {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}:
                 with contextlib.suppress(sqlite3.OperationalError):

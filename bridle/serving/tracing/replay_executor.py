@@ -97,8 +97,8 @@ class RecordedExecutor:
     # -- one sample --------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """Return the recorded token and its distribution under the mask of the row. The distribution is left out if it
-        is unknown."""
+        """Return the recorded token and its distribution under the mask of the row. If the distribution is unknown, it
+        is left out."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:
@@ -281,8 +281,8 @@ def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[in
 
 
 def _room(trace: Trace) -> int:
-    """Return the maximum length of a sequence in the recorded model. If the trace does not have it, return the maximum
-    length that the request could reach."""
+    """Return the maximum length of a sequence in the recorded model. If the trace does not have this length, return the
+    maximum length that the request could reach."""
     told = trace.header.engine.get("max_model_len")
     most = trace.header.sampling.get("max_tokens", DEFAULT_SAMPLING.max_tokens)
     least = prompt_length(trace) + max(most or 0, _num_tokens(trace) + 1)

@@ -1,7 +1,7 @@
 """The header of a trace: the request, in a form that can be stored and repeated.
 
 Constraints and Wasm controllers can be stored in this form. Controllers of other kinds are code of one process. For
-them only the name is stored, and a replay needs the code of the controller.
+such controllers only the name is stored, and a replay needs their code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token
 
 
 def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
-    """Return an empty trace of a request. `text` is the text of its prompt."""
+    """Return an empty trace of a request. `text` is the text of the request's prompt."""
     header = TraceHeader(
         request.id,
         prompt=list(request.prompt),
@@ -100,8 +100,8 @@ def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
 
 
 def controller_form(request: Request) -> dict[str, Any] | None:
-    """Return the stored form and the name of a request's controller. Only the name is returned if it cannot be stored.
-    The user of the request is left out."""
+    """Return the stored form and the name of a request's controller. If the controller cannot be stored, only its name
+    is returned. The user of the request is left out."""
     if request.controller is None:
         return None
     try:

@@ -3,7 +3,7 @@
 With a model, the request runs again. Without a model, the recorded tokens are used in place of sampled ones
 (`recorded`). The engine, the controllers and the constraints are real in both cases. The test compares what the
 controllers do: forced tokens, masks, forks, rollbacks, logs and variables. If a trace does not determine the result,
-the test neither succeeds nor fails, and this is reported.
+the test neither succeeds nor fails, and reports that.
 """
 
 from __future__ import annotations
