@@ -122,7 +122,8 @@ def _is_int(value: Any) -> bool:
 
 
 def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
-    """Return a list with one value for each prompt. `value` is one value for all prompts, or such a list."""
+    """Return a list with one value for each prompt. `value` is one value for all prompts, or a list with one value for
+    each prompt."""
     if not isinstance(value, (list, tuple)):
         return [value] * num_prompts  # type: ignore[list-item]
     if len(value) != num_prompts:

@@ -90,8 +90,8 @@ class Calls:
         self, collector: OutputCollector, given: Mapping[str, Any], turn: ChatRequest | None = None
     ) -> TextStream:
         """Submit the request and return its stream. For a conversation, `turn` parses the output. Outside an event
-        loop, this raises an error if the constraint is unusable. Inside an event loop it does not, because compiling
-        the constraint would block the loop."""
+        loop, an unusable constraint raises an error here. Inside an event loop, the error comes later, because
+        compiling the constraint would block the loop."""
         if not event_loop.in_event_loop():
             for compiling in start_compiling(self.model, [collector]):
                 compiling.result()

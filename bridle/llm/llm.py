@@ -156,9 +156,9 @@ class LLM(LoadedModelMixin):
         """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
         first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search
         when `beam_width` texts are complete. `early_stopping` False ends a search when no beam can get a better score
-        at its present length. With "never", it ends when no beam can get a better score even at the maximum length.
-        `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other options
-        that would change sampling are refused."""
+        at its present length. With "never", a search ends when no beam can get a better score even at the maximum
+        length. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other
+        options that would change sampling are refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -198,13 +198,14 @@ class LLM(LoadedModelMixin):
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True, **given: Any
     ) -> list[list[float]]:
-        """Return a vector of length 1 for each text. With `dimensions`, only its first `dimensions` numbers are
-        returned. The closer the dot product of two vectors is to 1, the more similar the model considers the texts.
+        """Return a vector of length 1 for each text. With `dimensions`, only the first `dimensions` numbers of each
+        vector are returned. The closer the dot product of two vectors is to 1, the more similar the model considers the
+        texts.
 
-        An embedding model uses the settings in its folder. With `prompt_name`, it puts its prompt of that name before
-        the text. For a generating model, the vector is the hidden state of the last token. Longer texts are cut to
-        `truncate_prompt_tokens` (-1: the model's limit). With `normalize` False, the length of a vector is not changed.
-        Nothing is generated.
+        An embedding model uses the settings in its folder. With `prompt_name`, the model's prompt of that name is put
+        before the text. For a generating model, the vector is the hidden state of the last token. Longer texts are cut
+        to `truncate_prompt_tokens` (-1: the model's limit). With `normalize` False, the length of a vector is not
+        changed. Nothing is generated.
         """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
@@ -230,8 +231,8 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """Return the next message of one conversation, or of each conversation in a list. Apart from this, the method
-        works like `generate`.
+        """Return the next message of one conversation, or of each conversation in a list. Apart from chat options, the
+        method works like `generate`.
 
         Each output has a `message`: the reasoning, the content, and the calls of `tools`. `tool_choice` and the other
         options work as in the servers (see `ChatOptions`). Without `sampling`, the only limit on a message is the
@@ -277,10 +278,10 @@ class LLM(LoadedModelMixin):
     def cache(
         self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
     ) -> RetainedPrompt:
-        """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`). A
-        continuation then computes only its own tokens. Use the result in a `with` block, or call its `delete`. Other
-        keywords of this method are those of `generate`. Raises `InvalidRequest` if the prompt exceeds the limits for
-        retained KV."""
+        """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`). A later
+        request that continues the prompt then computes only its own tokens. Use the result in a `with` block, or call
+        its `delete`. Other keywords of this method are those of `generate`. Raises `InvalidRequest` if the prompt
+        exceeds the limits for retained KV."""
         return retain_prompt(self, prompt, ttl, tools, given)
 
     @takes(ChatCallOptions)
@@ -338,7 +339,7 @@ class LLM(LoadedModelMixin):
 
         def __getattr__(self, name: str) -> Any:
             """Raise an error that names bridle's equivalent of a method of vLLM's `LLM`. Type checkers do not see this
-            method, so they report such names."""
+            method, so they report unknown names."""
             advice = of_method(name)
             told = f"LLM has no {name!r}" + (f": {advice}" if advice else "")
             raise AttributeError(told, name=name, obj=self)

@@ -50,11 +50,11 @@ class LoadedModelMixin:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded. `settings` are
         fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default for
         calls without sampling parameters. With `control` True, a runtime for Wasm controllers is started in a separate
-        process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for them and for
-        adapters that `load_adapter` adds later ({}: only for the latter). `tools` are functions by name that
-        controllers may call (`view.tool`), within `tool_limits`. `policies` apply to all outputs, as with `bridle serve
-        --policies`. A policy setting is a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is shown
-        while the model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
+        process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for these
+        adapters and for those that `load_adapter` adds later ({}: only for the latter). `tools` are functions by name
+        that controllers may call (`view.tool`), within `tool_limits`. `policies` apply to all outputs, as with `bridle
+        serve --policies`. A policy setting is a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is
+        shown while the model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
         `InvalidRequest`; the message names the next step."""
         hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)
@@ -107,10 +107,10 @@ class LoadedModelMixin:
     def load_adapter(
         self, name: str, source: str | Path, revision: str | None = None, *, replace: bool = False
     ) -> serving.AdapterInfo:
-        """Load the LoRA adapter in a folder or hub repository. Requests use it with `generate(..., adapter=name)`.
-        Running requests continue while it loads. With `replace`, the adapter replaces an adapter of the same name.
-        Running requests continue to use the old one. Raises `AdapterRefused` with the reason for an adapter that cannot
-        be applied."""
+        """Load the LoRA adapter in a folder or hub repository. Requests use the adapter with `generate(...,
+        adapter=name)`. Running requests continue while the adapter loads. With `replace`, the adapter replaces an
+        adapter of the same name. Running requests continue to use the old one. Raises `AdapterRefused` with the reason
+        for an adapter that cannot be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
@@ -118,7 +118,7 @@ class LoadedModelMixin:
         return self._model.adapters.get(name)
 
     def unload_adapter(self, name: str) -> None:
-        """Remove an adapter. Requests that use it continue to their end. Raises `UnknownAdapter`."""
+        """Remove an adapter. Requests that use the adapter continue to their end. Raises `UnknownAdapter`."""
         self._model.adapters.remove(name)
 
     @property
@@ -140,14 +140,15 @@ class LoadedModelMixin:
     # -- control vectors -------------------------------------------------------------------------------------
 
     def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:
-        """Load a control vector from a GGUF or safetensors file. Requests use it with `generate(...,
+        """Load a control vector from a GGUF or safetensors file. Requests use the vector with `generate(...,
         control_vectors={name: scale})`. Running requests keep the vector that had this name before. Raises
         `InvalidRequest` if the file does not fit the model."""
         self._model.check_process()
         return self._vectors.add(name, source)
 
     def unload_control_vector(self, name: str) -> None:
-        """Remove a control vector. Requests that use it continue to their end. Raises `UnknownControlVector`."""
+        """Remove a control vector. Requests that use the vector continue to their end. Raises
+        `UnknownControlVector`."""
         self._vectors.remove(name)
 
     @property

@@ -52,8 +52,8 @@ def scores_of(
     how: RunOptions,
     run: Callable[[list[OutputCollector]], list[RequestOutput]],
 ) -> list[TextScore]:
-    """Return the score of each text. With `top`, it has the `top` most probable tokens at each position. Raises the
-    first error of any text."""
+    """Return the score of each text. With `top`, each position has its `top` most probable tokens. Raises the first
+    error of any text."""
     model.check_process()
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
     outputs = run(make_collectors(model, prompts, sampling, None, how))

@@ -70,7 +70,7 @@ class Reader(Generic[T]):
 
 class _Source(RequestHandle):
     """A running request, and the function that is called when the request has ended. Streams and readers of the request
-    refer to this object, but it does not refer to them."""
+    refer to this object, but this object does not refer to them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
