@@ -76,14 +76,14 @@ class ModelConfig:
     of keys and values on a CPU: `auto` is `dtype`; `int8` has one scale for each head of a token. The size of the KV
     cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. If none of these three is set, `warm_up`
     runs the largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
-    `max_kv_memory` bytes; `num_sharers` processes like this one share the memory. The KV cache leaves `reserved_memory`
+    `max_kv_memory` bytes; `num_sharers` processes share the device's memory. The KV cache leaves `reserved_memory`
     bytes of device memory free for adapters that are loaded later. With 0, no adapters are loaded later and CUDA graphs
     have none. The largest step has `step_tokens` prompt tokens and `step_seqs` sequences (None: the default of the
     device). With `generation_config` `auto`, the checkpoint's file of that name sets the sampling parameters that a
     request leaves out. `draft_model` is a smaller checkpoint with the same vocabulary. The draft model takes part of
     the KV cache's memory. If a request names an image by its address, the image is fetched only from `image_hosts`.
     `control_vectors` are files of control vectors that requests may scale, each as NAME=FILE. With `enforce_eager`, a
-    GPU computes all steps without CUDA graphs. By default only long steps run without them. `tool_format` and
+    GPU computes all steps without CUDA graphs. By default, only long steps run without CUDA graphs. `tool_format` and
     `reasoning_format` name the formats of tool calls and reasoning (`auto`: detected from the chat template). With
     `parse_special_text`, text in messages that spells a special token becomes that token. Without `bare_calls`, a tool
     call without its markup is read as text. If the chat template cannot show tools, `tool_prompt` decides whether they

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ForcedText:
-    """Consecutive forced tokens: their text, and its log-probability (natural logarithm) under the model."""
+    """Consecutive forced tokens: their text, and the text's log-probability (natural logarithm) under the model."""
 
     text: str
     logprob: float

@@ -127,8 +127,8 @@ class Overloaded(BridleError, code="overloaded"):
 
 
 class ControllerError(BridleError, code="controller_error"):
-    """A controller failed or violated a rule. Only its own request ends. `logs` is the end of the controller's log, if
-    known."""
+    """A controller failed or violated a rule. Only the request of this controller ends. `logs` is the end of the
+    controller's log, if known."""
 
     logs: str = ""
 

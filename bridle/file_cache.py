@@ -1,9 +1,9 @@
 """Files in the cache folder, which can be created again at any time. Files are written atomically, and are used only if
 their digest is right. If all files together exceed a limit, the least recently used files are removed.
 
-An entry is a short text that describes it, and a long string of bytes (its data). Both have digests. A missing or
-damaged entry is not found, and neither is one of another version or for other inputs. Several processes may read and
-write the same entries.
+An entry is a short text that describes it, and a long string of bytes (its data). Both have digests. Entries that are
+missing or damaged are not found, and neither are entries of another version or for other inputs. Several processes may
+read and write the same entries.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Embedded(Event):
 @dataclass(slots=True)
 class Resuming(Event):
     """The device that computed this output is lost. The output continues when a device is available again. The event is
-    sent only to requests that ask for it."""
+    sent only to requests that ask for it (`tell_resuming`)."""
 
 
 @dataclass(slots=True)

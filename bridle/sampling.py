@@ -121,9 +121,9 @@ class SamplingParams:
     cached. With `seed` None, a random seed is chosen when the request is admitted. The `n` outputs are forks of one
     sequence, and the prompt is computed once. With `watermark` None, the output has no watermark.
 
-    `speculate` is the number of draft tokens at once, which changes only the speed: 0 (or `off`) for none, -1 (or
-    `auto`) for as many as increase the speed. If `speculate` is None, the engine's setting applies, or `auto` if there
-    is a `prediction` of the output.
+    `speculate` is the number of draft tokens at once; it changes only the speed. The value 0 (or `off`) means none, and
+    -1 (or `auto`) means as many as increase the speed. If `speculate` is None, the engine's setting applies, or `auto`
+    if there is a `prediction` of the output.
 
     Further samplers are off by default and have llama.cpp's names; `bridle.model.sampling` defines them:
 
@@ -155,12 +155,12 @@ class SamplingParams:
     outputs.
 
     With `token_healing`, the last tokens of the prompt are removed if a longer token may replace them. The output then
-    spells their text again, but shows only the text after it. `describe_constraint` adds a description of the
+    spells the removed text again, but shows only the text after it. `describe_constraint` adds a description of the
     constraint to the user's last message in a conversation. `control_vectors` are the scales, by name, with which
     loaded control vectors are added to the hidden states. Of the `n` outputs, only the `keep_best` outputs with the
     highest mean log-probability are returned (0: all). The other outputs end when they can no longer be among the best.
     `probes` are control vectors, each as NAME or NAME@LAYER. Controllers read the projections of the hidden states on
-    them.
+    these vectors.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)

@@ -50,8 +50,8 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
-    """Return a provider that sends spans in a separate thread, as the standard variables say. The caller must shut it
-    down. Raises `UnsupportedFeature` if a package is missing, and `InvalidRequest` for an invalid variable."""
+    """Return a provider that sends spans in a separate thread, as the standard variables say. The caller must shut the
+    provider down. Raises `UnsupportedFeature` if a package is missing, and `InvalidRequest` for an invalid variable."""
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider

@@ -28,7 +28,7 @@ _BITS = {"q4_0": 4, "int8": 8, "q8_0": 8, "fp8": 8}
 
 @dataclass(slots=True)
 class BaselineRun:
-    """Result of one generator: its outputs, its wall-clock seconds, and its processor seconds over all threads."""
+    """The result of one generator: its outputs, its wall-clock seconds, and its processor seconds over all threads."""
 
     outputs: list[list[int]]
     seconds: float

@@ -1,8 +1,8 @@
 """Benchmark of the cost of controllers: `bridle bench control`.
 
-On a simulated device with steps of 20 ms, it measures two costs: the time that controllers add to a step, and masks in
-the sampler. On a real model, it measures how much controllers slow down generation, and their processor time. Figures
-are medians of runs in turns, so that other work on the machine affects all alike.
+On a simulated device with steps of 20 ms, two costs are measured: the time that controllers add, and masks in the
+sampler. On a real model, the benchmark measures how much controllers slow down generation, and their processor time.
+Figures are medians of runs in turns, so that other work on the machine affects all alike.
 """
 
 from __future__ import annotations

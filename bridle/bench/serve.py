@@ -2,10 +2,10 @@
 
 1. The first part measures the throughput of 16 streaming clients, compared with the offline engine on the same
 requests. Server and engine take turns, and the best run of each counts.
-2. The other parts increase the number of clients, then the arrival rate. These parts measure time to first token, time
+2. Two further parts increase the number of clients and the arrival rate. All parts measure time to first token, time
 between tokens, and good requests per second.
 
-The server runs in its own process. The processor time of the clients is reported separately; the clients run in this
+The server runs in a separate process. The processor time of the clients is reported separately; the clients run in this
 process.
 """
 

@@ -110,8 +110,8 @@ def _request(target: ServerTarget, tenant: int, prompt: Sequence[int], max_token
 
 
 class _Reader(asyncio.Protocol):
-    """Sends one request and records its answer. An event that is received in two parts counts once, when its second
-    part is received."""
+    """Sends one HTTP request and records its answer. An event that is received in two parts counts once, when its
+    second part is received."""
 
     def __init__(self, request: bytes, sample: Sample, drop_after: int | None, done: asyncio.Future[None]) -> None:
         self._request = request

@@ -52,7 +52,7 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Take `num_bytes` from the limit, if they are allowed now. Returns whether they were allowed."""
+        """Take `num_bytes` from the limit, if they are allowed now. Returns whether the bytes were allowed."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
         return is_allowed
@@ -182,7 +182,7 @@ class BlockStore:
         return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all offered blocks are written, but not longer than `deadline`. Returns whether they were
+        """Wait until all offered blocks are written, but not longer than `deadline`. Returns whether the bytes were
         allowed."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, max(deadline - time.monotonic(), 0.0))

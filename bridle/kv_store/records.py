@@ -71,10 +71,10 @@ def state_key(digest: bytes) -> bytes:
 
 
 def block_digest(data: Buffer) -> bytes:
-    """Return a digest that detects damage of a block. The digest covers sums of the block's 64-bit words, by page of 4
-    KiB and by position in a page, and the bytes after the last page. A sum changes if a few words are damaged, or if a
-    page is lost, outdated or in the wrong position. Computing the sums takes a tenth of the time of a cryptographic
-    digest."""
+    """Return a digest that detects damage of a block. The digest covers sums of the block's 64-bit words, and the bytes
+    after its last page. Words are summed by page of 4 KiB and by position in a page. A sum changes if a few words are
+    damaged, or if a page is lost, outdated or in the wrong position. Computing the sums takes a tenth of the time of a
+    cryptographic digest."""
     import numpy as np  # imported here, because the engine alone does not need it
 
     whole = len(data) // (8 * _PAGE_WORDS) * _PAGE_WORDS

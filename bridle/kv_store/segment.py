@@ -63,7 +63,7 @@ class Segment:
         return block_digest(into) == header.digest
 
     def note_use(self) -> None:
-        """Record that the segment is in use. Unused segments are removed before it."""
+        """Record that the segment is in use. Unused segments are removed before segments in use."""
         now = time.monotonic()
         if now - self._used >= _USE_EVERY:
             self._used = now

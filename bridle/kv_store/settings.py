@@ -1,4 +1,4 @@
-"""Settings of a block store: its folder, and how much disk space it may take."""
+"""Settings of a block store: its folder, and the limit on its disk space."""
 
 from __future__ import annotations
 

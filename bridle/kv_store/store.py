@@ -253,7 +253,7 @@ def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class ScopeFiles:
-    """The segments of one scope. `used` is when they were last used, as a Unix time."""
+    """The segments of one scope. `used` is when the segments were last used, as a Unix time."""
 
     folder: Path
     num_bytes: int

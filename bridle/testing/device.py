@@ -1,4 +1,4 @@
-"""Simulates a device in addition to its results: which calls fail, and how long a step takes."""
+"""Simulates which calls of a device fail, and how long a step takes. Results are not simulated here."""
 
 from __future__ import annotations
 

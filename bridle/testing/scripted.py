@@ -47,7 +47,7 @@ class _LogitsRow:
 
 class ScriptedBlocks:
     """The blocks and states of the fake KV cache, in the form that a store uses. `identity` identifies the model that
-    computed them."""
+    computed the KV."""
 
     def __init__(self, paged: PagedKV, states: FakeStates, identity: str) -> None:
         self._paged, self._states, self._identity = paged, states, identity
@@ -110,10 +110,10 @@ class ScriptedExecutor:
 
     `kv` is the layout of the KV cache. `next_token(prefix)` returns a token id or a row of logits; it replaces the
     seeded hash. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at its
-    start. `sample_faults` does so for sampling. `device_time(plan)` is the duration of a forward pass in seconds of
-    `clock`. `forward` returns at once, and `sample` waits for the remaining time. `forward` first calls `on_forward`,
-    in the engine's thread. With `record`, all plans and batches are kept in `plans` and `batches`. `violations` has the
-    operations that were refused. With an `embedding_size`, the executor also gives embeddings.
+    start. `sample_faults` does the same for calls of `sample`. `device_time(plan)` is the duration of a forward pass in
+    seconds of `clock`. `forward` returns at once, and `sample` waits for the remaining time. `forward` first calls
+    `on_forward`, in the engine's thread. With `record`, all plans and batches are kept in `plans` and `batches`.
+    `violations` has the operations that were refused. With an `embedding_size`, the executor also gives embeddings.
     """
 
     def __init__(

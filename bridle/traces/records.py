@@ -199,10 +199,10 @@ class ExchangeRecord(Record):
 
 @dataclass(slots=True)
 class EndRecord(Record):
-    """The output is complete. `text` is the text that was held back until now. `stop` or `error` says why it ended.
-    `num_cut` is the number of records that are missing, because the request had too many. `modules` are the names of
-    the request's Wasm controllers, each with the hash that its module had at the start. Only the first output has them.
-    `constraint` is the probability that constraints removed, as in `usage.constraint`."""
+    """The output is complete. `text` is the text that was held back until now. `stop` or `error` says why the output
+    ended. `num_cut` is the number of records that are missing, because the request had too many. `modules` are the
+    names of the request's Wasm controllers, each with the hash that its module had at the start. Only the trace of the
+    first output has these names. `constraint` is the probability that constraints removed, as in `usage.constraint`."""
 
     reason: str = ""
     text: str = ""
