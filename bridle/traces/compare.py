@@ -17,7 +17,7 @@ _BROKEN_OFF = frozenset({"cancelled", "deadline"})
 @dataclass(frozen=True, slots=True)
 class Move:
     """A move is one change of an output. Two moves are equal if they look the same to a reader of the trace. `record`
-    has further details."""
+    has further details of the move."""
 
     what: str
     values: tuple[object, ...]
@@ -48,8 +48,8 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
     """The first difference of two traces in output `output`: one move from each trace (None: no more moves), and the
-    moves `before`. `gap` is the difference in log-probability between the most probable and the second token, in the
-    first run."""
+    moves `before`. `gap` is the difference in log-probability between the most probable and the second most probable
+    token, in the first run."""
 
     output: int
     number: int

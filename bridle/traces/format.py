@@ -2,7 +2,7 @@
 other.
 
 The lines have the fields of the classes in `bridle.traces`. Fields with their default value are left out. The JSON
-schema is generated from the same classes. So lines and schema always agree.
+schema is generated from the same classes. So the lines always agree with the schema.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ class Odds:
 
 @dataclass(slots=True)
 class Draw:
-    """The distributions behind a sampled token. `before` is the model's own; `after` is the one after mask and bias
-    (None: they changed nothing). `num_allowed` is the number of allowed tokens (None: all). `taken` is the probability
-    of the forbidden tokens in the model's own distribution."""
+    """The distributions behind a sampled token. `before` is the distribution of the model itself; `after` is the one
+    after mask and bias (None: mask and bias changed nothing). `num_allowed` is the number of allowed tokens (None:
+    all). `taken` is the probability of the forbidden tokens in the model's own distribution."""
 
     before: Odds
     after: Odds | None = None
@@ -85,7 +85,8 @@ class Record:
 @dataclass(slots=True)
 class PromptRecord(Record):
     """The prompt was computed. The first `num_cached` tokens of the prompt were found in the cache. `queued` is the
-    time in seconds that the request waited for room. `opening` is the time in seconds to start its controller."""
+    time in seconds that the request waited for room. `opening` is the time in seconds to start the request's
+    controller."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -96,9 +97,8 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had already been computed before. Tokens are
-    computed again if a preemption or a lost device lost their KV, or if the logits of the last token are needed
-    again."""
+    """Tokens from position `start` on were computed; `num_again` of them had already been computed before. A token is
+    computed again if its KV was lost by a preemption or with the device, or if its logits are needed again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -108,10 +108,10 @@ class ChunkRecord(Record):
 
 @dataclass(slots=True)
 class TokenRecord(Record):
-    """One more token of the output, at position `at`. `text` is the text that became final with it; `spelled` is the
-    text of the token alone. The token was sampled, or it was forced by the controller that `by` names. `answer` is the
-    time in seconds that the controller took to answer since the last token. A token with `drafted` was computed before
-    it was sampled."""
+    """One more token of the output, at position `at`. `text` is the text that became final with this token; `spelled`
+    is the text of the token alone. The token was sampled, or it was forced by the controller that `by` names. `answer`
+    is the time in seconds that the controller took to answer since the last token. A token with `drafted` was computed
+    before it was sampled."""
 
     at: int = 0
     token: int = 0
@@ -158,8 +158,8 @@ class ForkRecord(Record):
 
 @dataclass(slots=True)
 class WaitRecord(Record):
-    """The output was waiting for `num_steps` steps, and now continues. `late` says that the controller was late.
-    If `late` is False, the output waited on purpose; `variables` names the variables that it waited for."""
+    """The output was waiting for `num_steps` steps, and now continues. `late` says that the controller was late with
+    its answer. If `late` is False, the output waited on purpose; `variables` names the variables that it waited for."""
 
     late: bool = False
     variables: tuple[str, ...] = ()

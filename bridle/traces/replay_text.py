@@ -10,7 +10,7 @@ from bridle.traces.records import EndRecord, ForkRecord, Record, RewindRecord, T
 
 @dataclass(slots=True)
 class Rebuilt:
-    """One output. `ends[i]` is the length of the text that was final after token i. `records` are the records of the
+    """One output. `ends[i]` is the length of the text that was final after token i. `records` are the records of those
     tokens that were not rolled back."""
 
     index: int
@@ -45,7 +45,7 @@ def rebuild(trace: Trace) -> list[Rebuilt]:
 
 
 def rebuild_records(records: Iterable[Record]) -> dict[int, Rebuilt]:
-    """Return the outputs that these records describe, by index. If records are missing, their tokens are missing
+    """Return the outputs that the given records describe, by index. If records are missing, their tokens are missing
     too."""
     outputs = {0: Rebuilt(0)}
     for record in records:
