@@ -1,9 +1,9 @@
 """A scripted executor that returns its results later, like an executor whose device computes while its caller does
 other work.
 
-Calls only queue work. The queued work is done in order, at the first wait for it and never earlier. So a test notices
-if a token is read before `get_result`. Placeholders in a plan are replaced by the simulated device, which already has
-the sampled tokens.
+Calls of the executor only queue work. The queued work is done in order, at the first wait for it and never earlier. So
+a test notices if a token is read before `get_result`. Placeholders in a plan are replaced by the simulated device,
+which already has the sampled tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class LateScriptedExecutor(ScriptedExecutor):
     """A `ScriptedExecutor` whose sampling has two parts, `sample_async` and `get_result`. The executor takes the same
     options as `ScriptedExecutor`. `device_time` needs a clock; sampling takes no time. `forward` raises the errors in
     `faults`; `get_result` raises those in `sample_faults`. `num_ahead` counts steps that were launched before the
-    tokens of the previous step were taken. `num_named` counts the rows with a placeholder in these steps."""
+    tokens of the previous step were taken. `num_named` counts the rows with a placeholder in the steps that were
+    launched early."""
 
     is_async = True
 
@@ -80,7 +81,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         self._draw_done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Queue the plan. This call raises a fault; tokens that were sampled earlier can still be read."""
+        """Queue the plan. `forward` raises a fault at once. Tokens that were sampled earlier can still be read."""
         self._notice(plan)
         names = [token for row in plan.rows for token in row.new_tokens if token < 0]
         with Recorded(self.violations):

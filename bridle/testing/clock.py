@@ -1,5 +1,5 @@
 """A clock that tests give to the engine in place of the system's clock. The clock's time moves only when a test
-advances it. So deadlines are tested without waiting."""
+advances it. So tests of deadlines need not wait."""
 
 from __future__ import annotations
 

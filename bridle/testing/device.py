@@ -11,8 +11,8 @@ from bridle.testing.clock import Clock
 
 class PlayedDevice:
     """Simulates the failures and the durations of a device. `faults` and `sample_faults` map the numbers of calls (from
-    0) to the errors with which they fail. A forward pass takes `seconds(plan)` seconds of `clock`. The call returns at
-    once, and sampling waits for the remaining time."""
+    0) to the errors with which they fail. A forward pass takes `seconds(plan)` seconds of `clock`. A call of `forward`
+    returns at once, and sampling waits for the remaining time."""
 
     def __init__(
         self,

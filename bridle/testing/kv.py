@@ -76,8 +76,8 @@ class PagedKV:
 
 
 class FakeStates:
-    """Slots for recurrent states. A state is the digest of all tokens that went into it. So a truncation cannot undo
-    it."""
+    """Slots for recurrent states. A state is the digest of all tokens that went into it. So a truncation of the
+    sequence cannot undo a state."""
 
     def __init__(self, num_slots: int) -> None:
         self._digests: list[int | None] = [None] * num_slots
@@ -103,7 +103,7 @@ class FakeStates:
         return digest.to_bytes(8, "little")
 
     def write(self, slot: int, data: memoryview) -> None:
-        """Fill a slot with bytes that `read` returned."""
+        """Fill a state's slot with bytes that `read` returned."""
         self._digests[slot] = int.from_bytes(data, "little")
 
     def run(self, row: PlanRow, digests: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class FakeStates:
 
 
 class SequenceKV:
-    """Cells, stored by sequence id. `capacity` limits the number of different cells in use."""
+    """The cells of each sequence, by sequence id. `capacity` limits the number of different cells in use."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -2,8 +2,8 @@
 
 Each position p of a sequence has a *digest*: a 64-bit hash of the adapter and of all tokens up to p. The digest stands
 for the keys and values that a real model keeps for position p. A logits row mixes the digests of all positions up to
-its own. So one wrong slot anywhere in the cache gives another row. Logits are small integers, so they are exact in
-every float type. A test can give a function `next_token`, which chooses every token in place of the hash.
+its own. So one wrong slot anywhere in the KV cache gives another logits row. Logits are small integers, so they are
+exact in every float type. A test can give a function `next_token`, which chooses every token in place of the hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The executor's copy of each sequence, and a check of every rule that a plan must follow.
 
 A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, freed sequences
-and rows of a plan to these copies. `Mirrors` raises `InternalError` at the first operation that a correct engine would
+and rows of a plan to the mirrors. `Mirrors` raises `InternalError` at the first operation that a correct engine would
 not send. This module does not check the contents of the KV cache; the executor compares them afterwards.
 """
 
@@ -49,7 +49,7 @@ class Mirror:
 
 
 class Mirrors:
-    """An executor's copies of all sequences."""
+    """An executor's copies (mirrors) of all sequences."""
 
     def __init__(self, info: ExecutorInfo, model: ScriptedModel) -> None:
         self.info = info
@@ -95,7 +95,8 @@ class Mirrors:
         return made
 
     def free(self, seq_id: int) -> None:
-        """Forget one sequence. An unknown id is not an error, because a sequence may end before its first row."""
+        """Forget one sequence. An unknown sequence id is not an error, because a sequence may end before its first
+        row."""
         self._mirrors.pop(seq_id, None)
 
     def apply(self, row: PlanRow) -> Mirror:

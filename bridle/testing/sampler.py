@@ -1,8 +1,8 @@
 """Samples tokens from logits, one row at a time, in plain numpy. The code is short enough to be checked by reading.
 
 The order is raw log-probabilities, bias, mask, processed log-probabilities, penalties, DRY, top-n-sigma, temperature,
-top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat replaces the steps from top-k to XTC. Ties go to the lower token
-id everywhere. A row is sampled alone, so other rows have no effect on it.
+top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat replaces the steps from top-k to XTC. Of tokens with equal
+values, the lower token id comes first everywhere. A row is sampled alone, so other rows have no effect on it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], 
 
 def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Logits:
     """Return the logits after DRY. The logit of a token is reduced if the token continues a repetition. A longer
-    repetition reduces it more."""
+    repetition reduces the logit more."""
     if not sampling.has_dry:
         return logits
     breakers = set(sampling.dry_breaker_ids)
@@ -183,7 +183,8 @@ def _unsurprising(probs: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
 
 
 def _keep(scores: Logits, sampling: SamplingParams) -> NDArray[np.float64]:
-    """Return the probabilities [V] after truncation, not normalized. Tokens that are left out have 0."""
+    """Return the probabilities [V] after truncation, not normalized. Tokens that truncation leaves out have probability
+    0."""
     probs: NDArray[np.float64] = np.exp(scores - scores[np.isfinite(scores)].max())
     if sampling.top_k > 0:
         probs[_descending(scores)[sampling.top_k :]] = 0.0

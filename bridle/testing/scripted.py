@@ -1,9 +1,9 @@
 """An executor without a model, to test the engine's properties, for tests of users, and to measure the engine alone.
 
 `ScriptedExecutor` applies each `StepPlan` exactly to a fake KV cache, and computes its logits from the KV that it reads
-back. So a wrong block, a missing copy or an outdated prefix is found. The executor also checks every plan against the
-rules for executors, and raises `InternalError` at once. The executor needs neither torch nor weights, and does not
-handle text.
+back. So the executor finds a wrong block, a missing copy or an outdated prefix. The executor also checks every plan
+against the rules for executors, and raises `InternalError` at once. The executor needs neither torch nor weights, and
+does not handle text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)
@@ -108,9 +108,9 @@ class ScriptedSequences:
 class ScriptedExecutor:
     """A scripted `Executor`.
 
-    `kv` is the layout of the KV cache. `next_token(prefix)` returns a token id or a row of logits; it replaces the
-    seeded hash. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at its
-    start. `sample_faults` does the same for calls of `sample`. `device_time(plan)` is the duration of a forward pass in
+    `kv` is the layout of the KV cache. `next_token(prefix)` replaces the seeded hash. It returns a token id or a row of
+    logits. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at its start.
+    `sample_faults` does the same for calls of `sample`. `device_time(plan)` is the duration of a forward pass in
     seconds of `clock`. `forward` returns at once, and `sample` waits for the remaining time. `forward` first calls
     `on_forward`, in the engine's thread. With `record`, all plans and batches are kept in `plans` and `batches`.
     `violations` has the operations that were refused. With an `embedding_size`, the executor also gives embeddings.
@@ -376,7 +376,7 @@ def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
 
 
 def embedding_of(logits: Logits, size: int) -> array[float]:
-    """Return a vector of length 1 that identifies a row of logits."""
+    """Return a vector of length 1 that is a hash of a row of logits."""
     values = [byte + 1 for byte in hashlib.shake_128(logits.tobytes()).digest(size)]
     length = math.hypot(*values)
     return array("f", [value / length for value in values])

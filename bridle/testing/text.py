@@ -23,7 +23,8 @@ class PieceDecoder:
         return cls([chr(ord("a") + token) for token in range(vocab_size)])
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> PieceState:
-        """Return the decoding state of an output that follows `prompt`. Neither argument has an effect on the state."""
+        """Return the decoding state of an output that follows `prompt`. Neither argument of `open` has an effect on the
+        state."""
         return PieceState(self.pieces)
 
     def token_text(self, token: int) -> str:
