@@ -2,8 +2,8 @@
 bridle are in a checkout's `dev/`.
 
 A benchmark measures bridle and its baseline (another program or a physical limit) in the same run and in turns. So
-other work on the machine affects all alike, and the ratios are reliable. A benchmark does not use the command line; it
-prints a table and returns its figures for JSON.
+other work on the machine affects bridle and the baseline alike, and the ratios are reliable. A benchmark does not use
+the command line; it prints a table and returns its figures for JSON.
 """
 
 from bridle.bench.run import BENCHMARKS, benchmarks, run

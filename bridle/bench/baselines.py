@@ -1,7 +1,7 @@
 """Generators that a benchmark compares: bridle's engine, and transformers' `generate` and continuous batching.
 
-Each peer has the same weights and gets the same prompts. All peers decode greedily and never stop early. Loading and
-starting threads is not measured.
+Each generator has the same weights and gets the same prompts. All generators decode greedily and never stop early.
+The time to load the model and to start threads is not measured.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class EnginePeer:
         return watch.stop([])
 
     def finish(self) -> None:
-        """Cancel the requests that `start` began."""
+        """Cancel the requests that a call of `start` began."""
         for request_id in self._outputs:
             self.engine.cancel(request_id)
         while self.engine.has_work:
@@ -181,7 +181,8 @@ class BridlePeer(EnginePeer):
 
 
 class GeneratePeer:
-    """`model.generate` on the whole batch at once, with prompts padded on the left as its documentation recommends."""
+    """transformers' `model.generate` on the whole batch at once; prompts are padded on the left, as its documentation
+    recommends."""
 
     name = "generate"
 

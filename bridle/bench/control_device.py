@@ -1,8 +1,8 @@
 """Measures the time that Wasm controllers add to a step, on a simulated device whose steps take a fixed time.
 
-On a device that blocks (a CPU), all work between the forward pass and the sampler delays the step. This work is waiting
-for controllers, decoding their answers, and branching. On a device that does not block (a GPU), this work happens while
-the device computes.
+On a device that blocks (a CPU), all work between the forward pass and the sampler delays the step. The work is waiting
+for controllers, decoding their answers, and branching. On a device that does not block (a GPU), the engine does this
+work while the device computes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TimedDevice(InstantExecutor):
         self._done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Begin the waiting time of a step."""
+        """Record the time at which a step begins to wait."""
         self._done = time.perf_counter() + self.seconds
         if self.blocks:
             self._rest()

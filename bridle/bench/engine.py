@@ -4,7 +4,7 @@ transformers, and both with the speed that the memory bandwidth allows.
 All generators run in this process with the same threads, weights, prompts and output lengths. The generators take
 turns, and each figure is the best of its rounds. Processor time is reported as well, because other work on the machine
 affects it less. So the ratio of processor times is reliable even if the ratio of elapsed times is not. Decoding time is
-the time of a full run minus that of a run with one new token, so it contains no prefill. Decoding speed is compared
+the time of a full run minus the time of a run with one new token, so it contains no prefill. Decoding speed is compared
 with the roofline: the speed at which a step's bytes are read at the bandwidth measured in the same run.
 """
 

@@ -52,8 +52,8 @@ _WAYS = ("first", "again")
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
     """Figures of one start of a server. `seconds` and `cpu_seconds` end when `/health` answers. `first_token_seconds`
-    ends with the answer to the request that follows at once. `peak_mb` is the peak memory of the server's main process;
-    `memory_mb` is the memory of all its processes at the end."""
+    ends when the first request is answered, which is sent as soon as `/health` answers. `peak_mb` is the peak memory of
+    the server's main process; `memory_mb` is the memory of all its processes at the end."""
 
     model: str
     server: str

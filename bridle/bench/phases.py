@@ -55,7 +55,8 @@ class MachineLimits:
 
 
 class Phases:
-    """The parts of a benchmark by name, with the estimated seconds of each part. The parts run in this order.
+    """The parts of a benchmark by name, with the estimated seconds of each part. The parts run in the order of this
+    mapping.
 
     All output goes to standard error, because standard output is for the figures."""
 
@@ -96,7 +97,8 @@ class Phases:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Mark a part as the current one. A terminal shows its progress next to its name and the remaining time."""
+        """Mark a part as the current one. A terminal shows the part's progress next to its name and the remaining
+        time."""
         number, count = self._num_done + 1, len(self._guesses)
         guess = self._guesses[name]
         began = self._clock()
@@ -108,8 +110,8 @@ class Phases:
 
 @contextmanager
 def _moving(console: Console, words: str) -> Iterator[None]:
-    """Show a spinner while a part runs; output printed meanwhile appears above the spinner. Without a terminal, a
-    message is printed from time to time during a long part."""
+    """Show a spinner while a part runs; output printed meanwhile appears above the spinner. Without a terminal, a long
+    part prints a message from time to time."""
     if not console.is_terminal:
         with PrintedSteps(words, console, _SILENCE):
             yield

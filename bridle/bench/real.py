@@ -1,10 +1,10 @@
 """Compares bridle with llama.cpp on real models: server start, reading of prompts, and decoding for 1, 4 and 16 streams
 over HTTP.
 
-Both servers run at the same time and are measured in turns, so that other work on the machine affects both. While one
-server is measured, the other is idle. `llama-bench`, which needs no server, takes its turn for prompts and for one
-stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens and differ each
-time, so that no prefix cache contains them.
+Both servers run at the same time and are measured in turns. So other work on the machine affects both. While one server
+is measured, the other is idle. `llama-bench`, which needs no server, takes its turn for prompts and for one stream.
+Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens and differ each time, so
+that no prefix cache contains them.
 """
 
 from __future__ import annotations

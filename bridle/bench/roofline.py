@@ -1,7 +1,7 @@
 """The measured memory bandwidth of the device, which limits decoding at small batches.
 
-A decoding step reads every weight once. If the weights do not fit into the caches, a step takes at least their bytes
-divided by the bandwidth.
+A decoding step reads every weight once. If the weights do not fit into the caches, a step takes at least the bytes of
+the weights divided by the bandwidth.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def _chosen(settings: BenchSettings) -> tuple[LoadScale, str]:
-    """Return the scale and the name of the model."""
+    """Return the sizes of the measurement, and the name of the model."""
     name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
     return _QUICK if settings.quick else _FULL, name
 

@@ -82,7 +82,7 @@ def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None)
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Ask a process to end, and kill it after `seconds`. An interrupt during the wait kills it at once."""
+    """Ask a process to end, and kill it after `seconds`. An interrupt during the wait kills the process at once."""
     process.terminate()
     try:
         process.wait(seconds)
