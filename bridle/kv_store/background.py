@@ -1,4 +1,4 @@
-"""Threads that write blocks to a store and read them back. So no step of an engine waits for a disk.
+"""Threads that write blocks to a store and read them back. So no step of an engine waits for the disk.
 
 An offered block is copied at once into a queue of limited size. The block can be loaded from the queue until it is
 written. If the queue is full, the block is dropped. Dropping a block is harmless, because the store is only a cache.
@@ -52,15 +52,16 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Take `num_bytes` from the limit, if they are allowed now. Returns whether the bytes were allowed."""
+        """Subtract `num_bytes` from the limit, if so many may be written now. Returns whether the bytes may be
+        written."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
         return is_allowed
 
 
 class BlockStore:
-    """A `SegmentStore` that threads read and write. For the blocks of a device, `memory` in the host is used first.
-    While other threads compute, blocks are read in a slow thread at the given `pace`: see `Load`. `on_change` is
+    """A `SegmentStore` that threads read and write. Blocks of a device are first written to `memory`, which is in the
+    host. While other threads compute, blocks are read in a slow thread at the given `pace`: see `Load`. `on_change` is
     called, from any thread, when a load has ended. Only one thread may call the methods."""
 
     def __init__(
@@ -182,8 +183,8 @@ class BlockStore:
         return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all offered blocks are written, but not longer than `deadline`. Returns whether the bytes were
-        allowed."""
+        """Wait until all offered blocks are written, but not longer than `deadline`. Returns whether the bytes may be
+        written."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, max(deadline - time.monotonic(), 0.0))
 

@@ -1,7 +1,7 @@
 """Encryption of blocks with an operator's key: AES-256-GCM, with a random nonce for each block.
 
-A block is encrypted together with its name, so no block can replace another one. The names depend on the key too.
-Without the key, the files reveal neither the contents of a block nor the prompts that were computed.
+A block is encrypted together with its name, so no block can replace another one. The names of stored blocks depend on
+the key too. Without the key, the files reveal neither the contents of a block nor the prompts that were computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Threads that read blocks: fast threads, and a slow thread for times when a model computes on the same processors.
 
 The slow thread has low priority and pauses after each block. Low priority alone does not protect the model. All threads
-of a layer wait for the slowest one. So each millisecond that the reader takes from one of them delays the whole step.
+of a layer wait for the slowest one. So each millisecond that the reader takes from one of these threads delays the
+whole step.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class LoadedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Load:
-    """Blocks that are being read. When `is_done` is true, the first `num_loaded` blocks have been passed to their
-    `put`."""
+    """Blocks that are being read. When `is_done` is true, the first `num_loaded` blocks of the load have been passed to
+    their `put`."""
 
     blocks: Sequence[LoadedBlock]
     num_readers: int = _NUM_READERS
@@ -77,7 +78,7 @@ class Readers:
         self._nice.submit(function)
 
     def stop(self) -> None:
-        """End the threads. Blocks that are not read by then are reported as not found. Idempotent."""
+        """End the threads. Blocks that are not read when the threads end are reported as not found. Idempotent."""
         self._is_ended.set()
         self._fast.shutdown()
         self._nice.shutdown()

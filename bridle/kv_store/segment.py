@@ -129,7 +129,7 @@ def lock(file: int) -> None:
 
 
 def remove_if_complete(path: Path) -> bool:
-    """Remove a segment, unless a process is writing it. Returns whether it was removed."""
+    """Remove a segment, unless a process is writing it. Returns whether the segment was removed."""
     with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process writes it
         path.unlink()

@@ -5,7 +5,7 @@ memory from the headers of the records. So there is no index file that could be 
 segments. A process finds the blocks of other processes when it refreshes its index. The limit applies to all scopes
 together. Before a process begins a segment, the least recently used complete segments are removed. A segment that is
 being written counts with its full size. While other users have blocks of the model, a user gets at most half of the
-limit. Beyond that, the user's own segments are removed.
+limit. Beyond that share, the user's own segments are removed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SegmentStore:
 
     def drop(self, key: bytes, place: tuple[Segment, int] | None = None) -> None:
         """Remove a block from the index, so that it can be written again. With a `place`, the block is removed only if
-        it is still at that place."""
+        the index has it at this place."""
         with self._lock:
             if place is None or self.index.get(key) == place:
                 self.index.pop(key, None)
@@ -176,8 +176,8 @@ class SegmentStore:
 
     def _has_segment_for(self, size: int) -> bool:
         """Begin a segment if the block does not fit into the current one. Returns whether the block fits now. After a
-        failed write, the current segment is continued when the disk has room again. Each new segment would cost a file
-        descriptor."""
+        failed write, the process continues its current segment when the disk has room again. It does not begin a new
+        segment, which would cost a file descriptor."""
         writer = self._writer
         if writer is None or writer.size + size > self.segment_bytes or (self._has_failed and writer.is_lost):
             self._writer = self._begin_segment()
@@ -279,8 +279,8 @@ def remove_scope(folder: Path) -> int:
 
 
 def forget_tenant(folder: Path, tenant: str) -> int:
-    """Erase all blocks of a user, for all models. Returns the number of blocks. Processes that use the store can no
-    longer find these blocks."""
+    """Erase all blocks of a user, for all models. Returns the number of erased blocks. Processes that use the store can
+    no longer find these blocks."""
     return sum(segments.erase(path, tenant_tag(tenant)) for path, _, _ in list(list_segments(folder)))
 
 
