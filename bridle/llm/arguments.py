@@ -28,7 +28,7 @@ _MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{mo
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt. `media` has the images, sounds and videos for its placeholders, in order."""
+    """One prompt. `media` has the images, sounds and videos for the prompt's placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()

@@ -53,8 +53,8 @@ class Calls:
         given: Mapping[str, Any],
         media: Any = None,
     ) -> list[OutputCollector]:
-        """Return one collector for each prompt; each has a checked request. `given` are the keywords of the method that
-        `call` names."""
+        """Return one collector for each prompt; each collector has a checked request. `given` are the keywords of the
+        method that `call` names."""
         self.model.check_process()
         usual = self._sampling or filled(DEFAULT_SAMPLING, self.model.defaults, ())
         wanted, how = settle(call, sampling, usual, given, _OWN)
@@ -90,8 +90,8 @@ class Calls:
         self, collector: OutputCollector, given: Mapping[str, Any], turn: ChatRequest | None = None
     ) -> TextStream:
         """Submit the request and return its stream. For a conversation, `turn` parses the output. Outside an event
-        loop, an unusable constraint raises an error here. Inside an event loop, the error comes later, because
-        compiling the constraint would block the loop."""
+        loop, an unusable constraint raises an error here. Inside an event loop, an unusable constraint raises its error
+        later, because compiling it here would block the loop."""
         if not event_loop.in_event_loop():
             for compiling in start_compiling(self.model, [collector]):
                 compiling.result()

@@ -4,8 +4,8 @@
     print(session.send("My name is Ada."))
     print(session.send("What is my name?"))
 
-A session is plain data. The KV of its turns is found again in the prefix cache. To run several sessions in one batch,
-use `send_async` in several tasks, or `together`.
+A session is plain data. The KV of a session's turns is found again in the prefix cache. To run several sessions in one
+batch, use `send_async` in several tasks, or `together`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ChatSession:
     """One conversation with a model. A turn that fails or is cancelled leaves the conversation unchanged.
 
     `options` are the options of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`,
-    and so on. If the model calls tools, the calls are in `last_output.message.calls`. Send the results of these calls
-    as messages of role `tool`. Only one turn of a session may run at a time.
+    and so on. If the model calls tools, the calls are in `last_output.message.calls`. Send the results of the model's
+    calls as messages of role `tool`. Only one turn of a session may run at a time.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class ChatSession:
     # -- the history -----------------------------------------------------------------------------------------
 
     def fork(self) -> ChatSession:
-        """Return an independent copy of the session, to try another continuation. The KV of the common part is computed
-        only once."""
+        """Return an independent copy of the session, to try another continuation. The KV of the common part of both
+        sessions is computed only once."""
         twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
         twin.turns = copy.deepcopy(self.turns)
         twin.last_output = self.last_output

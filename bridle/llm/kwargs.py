@@ -36,8 +36,8 @@ _ALIKE = 0.7
 def settle(
     call: str, sampling: Sampling, default: SamplingParams, given: Mapping[str, Any], own: Iterable[str] = ()
 ) -> tuple[SamplingParams | Sequence[SamplingParams], RunOptions]:
-    """Return the sampling parameters and the run options in the keywords of `call`. Without sampling parameters,
-    `default` is returned. `own` are further arguments that the call accepts. Raises `UnknownKeyword`, and
+    """Return the sampling parameters and the run options in the keywords of `call`. If the keywords contain no sampling
+    parameters, `default` is returned. `own` are further arguments that the call accepts. Raises `UnknownKeyword`, and
     `InvalidRequest` for values that contradict each other."""
     known = _SAMPLING | _HOW | {*NAMES, *own}
     named = _named(call, given, known)
@@ -65,8 +65,8 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """Default value of keywords in displayed signatures. This default means that the value of an omitted keyword is
-    determined later."""
+    """Default value of keywords in displayed signatures. This default value means that the value of an omitted keyword
+    is determined later."""
 
     def __repr__(self) -> str:
         return "..."

@@ -153,12 +153,12 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[RequestOutput]:
-        """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
-        first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search
-        when `beam_width` texts are complete. `early_stopping` False ends a search when no beam can get a better score
-        at its present length. With "never", a search ends when no beam can get a better score even at the maximum
-        length. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the run options of `generate` also apply. All other
-        options that would change sampling are refused."""
+        """Search for the most probable texts with `beam_width` beams. Returns `beam_width` outputs for each prompt,
+        best first, each with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a
+        search when `beam_width` texts are complete. `early_stopping` False ends a search when no beam can get a better
+        score at its present length. `early_stopping` "never" ends a search when no beam can get a better score even at
+        the maximum length. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the run options of `generate` also
+        apply. All other options that would change sampling raise an error."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -187,7 +187,7 @@ class LLM(LoadedModelMixin):
         """Return log-probabilities of given texts, token by token. With `top`, the most probable tokens at each
         position are returned too, with their log-probabilities. With `others`, return the similarity of each pair of
         texts, like `/v1/score`. The similarity comes from a cross-encoder, or is the cosine of two vectors. A single
-        text is compared with all texts of the other argument. Nothing is generated. `adapter`, `timeout` and the other
+        text is compared with all texts in `others`. Nothing is generated. `adapter`, `timeout` and the other
         `RunOptions` that do not concern sampling apply."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
@@ -204,8 +204,8 @@ class LLM(LoadedModelMixin):
 
         An embedding model uses the settings in its folder. With `prompt_name`, the model's prompt of that name is put
         before the text. For a generating model, the vector is the hidden state of the last token. Longer texts are cut
-        to `truncate_prompt_tokens` (-1: the model's limit). With `normalize` False, the length of a vector is not
-        changed. Nothing is generated.
+        to `truncate_prompt_tokens` (-1: the model's limit). With `normalize` False, vectors keep the length that the
+        model gives them. Nothing is generated.
         """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
@@ -231,8 +231,8 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """Return the next message of one conversation, or of each conversation in a list. Apart from chat options, the
-        method works like `generate`.
+        """Return the next message of one conversation, or of each conversation in a list. Apart from the options for
+        chats, this method works like `generate`.
 
         Each output has a `message`: the reasoning, the content, and the calls of `tools`. `tool_choice` and the other
         options work as in the servers (see `ChatOptions`). Without `sampling`, the only limit on a message is the
@@ -346,7 +346,7 @@ class LLM(LoadedModelMixin):
 
 
 class LLMBuilder:
-    """The result of `LLM.with_params`: sampling parameters that still need a backend."""
+    """The result of `LLM.with_params`: sampling parameters for a model that is not loaded yet."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling

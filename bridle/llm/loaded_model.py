@@ -51,11 +51,11 @@ class LoadedModelMixin:
         fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default for
         calls without sampling parameters. With `control` True, a runtime for Wasm controllers is started in a separate
         process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for these
-        adapters and for those that `load_adapter` adds later ({}: only for the latter). `tools` are functions by name
-        that controllers may call (`view.tool`), within `tool_limits`. `policies` apply to all outputs, as with `bridle
-        serve --policies`. A policy setting is a TOML file, or its parsed content. With `use_tqdm_on_load`, progress is
-        shown while the model loads: a bar if stderr is a terminal, else lines in the log. Raises `UnsupportedModel` or
-        `InvalidRequest`; the message names the next step."""
+        adapters, and for adapters that `load_adapter` adds later. An empty mapping ({}) reserves memory only for later
+        ones. `tools` are functions by name that controllers may call (`view.tool`), within `tool_limits`. `policies`
+        apply to all outputs, as with `bridle serve --policies`. `policies` is a TOML file, or the parsed content of
+        one. With `use_tqdm_on_load`, progress is shown while the model loads: a bar if stderr is a terminal, else lines
+        in the log. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step."""
         hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
@@ -109,8 +109,8 @@ class LoadedModelMixin:
     ) -> serving.AdapterInfo:
         """Load the LoRA adapter in a folder or hub repository. Requests use the adapter with `generate(...,
         adapter=name)`. Running requests continue while the adapter loads. With `replace`, the adapter replaces an
-        adapter of the same name. Running requests continue to use the old one. Raises `AdapterRefused` with the reason
-        for an adapter that cannot be applied."""
+        adapter of the same name. Running requests continue to use the replaced adapter. Raises `AdapterRefused` with
+        the reason for an adapter that cannot be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
@@ -141,7 +141,7 @@ class LoadedModelMixin:
 
     def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:
         """Load a control vector from a GGUF or safetensors file. Requests use the vector with `generate(...,
-        control_vectors={name: scale})`. Running requests keep the vector that had this name before. Raises
+        control_vectors={name: scale})`. Running requests keep the vector that had the same name before. Raises
         `InvalidRequest` if the file does not fit the model."""
         self._model.check_process()
         return self._vectors.add(name, source)

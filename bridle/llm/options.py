@@ -46,8 +46,8 @@ class ChatOptions(TypedDict, total=False):
     for at most `thinking_budget` tokens. After these tokens, `thinking_budget_message` is appended. If the chat
     template cannot show tools, `tool_prompt` says whether they are described in the prompt (`describe`) or refused
     (`refuse`). `chat_template_kwargs` are additional variables for the chat template. With `continue_final_message`,
-    the model continues the last message, which must be the assistant's. `add_generation_prompt` False has the same
-    meaning."""
+    the model continues the last message, which must be the assistant's. `add_generation_prompt` False means the same as
+    `continue_final_message`."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None

@@ -1,4 +1,4 @@
-"""Vectors, labels and scores of texts for `LLM`. This module makes the requests and reads the vectors in their outputs.
+"""Vectors, labels and scores of texts for `LLM`. This module makes the requests and reads the vectors in the outputs.
 The caller runs the requests."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def scores(
     given: Mapping[str, Any],
     run: Run,
 ) -> list[float]:
-    """Return the score of each pair of texts. A single text is paired with all texts of the other argument."""
+    """Return the score of each pair of texts. If `texts` is a single text, it is paired with all `others`."""
     model.check_process()
     firsts = [texts] if isinstance(texts, str) else list(texts)
     seconds = [others] if isinstance(others, str) else list(others)

@@ -26,7 +26,7 @@ class TextScore:
 
     @property
     def total(self) -> float:
-        """Return the log-probability of the whole text after its first token."""
+        """Return the log-probability of the text's tokens after the first one."""
         return sum(each.logprob for each in self.logprobs if each is not None)
 
     @property
@@ -52,8 +52,8 @@ def scores_of(
     how: RunOptions,
     run: Callable[[list[OutputCollector]], list[RequestOutput]],
 ) -> list[TextScore]:
-    """Return the score of each text. With `top`, each position has its `top` most probable tokens. Raises the first
-    error of any text."""
+    """Return the score of each text. With `top`, each position of a text has its `top` most probable tokens. Raises the
+    first error of any text."""
     model.check_process()
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
     outputs = run(make_collectors(model, prompts, sampling, None, how))

@@ -40,7 +40,8 @@ class Reader(Generic[T]):
         return self._given()
 
     def ending_with(self, last: Callable[[], T]) -> Self:
-        """Return this reader with one more item at its end. `last` makes this item after all other items were read."""
+        """Return this reader with one more item at its end. `last` computes this item after all other items were
+        read."""
         self._last = last
         return self
 
@@ -135,7 +136,7 @@ class TextStream(Reader[str]):
 
     def objects(self, kind: ParsedType[T]) -> Reader[T]:
         """Return a reader of the parsed object instead of text. The reader yields the object each time it has grown.
-        The last object is complete and valid."""
+        The last object that the reader yields is complete and valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 

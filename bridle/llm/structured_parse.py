@@ -93,8 +93,8 @@ def objects_of(
 def partials(
     kind: ParsedType[T], output: Callable[[], RequestOutput], turn: ChatRequest | None
 ) -> Callable[[], list[T]]:
-    """Return a function to call each time the output has grown. The function returns the object if the object has
-    changed."""
+    """Return a function to call each time the output has grown. The function returns the object if it has changed, else
+    nothing."""
     last: list[T] = []
 
     def take() -> list[T]:
