@@ -54,11 +54,11 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
     """Settings of a model's control runtime. With mode `auto`, a runtime starts if possible; otherwise the reason is
-    logged. With mode `on`, the reason is an error. `runtime` is the path of a runtime that replaces bridle's own.
-    `args` are further arguments for the control runtime, and `dialect` is the runtime's protocol version. `trace` is a
-    file in which the messages of both channels are recorded. `store` is the folder of uploaded modules (None: a folder
-    in the user's data folder). With `prepare`, the runtime compiles bridle's own controllers before a request uses one.
-    `policy_args` are further arguments for the separate runtime that runs Wasm policies."""
+    logged. With mode `on`, the same reason raises an error. `runtime` is the path of a runtime that replaces bridle's
+    own. `args` are further arguments for the control runtime, and `dialect` is the runtime's protocol version. `trace`
+    is a file in which the messages of both channels are recorded. `store` is the folder of uploaded modules (None: a
+    folder in the user's data folder). With `prepare`, the runtime compiles bridle's own controllers before a request
+    uses one. `policy_args` are further arguments for the separate runtime that runs Wasm policies."""
 
     mode: ControlMode = "auto"
     runtime: str | None = None
@@ -183,8 +183,8 @@ class ControlStart:
 def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
     """Start a runtime in the background. Returns None if the settings turn the runtime off, or if it cannot be started.
 
-    `num_logits` is an estimate of the logits' width. With None, the start waits for the real number. Raises
-    `UnsupportedFeature` if the settings require a runtime and it cannot be started.
+    `num_logits` is an estimate of the logits' width. If `num_logits` is None, the start waits for the real number.
+    Raises `UnsupportedFeature` if the settings require a runtime and it cannot be started.
     """
     if settings.mode == "off":
         return None

@@ -1,10 +1,10 @@
-"""Prompts whose KV clients retain by name. Clients create, prefetch and delete these prompt caches, and each expires
-after its lifetime.
+"""Prompts whose KV clients retain by name. Clients create, prefetch and delete prompt caches, and each prompt cache
+expires after its lifetime.
 
 A prompt cache is an entry of the engine's `KVRetention`, with a name that only its user knows. The tokens of the prompt
-are stored here. If the KV is lost, it can be computed again. Users see their own prompt caches, and those that other
-users share with their group. The blocks of a shared cache are in a hash chain of the group. Prompts use the blocks if
-they begin with all of them.
+are stored with its prompt cache. If the KV of a prompt is lost, it can be computed again from these tokens. Users see
+their own prompt caches, and those that other users share with their group. If a prompt cache is shared, its blocks are
+in a hash chain of the group. A prompt uses the blocks of a shared prompt cache only if it begins with all of them.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class CacheLimits:
 
     @staticmethod
     def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
-        """Return the limits that an engine sets. If the engine retains no KV or has no prefix cache, the limits are
-        0."""
+        """Return the limits for prompt caches that an engine sets. If the engine retains no KV or has no prefix cache,
+        the limits are 0."""
         is_on = config.enable_prefix_caching and info.kv == "paged"
         blocks = max_retained_blocks(info, config) if is_on else 0
         return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)

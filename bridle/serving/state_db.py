@@ -78,7 +78,8 @@ class StateDb:
         return StateTable(self, kind)
 
     def rows(self, kind: str) -> Iterator[SavedEntry]:
-        """Yield the entries of a store; the next entry to expire comes first. Call this before any entry is written."""
+        """Yield the entries of a store; the next entry to expire comes first. The entries must be read before any entry
+        is written."""
         query = "SELECT user, name, until, value FROM entries WHERE kind = ? ORDER BY until"
         now = self.clock()
         for user, name, until, value in self._connection.execute(query, (kind,)).fetchall():

@@ -116,7 +116,7 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 class Generation:
     """The parts of a call, ready to run. At most `at_once` parts of a call run at the same time (None: all parts).
     `served_name` is the name of the model or the adapter. `held` has the resources of the whole call, such as the lease
-    on its model. `keep` is called with the outputs of a traced call."""
+    on the model. `keep` is called with the outputs of a traced call."""
 
     model: LoadedModel
     served_name: str
@@ -193,7 +193,7 @@ class Generation:
     async def _take(
         self, part: SubRequest, events: list[Event], sink: Sink | None, tells_failures: bool
     ) -> bool | LiveText | None:
-        """Add events to a part, and pass the part to the sink. Returns the last answer of the sink."""
+        """Add events to a part, and pass the part to the sink. Returns what the sink answered last."""
         found: bool | LiveText | None = None
         # A client that gets rewinds is shown events one by one, so that its text does not depend on how events were
         # batched.
@@ -217,8 +217,8 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Return the usage counts of all parts together. Cancelled outputs count with the counts that are known so
-        far."""
+        """Return the usage counts of all parts together. For cancelled outputs, the counts that are known so far are
+        used."""
         total = Usage()
         for part in self.parts:
             usage = part.collector.output.usage

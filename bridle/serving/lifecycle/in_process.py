@@ -37,8 +37,8 @@ class CallOptions(TypedDict):
 
 class InProcessServing(SteersRequests):
     """One call in the program that has loaded `model`. Waiting requests of calls are served in the order of `priority`,
-    smaller numbers first. Requests end `deadline` seconds after this object was created, or `timeout` seconds after
-    they began. `user` is the user for whom the program runs. Raises `InvalidRequest` for values that are out of
+    smaller numbers first. Requests end `deadline` seconds after this object was created, or `timeout` seconds after the
+    requests began. `user` is the user for whom the program runs. Raises `InvalidRequest` for values that are out of
     range."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A request is one span. The child spans of a request are its phases in the engine: creating the controller, waiting for
 room, the prompt, and the output. Spans are created from the request's record when the request has ended. So tracing
-does no work while it runs. Spans never contain the text of prompts and outputs.
+does no work while the request runs. Spans never contain the text of prompts and outputs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class OtelTracing:
         self._tracer = provider.get_tracer("bridle", bridle.__version__)
 
     def begin(self, carrier: Mapping[str, str]) -> OtelSpan:
-        """Return a span that begins now, in the trace that the headers in `carrier` name. An invalid name begins a new
-        trace."""
+        """Return a span that begins now, in the trace that the headers in `carrier` name. An invalid trace name begins
+        a new trace."""
         parent = _PROPAGATOR.extract(carrier)
         return OtelSpan(self._tracer, self._tracer.start_span("request", parent, SpanKind.SERVER))
 

@@ -6,8 +6,8 @@
     running.output
 
 Code that has loaded a model reads its results here: `LLM`, the command line, and replays. In a server, clients can
-disconnect and tickets must be released; `generation.py` reads the results of such calls. An output that failed has its
-error; `raise_first_error` raises it.
+disconnect and tickets must be released; there, `generation.py` reads the results of a call. An output that failed has
+an error; `raise_first_error` raises this error.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
 
 
 def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many requests as may run at once. If one is refused, the others are cancelled."""
+    """Submit as many requests as may run at once. If one request is refused, the others are cancelled."""
     started: list[tuple[EventStream, OutputCollector]] = []
     try:
         while waiting and len(started) < MAX_IN_FLIGHT:

@@ -59,12 +59,12 @@ class AppState:
     """State that all front ends of a process share: models, capacity, and whether new requests are accepted. `live` has
     the running requests by id. `tracing` exports the spans of requests, if it is set. One call may have at most
     `max_prompts` prompts and `max_choices` choices. While the host `is_draining`, new requests are refused. If the host
-    `awaits_parked` conversations, requests that continue a retained conversation are still accepted. `idle` is set when
-    no request is running. `num_crowd` is the highest number of concurrent requests since the server was last idle.
-    `turns` limits the time for clients that are refused or send nothing. All front ends share this limit, because they
-    share one event loop. `classes` are the operator's controller classes, by name. `traces` stores traces for clients
-    and the operator. `policies` are the operator's policies. A request without a limit on its output gets
-    `default_max_tokens` (None: the default of its API). `prompt_caches` are the prompt caches of all clients."""
+    `awaits_parked` conversations, requests that continue a retained conversation are still accepted. `idle` is an event
+    that is set while no request is running. `num_crowd` is the highest number of concurrent requests since the server
+    was last idle. `turns` limits the time for clients that are refused or send nothing. All front ends share this
+    limit, because they share one event loop. `classes` are the operator's controller classes, by name. `traces` stores
+    traces for clients and the operator. `policies` are the operator's policies. A request without a limit on its output
+    gets `default_max_tokens` (None: the default of its API). `prompt_caches` are the prompt caches of all clients."""
 
     registry: ModelRegistry
     admission: Admission
@@ -87,7 +87,7 @@ class AppState:
         self.admission.longest_prompt = self.registry.longest_prompt
 
     def check_open(self) -> None:
-        """Raise `EngineClosed` while the server is shutting down, unless it awaits retained conversations."""
+        """Raise `EngineClosed` while the server is shutting down, unless the server awaits retained conversations."""
         if self.is_draining and not (self.awaits_parked and self.num_parked):
             raise EngineClosed(_CLOSING)
 
@@ -98,7 +98,7 @@ class AppState:
         return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)
 
     async def wait_drained(self) -> None:
-        """Wait until the running requests have ended. If the host awaits retained conversations, wait for these too."""
+        """Wait until the running requests have ended. If the host awaits retained conversations, wait for them too."""
         await self.idle.wait()
         while self.awaits_parked:
             await asyncio.sleep(_GLANCE)  # conversations are counted as parked a moment after their request has ended
@@ -300,8 +300,8 @@ class RequestLifecycle(SteersRequests):
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     def limit(self, usual: int | None = None) -> int | None:
-        """Return the output limit of a request that sets none: None if the operator has set a default, else `usual`,
-        which is the API's default."""
+        """Return the output limit of a request that sets none. It is None if the operator has set a default; else it is
+        `usual`, the API's default."""
         return usual if self.host.default_max_tokens is None else None
 
     def _request(

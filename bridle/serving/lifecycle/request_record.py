@@ -37,7 +37,7 @@ _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class TimelineEvent(NamedTuple):
-    """A fork or rollback of an output by a controller, with its time."""
+    """A fork or rollback of an output by a controller, with the time at which it happened."""
 
     at: float
     what: str
@@ -47,7 +47,7 @@ class TimelineEvent(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """The record of one request. Points in time are of the monotonic clock. Durations are in seconds.
+    """The record of one request. Points in time are times of the monotonic clock. Durations are in seconds.
 
     `opening` is the time to create the controller. `queued` is the time that the request waited for room in the engine.
     `held` is the time that an output waited for its controller. If a request has several parts, each time is that of

@@ -62,8 +62,8 @@ class AdapterInfo:
 
 
 class LoRAStore(Protocol):
-    """Keeps the adapters of a model in memory, under the keys of the registry. The methods may be called from any
-    thread."""
+    """Keeps the adapters of a model in memory, under the keys that the registry gives them. The methods may be called
+    from any thread."""
 
     def check(self, files: AdapterFiles) -> None:
         """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
@@ -105,7 +105,7 @@ class AdapterRegistry:
         self, home: LoRAStore | None = None, base_names: Iterable[str] = (), unpack: Callable[[str], str] | None = None
     ) -> None:
         """Create an empty registry. `home` is None if the model's backend does not support adapters. `unpack` converts
-        a source that is a file into a folder for this model."""
+        a source that is a file into an adapter folder for this model."""
         self._unpack = unpack
         self._home = home
         self._base_names = dict.fromkeys(base_names)
@@ -127,7 +127,7 @@ class AdapterRegistry:
         """Register an adapter under the name `name`. `source` is the adapter's folder, GGUF file or hub repository.
 
         The call reads the metadata of the files and downloads them first if `source` is a hub id. The call blocks, so
-        make it in a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a
+        call it in a thread. The weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a
         name that is in use or not allowed, `AdapterRefused` for unusable files, and `UnsupportedFeature` if the backend
         does not support adapters. After an error, nothing is registered.
         """
@@ -206,8 +206,8 @@ class AdapterRegistry:
     # -- use by requests -----------------------------------------------------------------------------------------
 
     def resolve(self, name: str | None) -> str | None:
-        """Return the opaque key for `Request.adapter`; None for the base model. None, the empty name, the names in
-        `PLACEHOLDERS` and the names of the model itself mean the base model. Raises `UnknownAdapter`; the message lists
+        """Return the opaque key for `Request.adapter`; None for the base model. None, the empty name, `PLACEHOLDERS`
+        and the names of the model itself mean the model without an adapter. Raises `UnknownAdapter`; the message lists
         the known names."""
         if not name:
             return None
@@ -226,8 +226,8 @@ class AdapterRegistry:
 
     async def ready(self, name: str) -> AdapterInfo:
         """Wait until the adapter is read, checked and in memory. Loading begins if necessary. A request need not call
-        this, because it waits in the engine. Raises `UnknownAdapter`, or the reason why the adapter cannot be loaded
-        (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading."""
+        this method, because the engine lets it wait. Raises `UnknownAdapter`, or the reason why the adapter cannot be
+        loaded (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)

@@ -82,7 +82,7 @@ class AdapterCatalog:
             self._named.setdefault(model, []).append(spec)
 
     def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
-        """Return the adapter that `source` means. The source is a folder under the adapters' folder (by name or full
+        """Return the adapter that `source` means. `source` is a folder under the adapters' folder (by name or full
         path), or an allowed hub id at that revision. The result is None if the adapter may not be loaded or does not
         exist."""
         name, at, inline = source.partition("@")

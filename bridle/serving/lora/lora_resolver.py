@@ -88,8 +88,8 @@ class LoRAResolver:
         self, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
     ) -> AdapterInfo:
         """Load the adapter that the catalog has as `source`, under the name `name`. With `replaces`, the loaded adapter
-        replaces an adapter of this name. Requests that have begun keep the old one. Raises `InvalidRequest` for a name
-        that is in use, and `AdapterRefused` for an adapter that may not be loaded or is unusable."""
+        replaces an adapter of this name. Requests that have begun keep the replaced adapter. Raises `InvalidRequest`
+        for a name that is in use, and `AdapterRefused` for an adapter that may not be loaded or is unusable."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"

@@ -1,7 +1,8 @@
 """Catalog of models that are loaded when a request names them, in addition to the models that the operator named.
 
 The name from a client is looked up in the catalog and never used as a path. A name can mean a folder or GGUF file under
-the models' folder, an allowed hub id, or, if permitted, a pulled model. Other names cannot be loaded.
+the models' folder, an allowed hub id, or, if permitted, a pulled model. A name that means none of these cannot be
+loaded.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub
 class ModelCatalog:
     """The configurations of loadable models, by name. `base` has the settings for loading; each entry adds its model.
 
-    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path relative to it. The
-    disk is read for each request, so new files need no restart. With `pulled`, models that `bridle pull` has stored on
-    this machine are loadable too. So are the demo models, which `names` does not list.
+    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable. Their names are their paths
+    relative to `models_dir`. The disk is read for each request, so new files need no restart. With `pulled`, models
+    that `bridle pull` has stored on this machine are loadable too. The demo models are loadable too, but `names` does
+    not list them.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Starts the parts of a model that need neither torch nor transformers: the control runtime, which is a separate
-process, and a tokenizer. These parts become ready while torch is imported and the weights are read."""
+"""Starts the parts of a model that need neither torch nor transformers: a tokenizer, and the control runtime, which is
+a separate process. The early parts become ready while torch is imported and the weights are read."""
 
 from __future__ import annotations
 

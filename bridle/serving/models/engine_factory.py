@@ -1,7 +1,7 @@
 """Creates the parts of a model in this process, and starts an engine with them.
 
 The functions import the heavy libraries (torch, transformers) themselves. So other modules of the server can be
-imported and tested without these libraries. This module does not handle requests.
+imported and tested without torch and transformers. This module does not handle requests.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def load_parts(
     executors: ExecutorLoader | None,
     early: EarlyParts | None = None,
 ) -> Parts:
-    """Load the tokenizer, the weights and the control runtime. `early` has the parts that were already begun. If one of
-    the parts fails, the others are released."""
+    """Load the tokenizer, the weights and the control runtime. `early` has the parts that were begun before. If one of
+    the three fails to load, the others are released."""
     report = progress or silent
     from bridle.backends import check_backend, load_executor
 

@@ -3,8 +3,8 @@ engine is given up.
 
 An engine has failed if its thread ended with an error, such as a lost device. An engine hangs if one step takes longer
 than the operator allows. The length of a step is not measured with a clock. Instead, the supervisor counts its own
-checks during the step. A process that was stopped for an hour (SIGSTOP, a suspended machine) has not computed for an
-hour.
+checks during the step. The checks of a process that is stopped for an hour (SIGSTOP, a suspended machine) also stop, so
+the engine does not seem to hang.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROVEN_SECONDS = 120.0
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """A step may last `watchdog_timeout` seconds (0: unlimited). After `max_restarts` restarts in a row without
-    success, the model is no longer served. The server then ends, unless it serves another model."""
+    success, the model is no longer served. If the server serves no other model, it then ends."""
 
     watchdog_timeout: float = 300.0
     max_restarts: int = 5
@@ -127,7 +127,7 @@ class EngineSupervisor:
         self._keeper.restart(slot, pause)
 
     def _abandon(self, slot: Slot, reason: str) -> None:
-        """Stop serving the model. The server ends if it serves no other model."""
+        """Stop serving the model. If the server serves no other model, it ends."""
         message = f"the engine of {slot.name!r} failed after {slot.num_faults - 1} restarts"
         others = (each.model for each in self._slots() if each is not slot)
         if self._keeper is None or not any(model is not None and model.client.is_healthy for model in others):

@@ -1,7 +1,7 @@
 """`bridle quantize`: writes a checkpoint with fewer bits per weight, as a GGUF file or as a folder with 8-bit weights.
 
-The model is read with the class that the transformers library has for it. So every folder that can be served is written
-in transformers' own format, no matter which program saved it.
+The model is read with the class that the transformers library has for its architecture. So every folder that can be
+served is written in transformers' own format, even if another program saved it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MOST = 30 * 86_400.0
 
 
 class Timer(Protocol):
-    """A function call that is scheduled for a later time."""
+    """A scheduled function call, which can be cancelled."""
 
     def cancel(self) -> None:
         """Cancel the call."""

@@ -28,8 +28,8 @@ MAX_SEQUENCE_BYTES = 512 << 20
 
 
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
-    """Open the stores that `config` requests: on disk, in the host's memory, or both. If `config` requests no store,
-    the result is None. Raises `InvalidRequest` for a model that cannot use the requested stores."""
+    """Open the stores that `config` requests: on disk, in the host's memory, or both. If `config` requests no store, no
+    store is opened and the result is None. Raises `InvalidRequest` for a model that cannot use the requested stores."""
     memory = _host_memory(executor, config) if config.kv_host_bytes else None
     store = _open_disk(executor, config)
     device = find_kv_blocks(executor, config.kv_store_format)
@@ -55,9 +55,9 @@ def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
 
 
 def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
-    """Open the store on disk; None if none is configured. With `auto`, the result is also None on a GPU, without a
-    writable folder, or for a model that cannot use a store. With the name of a folder, these cases raise
-    `InvalidRequest`."""
+    """Open the store on disk; None if no store on disk is configured. If `kv_store` is `auto`, the result is also None
+    on a GPU, without a writable folder, or for a model that cannot use a store. If `kv_store` names a folder, these
+    cases raise `InvalidRequest`."""
     try:
         settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
     except InvalidRequest as error:
@@ -96,7 +96,7 @@ def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:
-    """Return why the blocks of an executor cannot be stored, and what to change; None if they can be stored."""
+    """Return why the blocks of an executor cannot be stored, and what to change; None if the blocks can be stored."""
     if not HAS_LOCKS:
         return "this system has no file locks; leave kv_store out"
     if not config.enable_prefix_caching:

@@ -1,7 +1,7 @@
 """Loads a model by its name: checkpoint, tokenizer, engine, and the engine's thread.
 
 `load_model` imports the heavy libraries (torch, transformers) itself. So other modules of the server can be imported
-and tested without these libraries.
+and tested without torch and transformers.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class LoadedModel:
         return bool(getattr(self.client, "is_paused", False))
 
     def pause(self, *, cancels: bool = False) -> None:
-        """Compute nothing until `resume`. With `cancels`, all current requests end. Raises `UnsupportedFeature` for a
-        model in other processes."""
+        """Pause the engine: it computes nothing until `resume`. With `cancels`, all current requests are cancelled.
+        Raises `UnsupportedFeature` for a model in other processes."""
         self._pausable().pause(cancels=cancels)
 
     def resume(self) -> None:
@@ -154,7 +154,7 @@ class LoadedModel:
 
     @property
     def policy_control(self) -> RuntimePool | None:
-        """Return the runtime that runs the Wasm modules of policies, or None if none was needed so far."""
+        """Return the runtime that runs the Wasm modules of policies, or None if no policy has needed it yet."""
         return None if self.demanded is None else self.demanded.runtime
 
     @property
@@ -181,14 +181,15 @@ class LoadedModel:
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow text work (long prompts, chat templates) in a thread, so that the event loop continues. If the
-        caller is cancelled, it returns at once. Work that has begun runs to its end; other work is dropped."""
+        caller is cancelled, the call returns at once. Text work that has begun runs to its end; text work that has not
+        begun is dropped."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
     async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run work like `in_text_thread`, for a request whose images must be fetched. The request gets a separate
-        thread, because it waits for other servers. Raises `Overloaded` if too many requests fetch images."""
+        thread, because fetching waits for other servers. Raises `Overloaded` if too many requests fetch images."""
         if self.pictures is None or not self.pictures.hosts:  # images of this model are never fetched
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
@@ -236,10 +237,10 @@ def load_model(
 
     `progress(what, share)` is called with a share between 0 and 1. If `progress` raises an error, the loading ends.
     `pools` run further kinds of controllers, in addition to Python controllers and constraints. `control` has the
-    settings of the runtime for Wasm controllers (None: no runtime). The runtime starts while the model is loaded.
-    `executors`, if given, loads the model outside of this process. Controllers may call the `tools`, which the caller
-    must close, and the tools of clients. `early` has parts of the model that are already prepared; the model owns them
-    from now on. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step.
+    settings of the runtime for Wasm controllers (None: no runtime). The control runtime starts while the model is
+    loaded. `executors`, if given, loads the model outside of this process. Controllers may call the `tools`, which the
+    caller must close, and the tools of clients. `early` has parts of the model that are already prepared; the model
+    owns them from now on. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)

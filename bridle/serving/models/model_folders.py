@@ -1,8 +1,8 @@
 """Folders and files under a root folder that a name from a client may mean.
 
-A name is looked up, never used as a path. A name means a folder at most two levels below the root. Neither the folder
-nor its files may be outside of the root. A folder is found if it contains a marker file. A file is found by its
-extension.
+A name from a client is looked up, never used as a path. A name means a folder at most two levels below the root.
+Neither the folder nor its files may be outside of the root. A folder is found if it contains a marker file. A file is
+found by its extension.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LOOK_SECONDS = 2.0
 
 
 class _Named(ABC):
-    """Named files or folders under `root`. The disk is read for each lookup, so new entries need no restart. Raises
-    `InvalidRequest` about `param` if the root is not a folder."""
+    """Named files or folders under `root`. The disk is read for each lookup, so new folders and files need no restart.
+    Raises `InvalidRequest` about `param` if the root is not a folder."""
 
     def __init__(self, root: Path, param: str) -> None:
         self._root = _folder(root, param)
@@ -41,8 +41,8 @@ class _Named(ABC):
         """Yield all names that are on disk now."""
 
     def names(self) -> list[str]:
-        """Return all names, or the first ones if there are very many. The disk is read only every few seconds, because
-        listing a large folder is slow."""
+        """Return all names, or only the first names if there are very many. The disk is read only every few seconds,
+        because listing a large folder is slow."""
         now = time.monotonic()
         looked, found = self._seen
         if not now - looked < _LOOK_SECONDS:
@@ -73,7 +73,7 @@ class NamedFolders(_Named):
 
     def name_of(self, path: str) -> str:
         """Return the name of a folder that is given by its full path. A text that is not a full path is returned
-        unchanged. The disk is not read, so `find` must check the result."""
+        unchanged. This function does not read the disk, so `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 return path.removeprefix(prefix).rstrip("/")

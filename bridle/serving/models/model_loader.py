@@ -1,8 +1,8 @@
 """Loads models when requests name them and unloads idle models, within a memory limit.
 
-All decisions are made in one event loop. Slow work (downloading, loading, closing) runs in threads. So neither the loop
-nor the engines of other models wait. Models are loaded one at a time, in order. Several requests may wait for one load.
-This module does not use the names of models.
+All decisions are made in one event loop. Slow work (downloading, loading, closing) runs in threads. So neither the
+event loop nor the engines of other models wait. Models are loaded one at a time, in order. Several requests may wait
+for one load. This module does not use the names of models.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def unseen(title: str) -> AbstractContextManager[Report]:
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block and are called in threads. If the model has a problem, the methods raise an error
-    that explains it."""
+    """Loads models. All methods block and are called in threads. The methods raise an error that explains what is wrong
+    with the model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         """Measure the memory that the model takes in addition to its KV cache. Measuring may download the model."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
-        """Return `config` with memory reserved for adapters. The amount does not depend on whether the model is
-        loaded."""
+        """Return `config` with memory reserved for adapters. The reserved amount does not depend on whether the model
+        is loaded."""
 
     def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         """Load and start a model. An error that `progress` raises ends the loading."""
@@ -128,8 +128,9 @@ class ModelManager:
         await asyncio.shield(closing)
 
     def restart(self, slot: Slot, pause: float) -> None:
-        """Load a model whose engine has failed again, after `pause` seconds. Requests for the model are refused until
-        then. The model keeps its memory and its settings. `slot.is_restarting` is true until a load succeeds."""
+        """After `pause` seconds, load a model whose engine has failed once more. Until the model is loaded, requests
+        for it are refused. The model keeps its memory and its settings. `slot.is_restarting` is true until a load
+        succeeds."""
         model, slot.model, slot.is_restarting = slot.model, None, True
         if model is not None:
             slot.adapters, slot.control_vectors = tuple(model.adapters.list()), model.control_vectors
@@ -176,7 +177,7 @@ class ModelManager:
         return model
 
     def now(self) -> float:
-        """Return the time of the clock that orders models by their last use."""
+        """Return the time of the clock by which models are ordered by their last use."""
         return self._clock()
 
     def notice(self) -> None:
@@ -224,7 +225,7 @@ class ModelManager:
 
     async def _find(self, slot: Slot) -> Needs:
         """Return the memory that the slot's model needs. Only one thread per slot measures the memory. After a
-        cancelled load, the call waits for the thread of that load, which has found the model or stops at its next
+        cancelled load, the call waits for the thread of that load. The thread has found the model, or stops at its next
         report."""
         while True:
             if slot.finding is None or slot.finding.done():
@@ -252,7 +253,7 @@ class ModelManager:
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
         """Close idle models, the least recently used first, until enough memory is free. While all models are in use,
-        the call waits."""
+        the call waits for one to become idle."""
         needed = least_bytes(_config(slot), needs)
         self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):
@@ -353,7 +354,7 @@ def _again(failure: ModelUnavailable) -> ModelUnavailable:
 
 
 def _public(slot: Slot, error: Exception) -> str:
-    """Return the error's text without local paths, because clients must not learn these."""
+    """Return the error's text without local paths, because clients must not learn these paths."""
     if not isinstance(error, BridleError):
         return "an unexpected error; the server's log has more"
     message, model = str(error), _config(slot).model

@@ -67,7 +67,7 @@ class ModelMemory:
             self.slots.append(slot)
 
     def release(self, slot: Slot) -> int:
-        """Stop counting a slot. Returns the number of bytes that were counted for it before."""
+        """Stop counting a slot. Returns the number of bytes that were counted for the slot before."""
         num_bytes, slot.num_bytes = slot.num_bytes, 0
         if slot in self.slots:
             self.slots.remove(slot)
@@ -79,8 +79,8 @@ class ModelMemory:
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """Return the minimum memory of a model. The minimum consists of the weights, the room for adapters, and a KV cache
-    of the requested or else a reasonable size."""
+    """Return the minimum memory of a model. The minimum consists of the weights, the room for adapters, and a KV cache.
+    The KV cache has the requested size, or else a reasonable size."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 

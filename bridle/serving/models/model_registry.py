@@ -46,8 +46,8 @@ class ModelRegistry:
     the default.
 
     Without a `catalog` and a `keeper`, only the models that were added are served, and they stay loaded. A catalog has
-    the models that may be loaded when a request names them, and the keeper loads them. `adapters` does both for
-    adapters. Use a registry in only one thread or event loop.
+    the models that may be loaded when a request names them, and the keeper loads them. `adapters` resolves and loads
+    adapters in the same way. Use a registry in only one thread or event loop.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class ModelRegistry:
 
     @property
     def slots(self) -> list[Slot]:
-        """Return the slots of all names, in the order in which they were added. An alias has no slot of its own. The
-        slots must not be modified."""
+        """Return the slots of all added names, in the order in which they were added. An alias has no slot of its own.
+        The slots must not be modified."""
         return list(self._slots.values())
 
     @property
@@ -152,8 +152,8 @@ class ModelRegistry:
 
     def slot_of(self, name: str | None) -> Slot:
         """Return the slot for a name or alias; the slot must not be modified. None, the empty name and `PLACEHOLDERS`
-        mean the default model. An address also means the default model, if there is only one model and the only
-        loadable models are pulled ones. Raises `UnknownModel`."""
+        mean the default model. If there is only one model, an address also means the default model, unless models other
+        than pulled ones are loadable. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -167,11 +167,11 @@ class ModelRegistry:
         return Slot(canonical, config, is_passing=True)
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
-        """Return the model and the adapter for a request that names a model, an adapter, or both. A name that is not a
-        model's can be an adapter's, and then means the first model with this adapter. The name can also have the form
-        `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a model or an
-        adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is
-        loaded."""
+        """Return the model and the adapter for a request that names a model, an adapter, or both. A name that is not
+        the name of a model can be the name of an adapter. It then means the first model with this adapter. A name can
+        also have the form `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a
+        model or an adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after
+        the model is loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
@@ -234,7 +234,8 @@ class ModelRegistry:
         model is not loaded, the call waits at most `timeout` seconds for it; other requests continue meanwhile.
 
         Raises `ModelUnavailable` if the model cannot be loaded now: loading failed, takes too long, or has no room next
-        to the models in use. Cancelling the caller ends the wait. Call this in the registry's event loop.
+        to the models in use. Cancelling the caller ends the wait for the model. This method must be called in the
+        registry's event loop.
         """
         if self._supervisor is not None:
             self._supervisor.restart_failed(slot)  # the engine may have failed since the last check
@@ -301,8 +302,8 @@ class ModelRegistry:
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
     def _choose_adapter(self, name: str) -> ModelChoice | None:
-        """Return the choice for a name that is not a model's: the name of an adapter, or `MODEL:ADAPTER`. Returns None
-        for any other name."""
+        """Return the choice for a name that is not the name of a model: the name of an adapter, or `MODEL:ADAPTER`.
+        Returns None for any other name."""
         owner = self._owner_of(name)
         if owner is not None:
             return ModelChoice(owner, name)

@@ -31,9 +31,9 @@ class Slot:
 
     `config` has the settings for loading; None for a model that was added after loading. A pinned model is never
     unloaded. A passing slot was created because a request named a model in the catalog. A passing slot is dropped when
-    it is vacant. Leases and waiting requests are counted. While there are any, the model stays loaded. `num_bytes` is
-    the memory reserved for the model, in bytes. `stage` and `share` are the progress of a load. Only one event loop may
-    use a slot.
+    it is vacant. Leases and waiting requests are counted. While a slot has leases or waiting requests, its model stays
+    loaded. `num_bytes` is the memory reserved for the model, in bytes. `stage` and `share` are the progress of a load.
+    Only one event loop may use a slot.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Slot:
 @dataclass(slots=True, eq=False)
 class Lease:
     """A lease on a loaded model. A front end takes a lease before it uses a model, and keeps it until the last event of
-    its request. `model` stays loaded until `release`. A `with` block returns the model and releases the lease at its
-    end."""
+    its request. `model` stays loaded until `release`. A `with` block returns the model and releases the lease at the
+    end of the block."""
 
     model: LoadedModel
     on_release: Callable[[], None] | None = None

@@ -203,8 +203,8 @@ def build_registry(
     """Build the registry of a model set without models. The second result is a function that loads the named models
     into the registry. The function blocks, and takes a `Show` for the progress.
 
-    `base` has the settings for loading. The revision and the tokenizer in `base` apply only if there is a single model.
-    `name` is the name of a single model. Raises `InvalidRequest` for settings that contradict each other.
+    `base` has the settings for loading. The revision and the tokenizer in `base` are used only if there is a single
+    model. `name` is the name of a single model. Raises `InvalidRequest` for settings that contradict each other.
     """
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
@@ -282,7 +282,8 @@ def _bound(models: ModelSet, base: ModelConfig) -> int | None:
 
 
 def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
-    """Add the aliases. Each alias is a further name of a model, or becomes the name of a loadable model."""
+    """Add the aliases. Each alias of a model set is a further name of a model, or becomes the name of a loadable
+    model."""
     known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
     known |= {slot.name: slot.name for slot in registry.slots}
     for alias, model in models.aliases:

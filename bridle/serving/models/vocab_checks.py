@@ -21,8 +21,8 @@ _NUM_SHOWN = 3
 
 def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
     """Compare a tokenizer with a model whose vocabulary has `num_ids` ids. Raises `UnsupportedModel` if an ordinary
-    token has an id that the model does not have. A model without this id was not trained with this tokenizer. Tokens
-    that were added later, and ids without a token, are only logged."""
+    token has an id that the model does not have. A model without this id was not trained with the given tokenizer.
+    Tokens that were added later, and ids without a token, are only logged."""
     ordinary, added = tokenizer.beyond(num_ids)
     if ordinary:
         raise UnsupportedModel(

@@ -76,7 +76,8 @@ class Batch:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of an unfinished batch, by line number. Each answer is JSON with a newline at its end."""
+    """The answers of an unfinished batch, by the number of the line in the batch's file. Each answer is JSON with a
+    newline at its end."""
 
     good: dict[int, bytes] = field(default_factory=dict)
     bad: dict[int, bytes] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class ConversationStore(SavedRecords[Conversation]):
     advice = "they are kept for {:g} s after their last change, within bounds. Create it again"
 
     def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
-        """Store a new conversation. Raises `InvalidRequest` if the conversation is too large."""
+        """Store a new conversation. Raises `InvalidRequest` if the new conversation would be too large."""
         made = Conversation(user, f"conv_{secrets.token_hex(16)}", int(time.time()), metadata)
         return self.put(self._with(made, items))
 
@@ -78,7 +78,7 @@ class ConversationStore(SavedRecords[Conversation]):
 
     def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
         """Append items to a conversation. Items without an id get one. Returns the added items. Raises `InvalidRequest`
-        if there are too many items, or if they are too large."""
+        if there are too many items, or if the items are too large."""
         made = self.put(self._with(conversation, items))
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 

@@ -26,8 +26,8 @@ def desks_of(models: Iterable[LoadedModel]) -> list[ToolExecutor]:
 
 
 def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: Any, error: str | None) -> None:
-    """End a waiting call of this user with a result or an error message. Raises `InvalidRequest` if no call with this
-    id waits."""
+    """End a call that waits for this user, with a result or an error message. Raises `InvalidRequest` if no call with
+    this id waits."""
     if error is not None and result is not None:
         raise InvalidRequest("both result and error were given; a call has one answer", "error")
     text = "" if error is not None else as_text(result)

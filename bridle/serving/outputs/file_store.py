@@ -1,6 +1,6 @@
 """Files that users upload for batches, and files that batches write. Files are kept in memory, within limits for each
-user and for all users together. With a state file, files are also saved in the state file. Users cannot access the
-files of other users."""
+user and for all users together. With a state file, uploaded files are also saved in the state file. Users cannot access
+the files of other users."""
 
 from __future__ import annotations
 

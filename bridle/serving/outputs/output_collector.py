@@ -37,10 +37,10 @@ _MAX_ERROR_LOG_CHARS = 4_096
 
 @dataclass(slots=True)
 class GrowingOutput:
-    """One output while it grows. `ends[i]` is the number of characters that were complete with token i.
+    """One output while it grows. `ends[i]` is the number of characters of the text that were complete after token i.
 
-    `low_tokens` and `low_chars` are the shortest lengths since the last read. Everything that the reader has beyond
-    these lengths was rolled back.
+    `low_tokens` and `low_chars` are the shortest lengths of the output since the last read. Everything that the reader
+    has beyond these lengths was rolled back.
     """
 
     output: CompletionOutput
@@ -64,7 +64,7 @@ class GrowingOutput:
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
     def fork(self, index: int, num_tokens: int, text: str, seed: int | None) -> GrowingOutput:
-        """Return a copy of the output as it was when it had `num_tokens` tokens and `text`."""
+        """Return a copy of the output at the time when it had `num_tokens` tokens and the text `text`."""
         parent = self.output
         child = CompletionOutput(
             index=index,
@@ -96,7 +96,7 @@ class GrowingOutput:
 
 
 class OutputCollector:
-    """Collects the events of one request. `output` can be read at any time, and is complete when the event stream has
+    """Collects the events of one request. `output` can be read at any time. It is complete when the event stream has
     ended."""
 
     def __init__(self, request: Request, prompt_text: str | None = None) -> None:
@@ -145,8 +145,8 @@ class OutputCollector:
                     self._store(event)
 
     def _seed_of(self, index: int) -> int | None:
-        """Return the seed of a fork. Forks of a controller have the seed of their request, unless the request has
-        several outputs."""
+        """Return the seed of a fork. Forks of a controller have the seed of their request. If the request has several
+        outputs, such forks have no seed."""
         sampling, controller = self.request.sampling, self.request.controller
         if sampling.n == 1 or sampling.seed is None:
             return sampling.seed
@@ -183,7 +183,7 @@ def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
 
 
 def mean_logprob(output: CompletionOutput) -> float:
-    """Return the mean log-probability over the tokens of an output that have one; minus infinity for an empty
+    """Return the mean log-probability of an output's tokens, without those that have none; minus infinity for an empty
     output."""
     known = [entry.logprob for entry in output.logprobs or () if entry is not None]
     return sum(known) / len(known) if known else float("-inf")

@@ -1,7 +1,7 @@
 """Stored responses that clients refer to later, each with the items before it.
 
 Responses are kept in memory as JSON for some time, within limits for each user and for all users together. With a state
-file, responses are also saved there and survive a restart. A stored response contains all items before it. So a
+file, responses are also saved in that file and survive a restart. A stored response contains all items before it. So a
 response can be continued even if earlier responses were dropped. Users cannot access the responses of other users.
 Items are plain data.
 """

@@ -1,5 +1,5 @@
-"""Records of users. The number and the bytes of these records are limited. Records are kept for some time after their
-last change, and are saved in a state file."""
+"""Records of users. The number and the bytes of a user's records are limited. Records are kept for some time after
+their last change, and are saved in a state file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ R = TypeVar("R", bound=Record)
 
 
 class SavedRecords(Generic[R]):
-    """Keeps records of the dataclass `kind`. With a state `table`, the store also has the records that were saved
-    there. Records are not modified; `put` replaces them. `noun`, `plural` and `advice` are words for error messages.
-    `advice` has a placeholder for a number of seconds."""
+    """Keeps records of the dataclass `kind`. With a state `table`, the store also has the records that were saved in
+    the table. Records are not modified; `put` replaces them. `noun`, `plural` and `advice` are words for error
+    messages. `advice` has a placeholder for a number of seconds."""
 
     kind: ClassVar[type[Any]]
     unknown: ClassVar[type[InvalidRequest]]

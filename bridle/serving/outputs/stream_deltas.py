@@ -1,9 +1,9 @@
 """Decides which part of a growing output is sent to the client while its tokens can still be rolled back.
 
-Wire formats differ in how they report a rollback. `hold` never shows text that may still be rolled back. The policy
-`hold` is for formats that cannot report a rollback. `event` shows all text at once and reports rollbacks. `mark` shows
-all text, and adds a mark where text was rolled back (as AICI does). A request without a controller has no rollbacks, so
-none of its text is held back.
+Wire formats differ in how they report a rollback. The policy `hold` never shows text that may still be rolled back. The
+policy `hold` is for formats that cannot report a rollback. The policy `event` shows all text at once and reports
+rollbacks. The policy `mark` shows all text, and adds a mark where text was rolled back (as AICI does). A request
+without a controller has no rollbacks, so none of its text is held back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RewindPolicy(str, Enum):
 
 @dataclass(slots=True)
 class Delta:
-    """A new part of one output. The reader first rolls back `taken_tokens` tokens and `taken_chars` characters, and
-    then appends `tokens` and `text`. `start` is the position in the output of the first token of `tokens`. Only the
-    last delta of an output has `is_last`. A delta must not be changed. Deltas are not frozen, because freezing costs a
-    microsecond."""
+    """A new part of one output. A reader of a delta first rolls back `taken_tokens` tokens and `taken_chars`
+    characters, and then appends `tokens` and `text`. `start` is the position in the output of the first token of
+    `tokens`. Only the last delta of an output has `is_last`. A delta must not be changed. Deltas are not frozen,
+    because freezing costs a microsecond."""
 
     index: int
     text: str = ""
@@ -50,9 +50,9 @@ class Delta:
 def max_rewind_of(request: Request) -> int | None:
     """Return how many tokens the controller of a request may roll back at once; None if this is unknown.
 
-    A controller states this number in an attribute or property `max_rewind`. With 0, the controller never rolls back,
-    and its text streams like text without a controller. A request may also ask that unlikely text is rolled back. The
-    number is then unknown.
+    A controller states the number of tokens in an attribute or property `max_rewind`. With `max_rewind` 0, the
+    controller never rolls back, and its text streams like text without a controller. A request may also ask that
+    unlikely text is rolled back. For such a request, the number of tokens is unknown.
     """
     if request.sampling.takes_text_back and request.controller is not None:
         return None
@@ -94,8 +94,8 @@ class DeltaReader:
 
     def read(self) -> list[Delta]:
         """Return the deltas that may be shown since the last call. Each output has at most one delta, and the deltas
-        are in the order of the outputs' indexes. With `hold`, raises `ControllerError` if a controller rolled back more
-        tokens than it stated."""
+        are in the order of the outputs' indexes. With the policy `hold`, raises `ControllerError` if a controller
+        rolled back more tokens than it stated."""
         deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]
 

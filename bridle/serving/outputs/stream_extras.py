@@ -1,8 +1,8 @@
-"""Data (extras) that clients get besides text, for each output: logs, stored variables, the parent of a fork, and the
-wait for a lost device.
+"""Data (extras) that clients get besides text, for each output: logs, stored variables, the parent of a fork, and
+waiting for a lost device.
 
-All routes with controllers use this module. `StreamExtrasReader` keeps the extras that are not sent yet. The size of
-the extras is limited, no matter how much a controller prints and how slowly its client reads.
+All routes with controllers use this module. `StreamExtrasReader` keeps the extras that were not sent to the client yet.
+The size of the extras is limited, no matter how much a controller prints and how slowly its client reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StreamExtras:
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
-        """Add printed text. If the text becomes too long, only its end is kept."""
+        """Add printed text. If the printed text becomes too long, only its end is kept."""
         self.logs += text
         if len(self.logs) > MAX_LOG_CHARS:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
@@ -90,7 +90,7 @@ class StreamExtrasReader:
         return self._pending.pop(index, None) or StreamExtras()
 
     def read_records(self, index: int) -> list[dict[str, Any]]:
-        """Return the trace records among the new extras of one output. The other extras of the output stay."""
+        """Return only the trace records among the new extras of one output. The other extras of the output stay."""
         note = self._pending.get(index)
         if note is None:
             return []
@@ -107,7 +107,8 @@ class StreamExtrasReader:
 
 
 def _essence(writes: list[Stored]) -> list[Stored]:
-    """Return at most one write for each variable. These writes together have the same effect as all of the writes."""
+    """Return at most one write for each variable of `writes`. The returned writes together have the same effect as all
+    of the writes."""
     last: dict[str, Stored] = {}
     for event in writes:
         before = last.get(event.name)

@@ -3,7 +3,7 @@ can begin with the same tokens.
 
 A client sends an answer back as text and tool calls. A chat template may write an answer differently from the model.
 Then the KV of the answer could not be used. The cache finds an answer by the ids of its tool calls, which are unique.
-The number, the bytes and the time of the entries are limited, and users have fair shares. This module uses no chat
+The number, the bytes and the lifetime of the entries are limited, and users have fair shares. This module uses no chat
 templates and no wire formats.
 """
 
@@ -26,7 +26,7 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 class CachedToolCall:
     """An answer with tool calls. `prompt` are the tokens before the answer, and `seal` is a hash of the prompt's text.
     `tokens` and `text` belong to the answer; `message` is the answer that the client received. `request_id` is the
-    request whose KV was retained."""
+    request that computed the answer and whose KV was retained."""
 
     request_id: str
     prompt_chars: int

@@ -31,7 +31,7 @@ class PolicyFields:
         return self.error(key, f"is {short_repr(value)}; must be {wanted}")
 
     def pop(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """Remove a setting of one type and return it; return `default` if it is not set."""
+        """Remove a setting of the given type from the settings and return it; return `default` if it is not set."""
         value = self._values.pop(key, None)
         if value is None:
             return default

@@ -279,7 +279,7 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
 
 
 def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
-    """Return the mask of the tokens that may occur in a text if all patterns must allow its characters. Tokens that
+    """Return the mask of the tokens that may occur in a text whose characters all patterns must allow. Tokens that
     contain only part of a character are allowed, and so are tokens without text."""
     tokenizer, known = model.tokenizer, [guardrails.compiled(pattern) for pattern in patterns]
     row = bytearray((model.info.vocab_size + 31) // 32 * 4)

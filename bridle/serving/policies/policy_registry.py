@@ -56,8 +56,9 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy of an operator. `scope` has patterns for each kind of name. The policy applies if one pattern matches
-    for each of these kinds. Without patterns, the policy applies to all requests."""
+    """One policy of an operator. `scope` has patterns for each kind of name (such as models or users). The policy
+    applies if, for each kind of name in `scope`, one pattern matches. Without patterns, the policy applies to all
+    requests."""
 
     name: str
     kind: str
@@ -102,7 +103,7 @@ class Applied:
 
     def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
         """Return the sampling parameters with the watermark and the token limit that the policies set. If the request
-        sets no token limit, `room` limits it too."""
+        sets no token limit, `room` limits the number of tokens too."""
         if self.watermark is not None:
             sampling = sampling.with_(watermark=self.watermark)
         if self.max_tokens is None or room < 1:
@@ -160,7 +161,7 @@ class PolicySet:
 
 
 def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
-    """Return the controllers that a policy requires for a model."""
+    """Return the controllers that a policy requires for requests to a model."""
     if policy.made.controller is None:
         return
     try:

@@ -27,7 +27,7 @@ class JsonSize:
     num_values: int
 
     def check(self, limit: JsonSize) -> None:
-        """Raise `InvalidRequest` for a text that exceeds `limit` in one of the two counts."""
+        """Raise `InvalidRequest` for a text if either of its two counts exceeds `limit`."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
                 f"the JSON holds {self.num_nodes} texts, names, lists and objects; "
@@ -38,8 +38,8 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """Return the limit for texts of at most `max_bytes` bytes. The limit is far above the counts of normal texts. For a
-    text of four megabytes (the usual maximum) at this limit, a parser takes some tens of milliseconds."""
+    """Return the limit for texts of at most `max_bytes` bytes. The limit is far above the counts of normal texts. At
+    this limit, a parser takes some tens of milliseconds for a text of four megabytes, which is the usual maximum."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 

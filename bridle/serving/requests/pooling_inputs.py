@@ -1,7 +1,7 @@
 """Inputs of embedding models (texts and pairs of texts), and the vectors that clients get.
 
-A model's folder has rules for its inputs: prompts before a text, a maximum length, and token types that distinguish the
-texts of a pair. A decoder model reads a text like a prompt. This module uses no wire format.
+The model's folder has rules for its inputs: prompts before a text, a maximum length, and token types for the texts
+of a pair. A decoder model reads a text like a prompt. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ PLAINLY = PoolingOptions()
 
 
 def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
-    """Raise `UnsupportedFeature` if the model has another task than `wanted`. `instead` names the alternative."""
+    """Raise `UnsupportedFeature` if the model has another task than `wanted`. `instead` names the alternative for the
+    error message."""
     task = model.info.task
     if wanted == "embed" and task != "classify":
         return

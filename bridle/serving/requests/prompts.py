@@ -51,7 +51,7 @@ def build_request(
 
     `constraint` restricts the output. The constraint is an object or plain data, and can be combined with a controller.
     The `pictures` belong to the placeholders of the prompt, in order. Raises `InvalidRequest` (or its subclass
-    `UnknownAdapter`) or `ContextOverflow`. The message names the field, the value and the limit.
+    `UnknownAdapter`) or `ContextOverflow`. The error message names the field, the value and the limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     if pictures:

@@ -36,9 +36,9 @@ class EventOptions(TypedDict, total=False):
     """Options for the events and the KV of a request. Events have text, unless `detokenize` is False. With `embeds`,
     the only event is the vector of the prompt. `tell_resuming` requests an event when the device is lost. `trace`
     requests the origin of each token. `sights` are the media of the request, with their positions. `parks` retains the
-    KV of the request after its end. `continues` names the earlier request whose KV is used. `retains` are beginnings of
-    the prompt whose KV is retained. Requests with the same `cache_key` go to the same replica. `repeats` marks parts of
-    an output that must not be repeated."""
+    KV of the request after its end. `continues` names the earlier request whose retained KV is used. `retains` are
+    beginnings of the prompt whose KV is retained. Requests with the same `cache_key` go to the same replica. `repeats`
+    marks parts of an output that must not be repeated."""
 
     detokenize: bool
     embeds: bool

@@ -1,7 +1,7 @@
 """Priority and deadline of a request.
 
-Every front end creates its `RequestLimits` here. So the fields have the same meaning and the same errors everywhere. A
-user may raise the priority only up to the user's limit, but may always lower it. This module uses no wire format.
+Every front end creates its `RequestLimits` here. So the fields have the same meaning and the same errors in every API.
+A user may raise the priority only up to the user's limit, but may always lower it. This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEADLINE = 86_400.0  # seconds
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """`priority` orders the requests that wait for room; smaller numbers come first. `deadline` is in seconds after
-    `since`, which is a time of the monotonic clock. The request ends at this time (None: no deadline). Raises
+    `since`, which is a time of the monotonic clock. The request ends at its deadline (None: no deadline). Raises
     `InvalidRequest` for values out of range."""
 
     priority: int = 0
@@ -45,7 +45,7 @@ class RequestLimits:
 
     def end(self, timeout: float | None = None) -> float | None:
         """Return the deadline as a time of the monotonic clock. If the server's `timeout`, counted from now, ends
-        earlier, its end is returned."""
+        earlier, that time is returned."""
         ends = [] if self.deadline is None else [self.since + self.deadline]
         if timeout is not None:
             ends.append(time.monotonic() + timeout)

@@ -1,6 +1,6 @@
 """Sampling defaults of a checkpoint, from its `generation_config.json`. The defaults apply to fields that a request
-leaves out. Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. A value that a request could
-not have is dropped with a warning, because it must not prevent serving the model."""
+leaves out. Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. If a request could not have
+a value, the value is dropped with a warning. It must not prevent serving the model."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collect
 
 
 def limited(sampling: SamplingParams, length: int | None, room: int) -> SamplingParams:
-    """If `sampling` sets no limit, return it with at most `length` tokens, but no more than the `room` that the prompt
-    leaves."""
+    """If `sampling` sets no limit on output tokens, return it with at most `length` tokens, but no more than the `room`
+    that the prompt leaves."""
     if length is None or sampling.max_tokens is not None:
         return sampling
     return sampling.with_(max_tokens=max(min(length, room), sampling.min_tokens, 1))

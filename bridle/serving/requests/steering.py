@@ -65,8 +65,9 @@ class Controllers:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The controller of a request (possibly composed of several), its constraint, both, or neither. `rewind` is the
-    policy for text that a controller may roll back. `client_tools` are the tools whose calls the client answers."""
+    """What steers a request: its controller (possibly composed of several), its constraint, both, or neither. `rewind`
+    is the policy for text that a controller may roll back. `client_tools` are the tools whose calls the client
+    answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
@@ -83,8 +84,8 @@ def is_controlled(named: Named) -> bool:
 
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
-    """Return whether the end-of-text token is ignored. If the client has not `given` a value, it is ignored only with a
-    sandboxed controller, which itself decides when its output ends."""
+    """Return whether the end-of-text token is ignored. If the client has not `given` a value, the token is ignored only
+    with a sandboxed controller, which itself decides when its output ends."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 

@@ -1,7 +1,7 @@
 """Converts texts among the sampling parameters to tokens of a model: bad words and the sequence breakers of DRY.
 
-A breaker stands for every token whose text contains it, and for the last token of its own spelling, as in the original
-DRY. The search is one pass over the texts of the vocabulary, which are joined once per tokenizer.
+A sequence breaker stands for every token whose text contains it, and for the last token of its own spelling, as in the
+original DRY. The search is one pass over the texts of the vocabulary, which are joined once per tokenizer.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
 def heal(
     tokenizer: Tokenizer, vocab_size: int, prompt: Tokens, controller: object | None
 ) -> tuple[Tokens, object | None, TokenHealing | None]:
-    """Return three values: the prompt without its removed last tokens, the controller, and the healing for the engine.
-    If the controller is a constraint, the constraint spells the text of the removed tokens. If no token extends the end
-    of the prompt, nothing is changed. Raises `UnsupportedFeature` for any other controller."""
+    """Return the prompt without its removed last tokens, the controller, and the healing data for the engine. If the
+    controller is a constraint, the constraint spells the text of the removed tokens. If no token extends the end of the
+    prompt, nothing is changed. Raises `UnsupportedFeature` for any other controller."""
     if not (controller is None or isinstance(controller, Constraint)):
         raise UnsupportedFeature(
             "token_healing: not supported with a controller, with tools or with reasoning. Leave it out.",

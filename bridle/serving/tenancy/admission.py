@@ -37,7 +37,8 @@ _GUESS_SMOOTHING = 0.05
 
 
 class Admission:
-    """Counts the accepted requests and their tokens against two limits. Only one thread or event loop may use it."""
+    """Counts the accepted requests and their tokens against two limits. Only one thread or event loop may use this
+    object."""
 
     def __init__(
         self,
@@ -130,8 +131,8 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place of a request among the accepted requests. The ticket must be released when the request has ended, in
-    every case; a `with` block releases it.
+    """A ticket: the place of a request among the accepted requests. The ticket must be released when the request has
+    ended, in every case; a `with` block releases it.
 
     `places` has one entry for each charge. Set `num_output` to the number of generated tokens when it is known.
     """
@@ -164,7 +165,7 @@ class Ticket:
         return place.start
 
     def release(self) -> None:
-        """Release the places of the ticket. Idempotent."""
+        """Release the places that this ticket occupies. Idempotent."""
         if self.is_released:
             return
         self.is_released = True
@@ -198,7 +199,7 @@ class QueuePlace:
 
 
 class FairQueue:
-    """Assigns places in the order of service. Only one thread or event loop may use it."""
+    """Assigns places in the order of service. Only one thread or event loop may use this object."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[str, float] = OrderedDict()

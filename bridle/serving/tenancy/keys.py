@@ -1,7 +1,7 @@
 """API keys: the users of the server, which of them are admins, and the limits of each user. Keys are stored in SQLite,
 as hashes only.
 
-A key is 32 random bytes in text form. So one round of SHA-256 protects it as well as a slow hash. The key itself is
+A key is 32 random bytes in text form. So one round of SHA-256 protects a key as well as a slow hash. The key itself is
 shown only once, when it is created. This module does not use HTTP.
 """
 
@@ -89,7 +89,7 @@ class KeyInfo:
 
 class KeyStore:
     """The API keys in one file. Safe from any thread. Several processes may share the file. A change by one process
-    takes effect at once in all of them. Raises `InvalidRequest` if the file cannot be used."""
+    takes effect at once in all processes. Raises `InvalidRequest` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Lets an event loop serve its connections between tasks that have much to write.
 
-A step of the engine gives events to all streams at once. The tasks of these streams become ready together. A loop runs
-all ready tasks before it reads from or accepts any connection. An event may take long to write, for example with a
-hundred log-probabilities. Until all streams are written, the loop then reads nothing.
+A step of the engine gives events to all streams at once. The tasks of these streams become ready together. The event
+loop runs all ready tasks before it reads from or accepts any connection. An event may take long to write, for example
+with a hundred log-probabilities. The event loop then reads nothing until all streams are written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LoopPace:
         self._began = 0.0
 
     async def wait(self) -> None:
-        """Return at once, or in a later round if the tasks of this round have used up its time. Tasks keep their
+        """Return at once. If the tasks of this round have used up its time, return in a later round. Tasks keep their
         order."""
         loop = asyncio.get_running_loop()
         while self._loop is loop and self._clock() - self._began > SLICE:  # noqa: ASYNC110 - for the next round

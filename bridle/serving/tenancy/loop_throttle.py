@@ -1,5 +1,5 @@
-"""Limits how much of an event loop's time cheap messages get, and divides it among users, when clients send too many of
-them.
+"""Limits how much of an event loop's time cheap messages get when clients send too many. The time is divided among
+users.
 
 A single refusal or empty frame costs almost nothing. But very many of them would take a whole processor from other
 users. So such messages get only a share of the event loop's time. As long as the share is not used up, no message
@@ -7,7 +7,7 @@ waits. When the share is used up, users take turns, no matter how many connectio
 user also take turns. In one turn, one message is handled, or a few if they are short; then the loop does other work. A
 connection that waits for its turn is not read, so its unread data stays with the client.
 
-`LoopThrottle` limits the time for such messages. `RateBudget` limits the number of such messages on one connection.
+`LoopThrottle` limits the time for cheap messages. `RateBudget` limits the number of cheap messages on one connection.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class RateBudget:
         self._filled_at = clock()
 
     def charge(self, what: str, number: int = 1) -> None:
-        """Count `number` more useless messages. If a connection sends too many, raise `ProtocolError`; the connection
-        is then closed. `what` names the messages."""
+        """Count `number` more useless messages of this connection. If the connection sends too many useless messages,
+        raise `ProtocolError`; the connection is then closed. `what` names the messages."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
@@ -92,8 +92,8 @@ class LoopThrottle:
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
         """Call `go_on` when it is this user's turn. The turn comes at once if the share has time left and no message
-        waits. A call during a turn waits until the loop has done its other work. Without this rule, turns could follow
-        each other without end. Repeated calls before the turn have no effect."""
+        waits. A call during a turn waits until the loop has done its other work. Otherwise turns could follow each
+        other without end, and the loop would do no other work. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():
             self._run_now(go_on)
             return
@@ -129,7 +129,7 @@ class LoopThrottle:
     def _next(self, is_due: bool = False) -> None:
         """Run the next turn, or several turns if they are cheap. Further turns run after the loop has done its other
         work. A turn that `is_due` runs even if more time was charged meanwhile. So a flood of new connections cannot
-        delay it forever."""
+        delay a turn forever."""
         self._timer = None
         if not self._waiting:
             return

@@ -62,8 +62,8 @@ class PerUserStore(Generic[V]):
 
     def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
         """Store a value. A value with the same name is replaced. Returns False and stores nothing if the value is
-        larger than one user's limit, or than the room that other users leave. If entries are added with their remaining
-        `seconds`, they must be added first, in the order in which they expire."""
+        larger than one user's limit, or than the room that other users leave. Entries that are added with their
+        remaining `seconds` must be added first, in the order in which they expire."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
@@ -100,8 +100,8 @@ class PerUserStore(Generic[V]):
             self._drop((user, name))
 
     def resize(self, user: str, name: str, value: V, num_bytes: int) -> None:
-        """Set the real size of a value whose size was estimated when it was stored. Does nothing if the name has
-        another value by now."""
+        """Set the real size of a value. The size was estimated when the value was stored. Does nothing if another value
+        is stored under the name by now."""
         with self._lock:
             entry = self.entries.get((user, name))
             if entry is not None and entry.value is value:

@@ -56,8 +56,8 @@ class RateLimiter:
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def look(self, user: str, limits: UserLimits, num_requests: int) -> None:
-        """Raise `Overloaded` if a bucket of the user holds too little for `num_requests` requests. The buckets do not
-        change."""
+        """Raise `Overloaded` if a bucket of the user holds too little for `num_requests` requests. The call does not
+        change the buckets."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 

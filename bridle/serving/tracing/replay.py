@@ -75,7 +75,7 @@ def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
 
 
 def _meaning(model: LoadedModel, name: str) -> str | None:
-    """Return the current module for a name or a hash. The result is "" if there is none, and None if this is
+    """Return the current module for a name or a hash. The result is "" if there is no such module, and None if this is
     unknown."""
     from bridle.serving.controller_runtime import find_module
 

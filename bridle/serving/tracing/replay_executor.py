@@ -2,8 +2,8 @@
 
 A traced sample has the most probable tokens of its distribution, before and after the mask. With these tokens, a run
 can be replayed if its controller behaves the same. The engine, the controllers and the constraints are real, and only
-the logits are missing. Any difference is reported as a `ReplayDivergence`. After a difference, the run continues only
-if the record determines the token.
+the logits are missing. Any difference between the runs is reported as a `ReplayDivergence`. After a difference, the run
+continues only if the record determines the next token.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
     """The first difference of a run from the recorded run. The difference is another `mask`, or a request for data that
-    the record does not have (`unknown`). `num_tokens` is the number of tokens before the sample, including the
-    prompt."""
+    the record does not have (`unknown`). `num_tokens` is the number of tokens before the differing sample, including
+    the prompt."""
 
     kind: Literal["mask", "unknown"]
     num_tokens: int
@@ -171,7 +171,7 @@ class _Mask:
 
 def _forbidden(draw: Draw) -> Iterator[int]:
     """Yield tokens that were certainly forbidden, because they were more probable than the least probable recorded
-    token. A mask and biases cannot be told apart, so the sample must have only a mask."""
+    token. The mask and the biases of a row cannot be told apart, so the sample must have only a mask."""
     if draw.after is None or not draw.after.top:
         return
     left = dict(draw.after.top)
@@ -266,7 +266,7 @@ def _digest(tokens: Sequence[int]) -> bytes:
 
 
 def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[int]) -> ExecutorInfo:
-    """Return the info of the recorded model, for an engine without weights. The info allows for all of these traces at
+    """Return the info of the recorded model, for an engine without weights. The info has room for all given traces at
     once."""
     longest = max([_room(trace) for trace in traces], default=1)
     num_blocks = max([_num_blocks(trace) for trace in traces], default=1) + longest // _BLOCK_SIZE + 2

@@ -1,6 +1,6 @@
 """The header of a trace: the request, in a form that can be stored and repeated.
 
-Constraints and Wasm controllers can be stored in this form. Controllers of other kinds are code of one process. For
+Constraints and Wasm controllers can be stored and repeated. Controllers of other kinds are code of one process. For
 such controllers only the name is stored, and a replay needs their code.
 """
 
@@ -144,7 +144,8 @@ def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, A
 
 
 def controller_of(form: Mapping[str, Any] | None) -> object | None:
-    """Return the controller of a traced request. Raises `InvalidRequest` if the controller was code of its process."""
+    """Return the controller of a traced request. Raises `InvalidRequest` if the controller was code of the process that
+    ran it."""
     if form is None:
         return None
     plain = {key: value for key, value in form.items() if key != "name"}

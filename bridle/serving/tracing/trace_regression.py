@@ -141,8 +141,9 @@ class TraceCase:
 
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:
-    """Return the controller file that a file of traces tests, or None. The controller file has the same name up to the
-    first dot. The controller file is in the same folder as the traces, or in the parent folder."""
+    """Return the controller file that a file of traces tests, or None. The controller file has the same name as the
+    file of traces, up to the first dot. The controller file is in the same folder as the traces, or in the parent
+    folder."""
     stem = path.name.partition(".")[0]
     places = [folder / f"{stem}{ending}" for folder in (path.parent, path.parent.parent) for ending in endings]
     return next((place for place in places if place.is_file()), None)

@@ -1,8 +1,8 @@
 """Stores the traces of a server: clients' traces for some minutes in memory, and a share of all requests in a folder.
 
 A request is traced if its client asks for a trace, or if it is in the share that the operator set. Clients' traces are
-kept in limited memory, each visible only to its user, and also in the state file if there is one. A thread converts
-traces to text and writes them, because long traces take time.
+kept in limited memory, each visible only to its user. If there is a state file, they are also saved there. A thread
+converts traces to text and writes them, because long traces take time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Wish = Literal["no", "kept", "told"]
 
 def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
     """Return the tracing that a header and a field ask for: a trace to fetch afterwards (`true`), or also the records
-    as `events`. The field overrides the header."""
+    as `events`. If header and field differ, the field counts."""
     said = headers.get(HEADER, "").strip().lower() if field is None else field
     if said == "events":
         return "told"
