@@ -35,7 +35,7 @@ _MAX_STALE = 64
 
 @dataclass(eq=False, repr=False)
 class ActiveRequests:
-    """Active requests; `outputs` has the outputs of each request, by request id. `progress` makes all changes to
+    """Active requests. `outputs` has the outputs of each request, by request id. `progress` makes all changes to
     outputs; `ids` numbers new sequences."""
 
     _intake: InputProcessor

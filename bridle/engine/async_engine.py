@@ -169,7 +169,7 @@ class AsyncEngine:
         self._wake.set()
 
     def wake(self) -> None:
-        """Let an idle engine take a step, because an event outside of its thread has happened that it waits for."""
+        """Let an idle engine take a step, because an event for which it waits has happened outside of its thread."""
         self._wake.set()
 
     def statistics(self) -> EngineStatistics:
@@ -274,8 +274,8 @@ class AsyncEngine:
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
-        """Take new requests from the queue, but only the cancellations that were there before. So a request is always
-        added before it is cancelled."""
+        """Take all new requests from the queue, but only the cancellations that were queued before them. So a request
+        is always added before it is cancelled."""
         cancels = [self._cancels.popleft() for _ in range(len(self._cancels))]
         with self._lock:
             requests, self._inbox = self._inbox, []

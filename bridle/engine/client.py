@@ -4,8 +4,8 @@ another one.
 `EventStream` carries the events of one request from the engine's thread to a reader in another thread or in an asyncio
 loop. The reader takes all events from a list at once, so a slow reader gets more events each time. The size of the list
 is limited by the tokens that the request can generate and by an `EventBuffer`. The limits of a request bound its
-tokens, but not the logs and variables of its controllers. So waiting logs and variables are merged: the end of the logs
-and the last value of each variable are kept.
+tokens, but not the size of its controllers' logs and variables. So waiting logs and variables are merged: the end of
+the logs and the last value of each variable are kept.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class EventStream:
     The iteration ends after the last output's `Finished`. Leaving the iteration early, or leaving a `with` block,
     cancels the request. If the engine ends with an error, the iteration raises that error.
 
-    While an async reader waits, the stream's `listener` may take events in the reader's event loop. Without the
-    reader's task, no time is spent on switching tasks. The next iteration returns the events that the listener did not
-    take. The listener is then removed until the reader sets one again.
+    While an async reader waits, the stream's `listener` may take events in the reader's event loop. The event loop then
+    need not switch to the reader's task. The next iteration returns the events that the listener did not take. The
+    listener is then removed until the reader sets one again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -133,7 +133,7 @@ class EventStream:
         self._backlog, self._error = EventBuffer(), error
 
     def wake(self) -> None:
-        """Wake a reader in another thread. For a reader in asyncio, `notify` does the same in its event loop."""
+        """Wake a reader in another thread. For a reader in asyncio, `notify` wakes it in its event loop."""
         self._ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------

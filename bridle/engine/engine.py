@@ -2,7 +2,7 @@
 
 `step` is the whole of continuous batching: apply the controllers' answers, plan, compute, branch, sample, commit, ask.
 The parts `Scheduler`, `ControllerManager`, `SamplePlanner` and `OutputProcessor` and the `Executor` do the work. The
-engine only passes data between them. The engine is single-threaded and never sleeps; `AsyncEngine` runs it in a
+engine only passes data between its parts. The engine is single-threaded and never sleeps; `AsyncEngine` runs it in a
 separate thread.
 """
 
@@ -462,8 +462,8 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InternalError` if blocks, queues and live requests are inconsistent. For tests, and for times without
-        load."""
+        """Raise `InternalError` if blocks, queues and active requests are inconsistent. This check is for tests, and
+        for times without load."""
         queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
         self._scheduler.blocks.check_integrity(queued)
         known = {seq_id for outputs in self._live.outputs.values() for seq_id in outputs.sequences}

@@ -50,6 +50,6 @@ class FaultIsolator:
             self._acquit([seq for seq in self._suspects.values() if seq.is_finished])
 
     def _acquit(self, sequences: Iterable[Sequence]) -> None:
-        """Record that these sequences no longer need to run alone."""
+        """Record that the given sequences no longer need to run alone."""
         for seq in sequences:
             self._suspects.pop(seq.id, None)

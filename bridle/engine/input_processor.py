@@ -2,9 +2,9 @@
 controllers.
 
 `InputProcessor` knows the limits of the model, but no state that changes while the engine runs. `ControllerOpenings`
-has the sequences whose controllers are being created. Such a sequence has no KV blocks and is not queued. If the
-sequence ends meanwhile, its controller is dropped as soon as it exists. If the sequence does not end, it begins when
-its controller exists, because the controller may rewrite the prompt.
+has the sequences whose controllers are being created. A sequence whose controller is being created has no KV blocks and
+is not queued. If the sequence ends meanwhile, its controller is dropped as soon as it exists. If the sequence does not
+end, it begins when its controller exists. It must wait because the controller may rewrite the prompt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class InputProcessor:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
-        """Return the number of tokens at which an output ends, for a prompt of `num_prompt` tokens. Raises
+        """Return the length in tokens at which an output ends, for a prompt of `num_prompt` tokens. Raises
         `ContextOverflow`. A request for an embedding needs no room for output."""
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size

@@ -14,8 +14,8 @@ from bridle.outputs import Resuming
 
 
 class Recovery:
-    """Remembers failures across steps. If the device is lost permanently, `recover` raises the error, which ends the
-    engine."""
+    """Remembers failed steps and device losses across steps. If the device is lost permanently, `recover` raises the
+    error, which ends the engine."""
 
     def __init__(
         self, executor: Executor, scheduler: Scheduler, branching: SamplePlanner, progress: OutputProcessor

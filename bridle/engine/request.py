@@ -120,7 +120,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A shared prefix: the first `num_tokens` tokens of a prompt. The user `owner` shares this prefix with a `group`;
+    """The first `num_tokens` tokens of a prompt, which users share. The user `owner` shares the prefix with a `group`;
     all users of the group share its KV."""
 
     group: str
@@ -132,21 +132,21 @@ class SharedPrefix:
 class Request:
     """One validated request.
 
-    `controller` is in any form that the pool of this controller accepts. `deadline` is a time of the engine's clock, in
-    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant. The prefix `shared`
-    is an exception. Waiting requests are served in order of `priority`, then `place`, then arrival; smaller values come
-    first. With `detokenize` False, events have no text. `stopping` are user-defined criteria in addition to those of
-    `sampling`. `tell_resuming` asks for a `Resuming` event if the device is lost. `generated` are output tokens from
-    another engine that the client already has; the output continues after them. `generated` is allowed only for a
-    single output without a controller. `media` are the images of the prompt; `runs` are their positions in it. A
-    request that `embeds` asks only for the vector of the prompt. With `trace`, every change of an output gives a
-    `Traced` event. The request's controllers may call `tools` (None: all); its client answers calls of `client_tools`.
-    With `parks`, the KV of an output that ended by itself is retained for a while; a request that `continues` it uses
-    this KV. The beginnings of the prompt in `retains` are retained too, no matter how the output ends. Replicas send
-    requests with the same `cache_key` to the same engine, as long as that engine is not too busy. `guard` has the
-    operator's rules for the output texts. `healing` says how the output replaces the removed end of the prompt.
-    `repeats` marks parts of an output that must not occur twice. With `is_composed`, the request belongs to one of
-    several controllers of a larger request.
+    `controller` has any form that the pool of this kind of controller accepts. `deadline` is a time of the engine's
+    clock, in seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant. The prefix
+    `shared` is an exception: tenants of its group share its blocks. Waiting requests are served in order of `priority`,
+    then `place`, then arrival; smaller values come first. With `detokenize` False, events have no text. `stopping` are
+    user-defined criteria in addition to those of `sampling`. `tell_resuming` asks for a `Resuming` event if the device
+    is lost. `generated` are output tokens from another engine that the client already has; the output continues after
+    them. `generated` is allowed only for a single output without a controller. `media` are the images of the prompt;
+    `runs` are their positions in it. A request that `embeds` asks only for the vector of the prompt. With `trace`, the
+    request gets a `Traced` event for every change of an output. The request's controllers may call `tools` (None: all);
+    its client answers calls of `client_tools`. With `parks`, the KV of an output that ended by itself is retained for a
+    while. A request that names this request in `continues` uses the KV. The beginnings of the prompt in `retains` are
+    retained too, no matter how the output ends. Replicas send requests with the same `cache_key` to the same engine, as
+    long as that engine is not too busy. `guard` has the operator's rules for the output texts. `healing` says how the
+    output replaces the removed end of the prompt. `repeats` marks parts of an output that must not occur twice. With
+    `is_composed`, the request stands for one controller of a request with several controllers.
     """
 
     id: str
@@ -186,8 +186,8 @@ class Request:
 
     @property
     def salt(self) -> str | SharedPrefix:
-        """Return the owner (salt) of the first block. Two requests can share their first block only if their salts are
-        equal."""
+        """Return the owner (salt) of the prompt's first block. Two requests can share their first block only if their
+        salts are equal."""
         return self.tenant if self.shared is None else replace(self.shared, owner="", num_tokens=0)
 
     @property

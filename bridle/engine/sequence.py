@@ -49,15 +49,15 @@ def root_key(seed: int) -> int:
 def fork_key(key: int, ordinal: int, branch: int) -> int:
     """Return the random key of branch `branch` (from 1) when a sequence forks for the `ordinal`-th time (from 0).
 
-    Branch 0 keeps the parent's key. A sampled token depends only on the seed, this path of forks, and the number of
-    tokens sampled so far.
+    Branch 0 keeps the parent's key. A sampled token depends only on the seed, the sequence's path of forks, and the
+    number of tokens sampled so far.
     """
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
 
 def copy_seed(seed: int, copy: int) -> int:
-    """Return the seed of output `copy` of a request with `n` outputs. A request with this seed and one output gives the
-    same output. The seed has 53 bits, so every JSON reader reads it exactly."""
+    """Return the seed of output `copy` of a request with `n` outputs. A request that has this seed and only one output
+    gives the same output. The seed has 53 bits, so every JSON reader reads it exactly."""
     return mix64(mix64(root_key(seed)) + copy) >> 11 if copy else seed
 
 
@@ -69,7 +69,7 @@ def check_number(key: int, number: int) -> float:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One output of a request: its tokens, and one part of state for each component that works on it. Only the owner of
-    a part writes it. Only the methods of this class change tokens."""
+    a state part writes it. Only the methods of this class change tokens."""
 
     id: int
     request: Request
@@ -215,14 +215,14 @@ class Sequence:
     # -- while a token is being sampled ----------------------------------------------------------------------
 
     def append_placeholder(self, row: int) -> None:
-        """Append a placeholder for the token that row `row` of the last batch samples. The next step can then be
-        planned. A requested log-probability comes together with the token."""
+        """Append a placeholder for the token that row `row` of the last batch samples. The next step can be planned
+        with the placeholder. A requested log-probability comes together with the token."""
         self.tokens.append(placeholder_for_row(row))
         self.output.num_scored += self.sampling.scores_output
 
     def pop_placeholder(self) -> None:
-        """Undo `append_placeholder`. The executor's mirror may already have the token, but the engine counts it only
-        when it is known."""
+        """Undo `append_placeholder`. The executor's mirror may already have the token. The engine counts the token only
+        when its value is known."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.scores_output
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
@@ -284,7 +284,7 @@ class Sequence:
 
     def probe(self, new_id: int, request: Request, sampling: SamplingParams) -> Sequence:
         """Return a copy (probe) that only scores tokens. `begin_probing` adds the tokens once the copy shares the
-        blocks. The copy has no text and no controller."""
+        blocks. The copy that only scores tokens has no text and no controller."""
         probe = self.fork(new_id, self.index, 0)
         probe.request, probe.trace, probe.is_probe = request, None, True
         probe.set_sampling(sampling)
@@ -292,8 +292,8 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens, so that the tokens that may follow them can be scored. The last token is added twice, because
-        a last token is otherwise not computed."""
+        """Append tokens, so that the tokens after them can be scored. The last token is added twice, because a last
+        token is otherwise not computed."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])
         self.num_prompt = len(self.tokens)
@@ -313,7 +313,7 @@ class Sequence:
 
     def fork(self, new_id: int, index: int, branch: int, copy: int = 0) -> Sequence:
         """Return a copy of the sequence for branch `branch` of the current fork. The copy belongs to output `copy` of
-        the request's `n` outputs. The caller lets the copy share the blocks."""
+        the request's `n` outputs. The caller must let the copy share the blocks."""
         kv, control, output = self.kv, self.control, self.output
         root = root_key(copy_seed(self.request.sampling.seed or 0, copy)) if copy else self.key
         key = root if copy and not branch else fork_key(root, self.draws.num_forks, branch)

@@ -1,7 +1,8 @@
 """The state of a sequence apart from its tokens, in several parts. Each part has one owner, and only the owner writes
 it.
 
-All components may read every part. Parts are plain data. `Sequence` computes the values that depend on several parts.
+All components may read every part. The state parts are plain data. `Sequence` computes the values that depend on
+several parts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from bridle.traces import MAX_RECORDS, MAX_SAID, Draw, WaitRecord
 
 
 class SequenceStatus(Enum):
-    """The phase of a sequence in the scheduler."""
+    """The phase of a sequence in the scheduler: its controller is being created, or it is waiting, running or
+    finished."""
 
     OPENING = auto()  # the controller is being created
     WAITING = auto()  # holds no blocks
@@ -58,7 +60,7 @@ class QueueState:
 
 
 class SaveKind(IntEnum):
-    """The reason why a copy of a recurrent state is kept. The values are in the order in which copies are evicted.
+    """The reason why a copy of a recurrent state is kept. The reasons are in the order in which copies are evicted.
     Copies of the first two kinds are evicted before all others."""
 
     PERIODIC = 0  # within a long prompt
@@ -100,7 +102,7 @@ class RecurrentSlots:
 class KvState:
     """The number of computed tokens, their blocks, and what the executor's copy (mirror) of the sequence contains.
 
-    The scheduler, the block manager, the state manager and `StoredBlocks` write it.
+    The scheduler, the block manager, the state manager and `StoredBlocks` write this state.
     """
 
     num_computed: int = 0
@@ -128,7 +130,7 @@ class KvState:
         )
 
     def forget(self) -> None:
-        """Record that no KV is left. All tokens must be computed again."""
+        """Record that no KV is left. After this, all tokens must be computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
@@ -180,7 +182,7 @@ class ControlState:
 
 @dataclass(slots=True)
 class SamplerState:
-    """Counts of random numbers and of forks. Written by `SamplePlanner`.
+    """The numbers of random numbers used and of forks made. Written by `SamplePlanner`.
 
     `mus` are the states of Mirostat, each with the number of tokens at that time. `is_plain` says that the sampling
     parameters alone decide how a token is sampled. Bans and decisions of the controller are not considered.
@@ -239,7 +241,7 @@ NO_DRAW: Drawn = ((), False, (), 0)
 
 @dataclass(slots=True)
 class TraceState:
-    """Data for the next trace record of a sequence. Written by `TraceRecorder`."""
+    """Data for the next trace record of a traced sequence. Written by `TraceRecorder`."""
 
     room: TraceBudget
     by: str | None  # name of the controller that steers the sequence

@@ -9,12 +9,13 @@ from typing import Any
 
 
 def _counter(text: str, start: float = 0) -> Any:
-    """Declare a field that is a counter: it only grows. `text` is the help text of its metric and names its unit."""
+    """Declare a field that is a counter: it only grows. `text` is the help text of the field's metric and names its
+    unit."""
     return field(default=start, metadata={"help": text})
 
 
 def _gauge(text: str) -> Any:
-    """Declare a field that is a gauge: it goes up and down. `text` is the help text of its metric and names its
+    """Declare a field that is a gauge: it goes up and down. `text` is the help text of the field's metric and names its
     unit."""
     return field(default=0, metadata={"help": text, "is_gauge": True})
 

@@ -111,8 +111,8 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
-    """Run a step that computes these chunks. If the model generates, the step samples a token after each chunk. Returns
-    its seconds. On a GPU, all prompt tokens are scored as well, because scoring takes the most memory."""
+    """Run a step that computes the given chunks. If the model generates, the step samples a token after each chunk.
+    Returns its seconds. On a GPU, all prompt tokens are scored as well, because scoring takes the most memory."""
     info = executor.info
     is_gpu, generates = info.device.startswith("cuda"), info.task == "generate"
     rows, block = [], 0

@@ -1,4 +1,4 @@
-"""Lookahead of controllers: their answers to draft tokens before the draft tokens are sampled.
+"""Lookahead of controllers: a controller answers about draft tokens before the draft tokens are sampled.
 
 A controller in this process is asked for each draft token. A controller in another process gets the likely next tokens
 together with a regular ask.
@@ -33,7 +33,7 @@ class ControllerLookahead:
     _clock: Callable[[], float]
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """Return the asks, with the tokens that will probably be sampled next added."""
+        """Return the asks, with the tokens added that will probably be sampled next."""
         asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
         drafts = self._speculation.draft_for_remote_controllers(asked)
         if not drafts:

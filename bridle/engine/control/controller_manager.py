@@ -2,7 +2,7 @@
 
 A controller is asked as soon as tokens of its sequence become known. The answer is applied at the sequence's next
 logits row. Forced tokens, stops and waits need no row, so they are applied earlier. A sequence is left out of a step if
-its controller has not answered in time. This module uses no device and no text.
+its controller has not answered when its logits row is ready. This module uses no device and no text.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ class ControllerManager:
     # -- asking ------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence, first: Ask) -> None:
-        """Control a new sequence. `first` is the sequence's ask that introduces it to its pool when `ask` is called
-        next."""
+        """Control a new sequence. `first` is the sequence's first ask, which introduces it to its pool when `ask` is
+        called next."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.pending_ask = first
         seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """Forget a sequence that was rolled back before its pool heard of it."""
+        """Forget a sequence that was rolled back before its pool was asked about it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 

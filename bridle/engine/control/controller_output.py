@@ -1,6 +1,6 @@
 """Logs and variables of controllers, and the output of a controller's last call.
 
-The `Finished` event of a controlled output waits for the last logs of its controller, at most `LAST_WORDS` seconds.
+The `Finished` event of an output with a controller waits for the controller's last logs, at most `LAST_WORDS` seconds.
 Policies apply to logs and variables as they apply to outputs.
 """
 

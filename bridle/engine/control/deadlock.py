@@ -1,11 +1,11 @@
 """Finds deadlocks: requests that can never continue, because each of their outputs waits for another output.
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
-without a time limit. In addition, the controller of every output was asked after all outputs had begun to wait. After
-all controllers were asked in this state, no answer can change. A deadlock is found after at most two turns. An output
-that answers only with no-ops may be counting the turns. So a request ends only after many turns in which all its
-outputs wait or answer with a no-op. Turns have a fixed rate. If a step takes longer than a turn, a controller is asked
-several times in one step. This module uses no controller pools and no steps.
+without a time limit. The second condition is that the controller of every output was asked after all outputs had begun
+to wait. Under both conditions, no answer can change. A deadlock is found after at most two turns. An output that
+answers only with no-ops may be counting the turns. So a request ends only after many turns in which all its outputs
+wait or answer with a no-op. Turns have a fixed rate. If a step takes longer than a turn, a controller is asked several
+times in one step. This module uses no controller pools and no steps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """State of an output and its wait. `since` and `answered` are numbers of rounds. The output began to wait in round
-    `since`, and its last answer belongs to an ask of round `answered`."""
+    """An output, and the variable for which it waits. `since` and `answered` are numbers of rounds. The output began to
+    wait in round `since`. Its last answer belongs to an ask of round `answered`."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: the output is active

@@ -28,7 +28,7 @@ class Awaited(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The set of tokens that `mask` forbids, as the condition of a splice."""
+    """A condition of a splice: the sampled token is one that `mask` forbids."""
 
     mask: bytes
 
@@ -91,7 +91,8 @@ class Decision:
     `waited` names the events that may end a wait. If `waited` is None, any event may end the wait, and so may time. If
     `waited` is a set of variables, only writes to these variables by outputs of the same request may end the wait. If
     `waited` is an empty set, only the controller itself ends the wait, when it is asked again. `awaited` are events
-    outside of the engine. The controller is asked again once one of them is done, and takes no time until then.
+    outside of the engine. The controller is asked again once one of the events in `awaited` is done, and takes no time
+    until then.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -152,7 +153,7 @@ class Decision:
     ) -> Decision:
         """Append one of these token sequences. The engine scores all of the sequences and chooses one by its total
         probability. If the longest sequence does not fit into the output, one token is sampled under `mask` instead.
-        If there is no mask either, this is an error."""
+        If there is no mask either, the decision is an error."""
         return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
@@ -162,7 +163,7 @@ class Decision:
 
     @property
     def is_draw(self) -> bool:
-        """Return True if the first branch samples a token: the decision does not stop, wait or force tokens."""
+        """Return True if the first branch samples a token. The decision then does not stop, wait or force tokens."""
         return bool(self.branches) and self.branches[0].sample
 
     @property
@@ -171,14 +172,14 @@ class Decision:
 
     @property
     def is_forced(self) -> bool:
-        """Return True if the decision has one branch and it does not sample. Such a decision can be applied without a
-        logits row."""
+        """Return True if the decision has only one branch and this branch does not sample. A decision like this can be
+        applied without a logits row."""
         return len(self.branches) == 1 and not self.branches[0].sample
 
     @property
     def is_noop(self) -> bool:
-        """Return True if the only branch neither samples nor rolls back nor appends. In AICI, this decision waits for
-        one step."""
+        """Return True if the only branch neither samples nor rolls back nor appends. In AICI, a decision like this
+        waits for one step."""
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)

@@ -1,8 +1,8 @@
 """Matches guardrails against one growing output.
 
-Every token of an output passes through a matcher. The token may be sampled, forced or put in as a replacement, and
-anything may steer the output. `OutputText` passes each new piece of text to a `GuardrailMatcher`, which returns the
-text to remove. Text that can still become part of a match is held back from the client.
+Every token of an output passes through a matcher. It does not matter who steers the output, or how a token was chosen:
+sampled, forced, or put in as a replacement. `OutputText` passes each new piece of text to a `GuardrailMatcher`, which
+returns the text to remove. Text that can still become part of a match is held back from the client.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Map each rule for folded text to the same rule for text as seen, if there is one. Each rule is given by its
-    number."""
+    """Map each rule for text normalized as `folded` to the same rule for text normalized as `seen`, if there is one.
+    Each rule is given by its number."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}

@@ -168,8 +168,8 @@ def _luhn(digits: str) -> bool:
 
 
 def _card_end(text: str, start: int, end: int) -> int | None:
-    """Return the end of a card number that begins at `start`; None if there is none. The end is the end of a group of
-    digits. A card number has 13 to 19 digits and a valid check digit."""
+    """Return the end of a card number that begins at `start`; None if there is none. A card number ends only at the end
+    of a group of digits. A card number has 13 to 19 digits and a valid check digit."""
     places = [at for at in range(start, end) if text[at].isdecimal()]
     digits = "".join(str(int(text[at])) for at in places)
     for count in range(min(len(digits), 19), 12, -1):

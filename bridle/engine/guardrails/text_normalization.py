@@ -51,7 +51,7 @@ class NormalizedStream:
             del self._pieces[-num_tokens:], self._ends[-num_tokens:]
 
     def end_of(self, count: int) -> int:
-        """Return the position after the first `count` tokens."""
+        """Return the position in the text after its first `count` tokens."""
         return self._ends[count]
 
     def tail(self, start: int) -> str:
@@ -86,9 +86,9 @@ class NormalizedStream:
 
 
 class CasefoldedStream(NormalizedStream):
-    """A text normalized for comparison, as `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a row
-    become `HIDDEN`; if they are spaces, they become one more space. So a part of the normalized text comes from a part
-    of the original text whose length is limited."""
+    """A growing text, normalized for comparison as `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a
+    row become `HIDDEN`; if they are spaces, they become one more space. So a part of the normalized text comes from a
+    limited part of the original text."""
 
     def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()

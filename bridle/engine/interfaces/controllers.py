@@ -30,15 +30,15 @@ class Ask:
 
     `backtrack` older tokens were rolled back, then `tokens` were appended. `sampled` is the token that was sampled,
     even if a splice replaced it. `candidates` are the most probable tokens at that position with their
-    log-probabilities, if the branch requested them. The first ask of a request has its `request`. The first ask of a
-    fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. The `index` of a fork is its
-    place among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled tokens. A `final`
-    ask needs no decision, only the last logs. `turns` is the number of times in a row that the controller may be asked
-    while it does nothing. With `may_force` False, another controller forbids forced tokens. The controller should then
-    allow several tokens. `variables` are set before the controller is asked, if its pool supports variables. `ahead`
-    are tokens that will probably be sampled next, for a pool that `is_told_ahead`. `changes` are tokens that a policy
-    changed after the controller's decision. `probes` are the values of the request's probes at the position where
-    `sampled` was sampled.
+    log-probabilities, if the branch requested them. The first ask of a request has the request itself in `request`. The
+    first ask of a fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. The `index`
+    of a fork is its place among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled
+    tokens. A `final` ask needs no decision, only the last logs. `turns` is the number of times in a row that the
+    controller may be asked while it does nothing. With `may_force` False, another controller forbids forced tokens. The
+    controller should then answer with a set of allowed tokens. `variables` are set before the controller is asked, if
+    its pool supports variables. `ahead` are tokens that will probably be sampled next, for a pool that `is_told_ahead`.
+    `changes` are tokens that a policy changed after the controller's decision. `probes` are the values of the request's
+    probes at the position where `sampled` was sampled.
     """
 
     seq_id: int
@@ -181,8 +181,8 @@ class ControllerPool(ABC):
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """Return the first tokens of `tokens`, as far as the controller allows one after the other. Each returned token
-        has the tokens that are forced after it. Also return True if the forced tokens differ from those that come next
-        in `tokens`. A later call continues after the last allowed token."""
+        has the tokens that are forced after it. The second result is True if the forced tokens differ from those that
+        come next in `tokens`. A later call continues after the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
@@ -200,7 +200,7 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Passes every call to another pool. The wrapper is the base class of pools that change some calls."""
+    """Passes every call to another pool. The wrapper is the base class of pools that change only some calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool

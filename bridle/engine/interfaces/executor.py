@@ -76,10 +76,10 @@ class AsyncExecutor(Executor, Protocol):
     """An executor whose device computes while the engine does other work. Sampling has two parts: `sample_async` starts
     it, and `get_result` returns the tokens.
 
-    Between the two, the caller may start the next step with placeholders for tokens that are being sampled. The device
-    already has these tokens. If no token could be sampled for a row, its placeholder stands for an arbitrary token. The
-    order of calls is `sample_async`, an optional `forward`, `get_result`; `reset` drops results that were not taken.
-    Errors of `sample_async` may be raised only by `get_result`.
+    Between these two calls, the caller may start the next step with placeholders for tokens that are being sampled. The
+    device already has the sampled tokens. If no token could be sampled for a row, its placeholder stands for an
+    arbitrary token. The order of calls is `sample_async`, an optional `forward`, `get_result`; `reset` drops results
+    that were not taken. Errors of `sample_async` may be raised only by `get_result`.
     """
 
     @property
@@ -101,8 +101,8 @@ class AsyncExecutor(Executor, Protocol):
 
 class KVBlocks(Protocol):
     """The blocks of an executor's KV cache, and the slots of its recurrent states, as bytes. Any thread may write
-    blocks that no plan refers to, even while steps run. If the engine asks while steps run, a copy is a `Snapshot` of
-    the time after those steps, and a write happens after those steps."""
+    blocks that no plan refers to, even while steps run. If the engine asks for a copy while steps run, the copy is a
+    `Snapshot` of the time after those steps. A write also happens after those steps."""
 
     @property
     def block_bytes(self) -> int:

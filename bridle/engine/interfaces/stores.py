@@ -97,7 +97,7 @@ class MediaStore(Protocol):
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
         """Raise `InvalidRequest` for an image that this device can never encode. Raise `Overloaded` if there is no room
-        for it now. Safe from any thread."""
+        for the image now. Safe from any thread."""
 
     def open(self, medium: MultiModalItem) -> None:
         """Record that a request uses the medium from now on."""

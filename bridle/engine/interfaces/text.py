@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class TextState(Protocol):
-    """The text of one growing output. A fork of the output gets a copy of this object."""
+    """The text of one growing output. A fork of the output gets a copy of its text."""
 
     @property
     def is_waiting(self) -> bool:
@@ -17,7 +17,7 @@ class TextState(Protocol):
         """Append a token. Returns the characters that are now complete."""
 
     def rewind(self, num_tokens: int) -> int:
-        """Roll back the last `num_tokens` tokens. Returns the number of returned characters that are removed."""
+        """Roll back the last `num_tokens` tokens. Returns how many of the characters returned so far are removed."""
 
     def flush(self) -> str:
         """End the text. Returns the remaining characters. An unfinished character becomes U+FFFD."""

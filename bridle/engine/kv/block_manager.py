@@ -9,11 +9,13 @@ copied, and a block with a hash loses its hash.
 evicted after all others (`KVRetention`).
 
 The hash of a full block covers all tokens up to the block's end, with their images and control vectors. A hash is
-blake2b over (parent's hash, token ids, marks). A chain starts at the hash of (model, adapter, tenant). Hashes have 128
-bits and cannot be forged, so equal hashes mean equal tokens, images and vectors.
+blake2b over the parent's hash, the token ids, and marks of images and control vectors. A chain of hashes starts at the
+hash of (model, adapter, tenant). Hashes have 128 bits and cannot be forged, so equal hashes mean equal tokens, images
+and vectors.
 
-The blocks of a prefix that a group of tenants shares are in a chain that starts at the group. The first block that is
-not in the shared prefix is hashed with its tenant. So all blocks from there on belong to that tenant alone.
+If a group of tenants shares a prefix, its blocks are in a chain of hashes that starts at the group. The first block
+that is not in the shared prefix is hashed with its tenant. So all blocks from that block on belong to that tenant
+alone.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> byt
 
 
 def own_hash(root: bytes, shared: bytes) -> bytes:
-    """Return the parent hash of a tenant's first own block, which follows the shared block with the hash `shared`.
+    """Return the parent hash of a tenant's first own block. That block follows the shared block with the hash `shared`.
     `root` is the start of the tenant's chains."""
     return blake2b(root + shared, digest_size=16, person=b"bridle-kv-own").digest()
 
@@ -313,7 +315,7 @@ class BlockManager:
 
     def settle(self, seq: Sequence) -> None:
         """Lower `num_computed` of the running sequence `seq` if its recurrent state does not match its tokens any more.
-        The new value is a position with a matching state."""
+        The new value is a position for which there is a state."""
         if self.states.has_news(seq):
             self.states.settle(seq, self._computed_hashes(seq))
 
@@ -464,7 +466,8 @@ class BlockManager:
         return own_hash(root, hashes[-1]) if hashes else root
 
     def _is_shared(self, seq: Sequence, number: int, num_tokens: int) -> bool:
-        """Return whether a block lies within the shared prefix of `num_tokens` tokens and still has prompt tokens."""
+        """Return whether a block lies within the shared prefix of `num_tokens` tokens and has the same tokens as the
+        prompt."""
         start, end = number * self.block_size, (number + 1) * self.block_size
         return end <= num_tokens and tuple(seq.tokens[start:end]) == seq.request.prompt[start:end]
 

@@ -8,9 +8,9 @@ Retention ends when a request continues the conversation, when its time ends, wh
 requests need the blocks. When other requests need blocks, the user with the most retained blocks loses some, from the
 end of that user's oldest conversation.
 
-A client can also ask for a prefix to be retained. An entry for such a prefix *stays* after a request continues it. A
-request that continues a retained prefix only restarts its time, unless the entry has a name. Each user has a limit on
-retained entries and on their blocks. Beyond a limit, the entry that expires first is removed.
+A client can also ask for a prefix to be retained. The entry of such a prefix *stays*: it is kept after a request
+continues it. A request that continues a retained prefix only restarts its time, unless the entry has a name. Each user
+has a limit on retained entries and on their blocks. Beyond a limit, the entry that expires first is removed.
 
 This module uses hashes, users and times, but no blocks. Users share no hashes, except for prefixes that one user shares
 with a group.
@@ -64,7 +64,7 @@ class RetainedPrefix:
 @dataclass(slots=True)
 class _User:
     """Entries of one user, the least recently used first, with the number of entries that contain each hash. `asked`
-    counts only hashes in entries that stay."""
+    counts only hashes in entries that a client asked for."""
 
     parked: OrderedDict[Key, RetainedPrefix] = field(default_factory=OrderedDict)
     pins: Counter[bytes] = field(default_factory=Counter)
@@ -186,7 +186,7 @@ class KVRetention:
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
         """Record that a request uses these blocks, or continues the retained conversation of another request. The
-        retention of that conversation ends. Returns whether any blocks were retained."""
+        retention of the continued conversation ends. Returns whether any blocks were retained."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             if not self._entry(key).stays:
@@ -334,7 +334,7 @@ class KVRetention:
 
 
 def _first(known: _User, stays: bool = False) -> RetainedPrefix:
-    """Return the user's entry that expires first. With `stays`, only entries that stay are considered."""
+    """Return the user's entry that expires first. With `stays`, only entries that a client asked for are considered."""
     return min((each for each in known.parked.values() if each.stays or not stays), key=lambda each: each.until)
 
 

@@ -1,17 +1,18 @@
 """Slots for the recurrent states of sequences. Slots are shared by reference counts, copied on write, and kept under
 block hashes.
 
-A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies are
-made while tokens are computed. Within a prompt, copies are made every `state_every` tokens and at the prompt's last
-full block. A copy is also made at a junction, where the prompt leaves a chain of cached blocks. A decoding sequence
-makes a copy each time it fills a block. A copy is *frozen* under the hash of the KV block where it ends. A prefix match
-ends at a frozen state. A sequence that is rolled back continues from the nearest earlier frozen state.
+A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies of it
+are made while tokens are computed. Within a prompt, a state is copied every `state_every` tokens and at the prompt's
+last full block. A state is also copied at a junction, where the prompt leaves a chain of cached blocks. For a decoding
+sequence, the state is copied each time the sequence fills a block. A copy of a state is *frozen* under the hash of the
+KV block where it ends. A prefix match ends at a frozen state. A sequence that is rolled back continues from the nearest
+earlier frozen state.
 
 These rules hold at all times: 1. A slot is written only if exactly one sequence and no hash refers to it. 2. Every slot
 is either free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
-When slots run out, frozen states are evicted. States within prompts and outputs are evicted first, then states at
-junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each of
+When slots run out, frozen states are evicted. States that end within prompts and outputs are evicted first, then states
+at junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each of
 these classes, the least recently used state is evicted first. A store may keep evicted states (`on_evict`). States
 within outputs are not stored: there are many, and few are used again. This module only counts slots; the backend has
 the states themselves.
@@ -68,7 +69,7 @@ class StateManager:
 
     @property
     def num_frozen(self) -> int:
-        """Return the number of states that are kept under a hash."""
+        """Return the number of states that are frozen under a hash."""
         return len(self._frozen)
 
     def __contains__(self, digest: bytes) -> bool:
@@ -126,7 +127,7 @@ class StateManager:
             self._release(old)
 
     def take_copies(self) -> list[StateCopy]:
-        """Return the copies of states that the current plan must make, collected since the last call."""
+        """Return the copies of states that the current plan must make. Each copy is returned once."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -213,14 +214,15 @@ class StateManager:
         return slot, position
 
     def last_frozen(self, hashes: Seq[bytes]) -> int:
-        """Return the number of these blocks up to the last one that ends with a frozen state; 0 if there is none."""
+        """Return the number of the given blocks up to the last one that ends with a frozen state; 0 if there is
+        none."""
         return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._frozen), 0)
 
     # -- copies ------------------------------------------------------------------------------------------
 
     def plan(self, seq: Sequence, row: PlanRow, end: int) -> None:
-        """Write the slot of the state, and the copies to make of it, into the planned row of `seq`. Tokens from
-        position `end` on are draft tokens. If no slot is free, no further copy is planned."""
+        """Write the slot of the state, and the copies to make of it, into the planned row of `seq`. The row's tokens
+        from position `end` on are draft tokens. If no slot is free, no further copy is planned."""
         state = _state_of(seq)
         row.state = state.slot
         for position, kind in self._wanted(seq, state, row, end):
@@ -257,7 +259,7 @@ class StateManager:
         return self._take()
 
     def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the copies of states that were made while `seq` was computed up to `num_computed`."""
+        """Freeze the state copies that were made while `seq` was computed up to `num_computed`."""
         self._harvest(seq, hashes)
 
     def has_news(self, seq: Sequence) -> bool:
@@ -266,7 +268,7 @@ class StateManager:
         return bool(state.pending) or state.base is not None or state.position != seq.kv.num_computed
 
     def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze those copies of the last step whose tokens are computed by now."""
+        """Freeze the last step's state copies whose tokens are computed by now."""
         state = _state_of(seq)
         for save in state.pending:  # ordered by position
             number = save.position // self._block_size
@@ -312,8 +314,8 @@ class StateManager:
             self._file(digest)
 
     def _oldest(self, classes: Iterable[int] = (_PASSING, _KEPT, _PINNED)) -> bytes | None:
-        """Return the hash of the frozen state to evict first; None if these classes have no state that can be
-        evicted."""
+        """Return the hash of the frozen state to evict first among the given classes; None if none of their states can
+        be evicted."""
         refs, frozen = self._num_refs, self._frozen
         return next((one for number in classes for one in self._order[number] if refs[frozen[one]] == 1), None)
 
@@ -342,8 +344,8 @@ class StateManager:
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:
-        """Return a slot that will be filled from a store; `end_load` must follow. If a slot is free only by evicting
-        states of retained conversations, the result is None."""
+        """Return a slot that will be filled from a store; `end_load` must follow. If only states of retained
+        conversations could be evicted for the slot, the result is None."""
         if (slot := self._spare()) is not None:
             self._loading.add(slot)
         return slot

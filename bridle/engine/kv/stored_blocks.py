@@ -3,11 +3,11 @@ are evicted or when a client retains them. The store is searched for blocks befo
 
 A block is copied before it is reused, so the store never gets later content. If the next blocks of a waiting sequence
 are stored, blocks are allocated for them, and the sequence waits until they are read. The sequence then finds the
-blocks in the prefix cache. Steps do not wait for reads. Blocks that are being read are referenced only by their
+blocks in the prefix cache. Steps of the engine do not wait for reads. Blocks that are being read belong only to their
 `_Loading`, so no sequence reads or writes them.
 
-In a model with recurrent layers, blocks can be used only up to a state. A state is stored under a key that is derived
-from the hash of the block where it ends. Each read ends with a state.
+In a model with recurrent layers, cached blocks can be used only up to a stored state. A state is stored under a key
+that is derived from the hash of the block where it ends. Each read of a sequence's blocks ends with a state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Missing(NamedTuple):
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return the first `num_blocks` of the missing blocks. The state is left out if blocks are left out."""
+        """Return the first `num_blocks` of the missing blocks. If blocks are left out, the state is left out too."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
@@ -145,7 +145,7 @@ class StoredBlocks:
             self._store.write(entry.key, entry.tenant, bytes_of(entry.copy(), entry.num_bytes))
 
     def _unsaved_on_host(self) -> Iterator[_Entry]:
-        """Yield the entries in host memory that are not on disk."""
+        """Yield the blocks and states in host memory that are not on disk."""
         host, on_disk = self._store.host, self._store.store
         for key, tenant, block in () if host is None else host.newest():
             if key not in on_disk:
@@ -153,7 +153,7 @@ class StoredBlocks:
 
     def rest(self, now: float) -> float | None:
         """Store some cached blocks if the engine has been idle for long enough. Stored blocks survive a crash. Returns
-        the seconds until the next call, or None if everything is stored."""
+        the seconds until the next call is needed, or None if everything is stored."""
         if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
         if self._idle_since is None:
@@ -168,7 +168,8 @@ class StoredBlocks:
         return self._blocks.num_published + self._blocks.states.num_published
 
     def _save_some(self) -> bool:
-        """Offer some cached blocks and states to the store. Returns whether all entries are stored or were offered."""
+        """Offer some cached blocks and states to the store. Returns whether all blocks and states are stored or were
+        offered."""
         for number, entry in enumerate(self._unsaved()):
             if number == _IDLE_ENTRIES or not self._store.has_room(entry.num_bytes):
                 return False
@@ -279,7 +280,7 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """Record that all KV is lost. Blocks that are being read do not continue other blocks any more."""
+        """Record that all KV in memory is lost. Blocks that are being read do not continue other blocks any more."""
         for loading in self.loads:
             loading.is_stale = True
 

@@ -1,11 +1,11 @@
 """Stores the KV of whole sequences, for a backend that keeps KV by sequence. KV is stored when a sequence ends, and
 read when another sequence begins with the same tokens.
 
-The store has the KV of a sequence in pieces, and a record of the sequence's tokens. Each block has a pointer to this
-record. The pointer's key is the hash of all tokens up to the end of the block. A new sequence follows the last pointer
-that it finds, compares its tokens with those in the record, and reads the KV. The KV of a model with recurrent layers
-cannot be truncated. In a model with recurrent layers, only the last block has a pointer. A new sequence must begin with
-all tokens of the stored one.
+The store has the KV of a sequence in pieces, and a record of the sequence's tokens. Each block has a pointer to the
+record of the sequence's tokens. The key of a pointer is the hash of all tokens up to the end of its block. A new
+sequence follows the last pointer that it finds, compares its tokens with those in the record, and reads the KV. The KV
+of a model with recurrent layers cannot be truncated. In a model with recurrent layers, only the last block has a
+pointer. In such a model, a new sequence must begin with all tokens of the stored one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StoredSequences:
 
     def begin(self, seq: Sequence) -> int:
         """Begin an admitted sequence in the backend with stored KV, for as many of its first tokens as possible.
-        Returns the number of these tokens."""
+        Returns the number of tokens for which stored KV was found."""
         if not _is_plain(seq) or seq.kv.num_mirrored_tokens:
             return 0
         for digest in reversed(list(self._hashes(seq, seq.max_reusable))):

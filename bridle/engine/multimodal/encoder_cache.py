@@ -1,9 +1,9 @@
 """Decides which image features stay on the model's device, and computes missing features in a thread.
 
 Features take a limited number of bytes; the least recently used are evicted first. Features that a step uses stay until
-the next step begins. If the most urgent missing image has no room, features of less urgent sequences are evicted. So
-sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device may be in
-another process. After a loss of the device, the features that are needed are computed again.
+the next step begins. If there is no room for the most urgent missing image, features of less urgent sequences are
+evicted. So sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device
+may be in another process. After a loss of the device, the features that are needed are computed again.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class EncoderCache:
         return not self._pinned or kept + size <= self._device.max_bytes
 
     def _leavers(self, size: int) -> list[bytes]:
-        """Remove features from the records until `size` bytes fit. Returns their keys."""
+        """Remove features from the records until `size` more bytes fit on the device. Returns their keys."""
         used, leavers = sum(self._placed.values()), []
         for key in list(self._placed):
             if used + size <= self._device.max_bytes:
@@ -224,8 +224,8 @@ class EncoderCache:
         return None
 
     def _note(self, key: bytes, size: int | None, error: BridleError | None) -> None:
-        """Record the result of encoding an image. `size` is None if the device was lost meanwhile. Called with the lock
-        held."""
+        """Record the result of encoding an image. `size` is None if the device was lost meanwhile. The caller must hold
+        this object's lock."""
         if error is None:
             self._num_encoded += 1
             if size is not None:

@@ -118,8 +118,8 @@ class EncoderScheduler:
                 seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
 
     def max_computable(self, seq: Sequence) -> int:
-        """Return how many tokens of `seq`, which has images, may be computed by the end of this step. Computing stops
-        before the first token with missing features."""
+        """Return how many tokens of `seq` may be computed by the end of this step. `seq` must have images. Computing
+        stops before the first token with missing features."""
         return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:

@@ -2,9 +2,9 @@
 video are handled like images.
 
 A `MultiModalItem` is one image, prepared for a model. A `PlaceholderRange` maps feature rows of an item to positions of
-a prompt; one item may have several ranges. The tokens at these positions are placeholders. The KV of a placeholder
-depends on its image. So code that compares tokens must also compare ranges (`marks`). Outside of a range, the id of a
-placeholder is normal text. This module has only plain data; it does not read or encode images.
+a prompt; one item may have several ranges. The tokens at the positions of a range are placeholders. The KV of a
+placeholder depends on its image. So code that compares tokens must also compare ranges (`marks`). Outside of a range,
+the id of a placeholder is normal text. This module has only plain data; it does not read or encode images.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class MediaArray:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
-    """One image. Equal keys mean equal arrays. Keys cannot be forged, and differ between tenants. The image's features
-    are a matrix with `num_rows` rows. `pictures` is set only for an item that is a whole prompt: the keys of the images
-    in the prompt, in order."""
+    """One image. Equal keys of items mean equal arrays. Keys of items cannot be forged, and differ between tenants. The
+    image's features are a matrix with `num_rows` rows. `pictures` is set only for an item that is a whole prompt: the
+    keys of the images in the prompt, in order."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
@@ -49,9 +49,9 @@ class PlaceholderRange:
     """Feature rows of the medium `key` in a prompt: rows `offset .. offset+length-1` are at positions `position ..
     position+length-1`.
 
-    `grid` (time, height, width) is the arrangement of these rows in the image, for models whose positions have three
-    coordinates. Rows of consecutive times are `pace` positions apart. With `is_mutual`, these rows attend to each other
-    in both directions, so they are computed in one step.
+    `grid` (time, height, width) is the arrangement of the feature rows in the image, for models whose positions have
+    three coordinates. Feature rows of consecutive times are `pace` positions apart. With `is_mutual`, the feature rows
+    attend to each other in both directions, so they are computed in one step.
     """
 
     position: int

@@ -4,9 +4,10 @@ outputs.
 A mask alone distorts probabilities: a token keeps its full probability even if almost all of its continuations are
 forbidden. So each output keeps a trie of tried tokens, with the probability mass that is left below each (ASAp, Park et
 al., arXiv 2405.21047). A token is sampled with its probability times the share of its continuations that may still be
-allowed. If this share of the continuations turns out to be smaller, the output continues with a probability equal to
-the ratio of the shares. Otherwise it restarts. An attempt that is not restarted has the exact distribution. After the
-last permitted restart, the output always continues. This module uses no tokenizer and no engine.
+allowed. If the share of the continuations turns out to be smaller, the output continues only with a certain
+probability, the ratio of the two shares. Otherwise it restarts. An attempt that is not restarted has the exact
+distribution. After the last permitted restart, the output always continues. This module uses no tokenizer and no
+engine.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _LEAST = -80.0
 
 @dataclass(slots=True)
 class MassNode:
-    """A node of the trie: a beginning of the output that was tried. `chance` is the probability of the beginning's last
-    token. `left` is the share of the beginning's continuations that may still be allowed. `kept` is the share that the
-    mask left for the next token (None: not known yet)."""
+    """A node of the trie, for a beginning of the output that was tried. `chance` is the probability of the last token
+    of this beginning. `left` is the share of this beginning's continuations that may still be allowed. `kept` is the
+    share that the mask left for the next token (None: not known yet)."""
 
     chance: float = 1.0
     left: float = 1.0
@@ -42,7 +43,7 @@ class MassNode:
 
 @dataclass(slots=True)
 class AlignedSampling:
-    """The trie of one output, and the path of the current text in it: node i of the path follows i tokens.
+    """The trie of one output, and the path of the output's current text in it: node i of the path follows i tokens.
     `random(number)` returns a number from 0 to 1 for check `number`."""
 
     random: Callable[[int], float]
@@ -63,8 +64,9 @@ class AlignedSampling:
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
-        """Record the next token, which has the probability `chance`. The mask left the probability `kept` in total.
-        Returns whether the output continues. If the output does not continue, `must_restart` is set."""
+        """Record the next token, which has the probability `chance`. The mask left the tokens that have the probability
+        `kept` in total. Returns whether the output continues. If the output does not continue, `must_restart` is
+        set."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):

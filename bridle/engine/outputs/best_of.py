@@ -58,7 +58,7 @@ class Contest:
 
 
 class BestOf:
-    """The contests of active requests that return fewer outputs (`keep_best`) than they generate."""
+    """The contests of active requests. A contest decides which outputs a request with `keep_best` returns."""
 
     def __init__(self, progress: OutputProcessor, outputs: Mapping[str, Outputs]) -> None:
         self._progress = progress
@@ -66,7 +66,7 @@ class BestOf:
         self.live: dict[str, Contest] = {}
 
     def open(self, request: Request) -> None:
-        """Begin a contest for a request with `keep_best`, if it returns fewer outputs than it generates."""
+        """Begin a contest for a request if it returns fewer outputs (`keep_best`) than it generates."""
         if request.sampling.keep_best < request.sampling.n:
             self.live[request.id] = Contest(request.sampling.keep_best)
 

@@ -33,7 +33,7 @@ def _refusal(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> Contro
 
 
 def _rewind(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> None:
-    """Roll back the run of forced tokens and the token before it, and ban that token at its position."""
+    """Roll back the run of forced tokens and the token before the run, and ban that token at its position."""
     output, position = seq.output, run.start - 1
     token, num_tokens = seq.tokens[position], len(seq.tokens) - position
     assert output.meter is not None

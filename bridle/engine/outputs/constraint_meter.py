@@ -38,9 +38,9 @@ class ForcedRun:
 
 @dataclass(slots=True)
 class ConstraintMeter:
-    """The constraint figures of one output so far. `floor` is the minimum log-probability of a run of forced tokens; a
-    run below it counts as a failure. Positions count all tokens of the sequence. `num_chosen` tokens of the sampled
-    option are not appended yet."""
+    """The figures of the constraint report for one output so far. `floor` is the minimum log-probability of a run of
+    forced tokens; a run below it counts as a failure. Positions count all tokens of the sequence. `num_chosen` tokens
+    of the sampled option are not appended yet."""
 
     floor: float | None = None
     usage: ConstraintUsage = field(default_factory=ConstraintUsage)
@@ -49,7 +49,7 @@ class ConstraintMeter:
     is_given_up: bool = False
 
     def copy(self) -> ConstraintMeter:
-        """Return the state of a fork, which counts only the tokens that it samples itself."""
+        """Return the state of a fork. The fork counts only the tokens that it samples itself."""
         runs = [replace(run) for run in self.runs]
         return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
 
@@ -68,8 +68,8 @@ class ConstraintMeter:
             self.runs.append(ForcedRun(position, (token,)))
 
     def add_score(self, position: int, logprob: float) -> ForcedRun | None:
-        """Record the log-probability of a token. Returns the run of forced tokens if this log-probability puts it below
-        the floor."""
+        """Record the log-probability of a token. Returns the run of forced tokens if this log-probability puts the run
+        below the floor."""
         run = next((run for run in reversed(self.runs) if run.start <= position), None)
         if run is None or position != run.start + run.num_scored or position >= run.end:
             return None
@@ -79,7 +79,7 @@ class ConstraintMeter:
         return run if run.is_below else None
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the runs that are not completely within the first `num_tokens` tokens."""
+        """Forget the runs of forced tokens that do not lie completely within the first `num_tokens` tokens."""
         self.runs = [run for run in self.runs if run.end <= num_tokens]
         self.num_chosen = 0
 
@@ -88,7 +88,7 @@ class ConstraintMeter:
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
-        """Return the figures of the complete output, which consists of the `tokens` from `start` on."""
+        """Return the figures of the complete output, which consists of `tokens` from index `start` on."""
         scored = [run for run in self.runs if run.num_scored == len(run.tokens)]
         least = min(scored, key=lambda run: run.logprob, default=None)
         usage = replace(self.usage, forced_runs=len(scored), runs_below_floor=sum(run.is_below for run in scored))

@@ -43,7 +43,7 @@ def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int,
 
 
 def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]:
-    """Hold back a new token; return the tokens to send. These tokens have text that cannot become part of a banned
+    """Hold back a new token; return the tokens to send. Text of the returned tokens cannot become part of a banned
     phrase. Each held token has the text up to its end, so that held text can be removed later."""
     output = seq.output
     output.held.append(event)
@@ -83,7 +83,7 @@ def release(seq: Sequence) -> list[TokenEvent]:
 
 
 def find_alternative(seq: Sequence) -> bool:
-    """Return whether the output may continue in another way after bans left no token to sample.
+    """Return whether the output may continue in another way if bans leave no token to sample.
 
     A ban on the first token of a phrase may exclude other texts too. So bans on first tokens are removed. Until text is
     released, phrases are banned at their last token, which excludes no other text. If still no token is left, the last

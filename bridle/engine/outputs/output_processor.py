@@ -1,8 +1,8 @@
 """Applies the results of a step to the sequences, and creates the events that report them.
 
 The output processor appends sampled and forced tokens, rolls tokens back and ends outputs. The output processor also
-checks stop conditions and adds log-probabilities. All changes to a sequence's tokens are made here, so their counts are
-kept here too. This module uses no controllers and no devices.
+checks stop conditions and adds log-probabilities. All changes to a sequence's tokens are made in this module, so their
+counts are kept here too. This module uses no controllers and no devices.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class OutputProcessor:
         )
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
-        """Append one token. Returns whether this already ends the output."""
+        """Append one token. Returns whether the output has already ended."""
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         is_scored = not forced and (logprob is not None or not wants_logprobs)
         seq.tokens.append(token)
@@ -232,7 +232,7 @@ class OutputProcessor:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def restart(self, seq: Sequence) -> None:
-        """Roll back the whole output, so that its text restarts."""
+        """Roll back the whole output, so that it restarts with an empty text."""
         assert seq.output.aligned is not None
         seq.output.ending, num_tokens = None, seq.num_generated
         self.rewind(seq, num_tokens)

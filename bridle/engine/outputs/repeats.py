@@ -20,11 +20,11 @@ class Repeats:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return the texts whose repetition would end the output."""
+        """Return the texts that would end the output if they were repeated."""
         return tuple(text for _, text in self.parts)
 
     def changes(self, recent: str) -> bool:
-        """Return whether the latest characters contain a mark that completes a part or resets all parts."""
+        """Return whether the latest characters contain a mark that completes a part or starts a new count."""
         return self.marks.closing in recent or bool(self.marks.restart and self.marks.restart in recent)
 
     def add(self, tail: str, base: int, num_new: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds stop strings and banned phrases in the text of one output, and holds back text that may still become one.
+"""Finds stop strings and banned phrases in the text of one output. Text that may still become one of them is held back.
 
 This module is between the detokenizer (`TextState`) and the events. Text that could begin a stop string is held back
 until the next tokens decide. A rollback removes held text first, and reports how much of the released text is removed.
@@ -22,8 +22,8 @@ REPEATED = "repeated"
 
 
 class Released(NamedTuple):
-    """The effect of one token on the text. `text` is the text released now; `stop` is the stop string that the token
-    completes.
+    """The effect of one token on the text of an output. `text` is the text released now; `stop` is the stop string that
+    the token completes.
 
     `num_taken` is the number of characters that were released earlier but belong to the stop string. `num_taken` can be
     positive only after a rollback changed the text after these characters. `num_banned` is the number of tokens to
@@ -75,8 +75,8 @@ class OutputText:
 
     @property
     def num_settled(self) -> int:
-        """Return the number of tokens whose text is released completely. If the later tokens were removed, no end of
-        this text could become a stop string or a banned phrase."""
+        """Return the number of tokens whose text is released completely. A stop string or banned phrase could not begin
+        in this text if the later tokens were removed."""
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
@@ -88,8 +88,8 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """Split released but unsent text, `hidden`, into the text of each of the next `num_tokens` tokens, and the text
-        after them. `num_after` further characters were released after `hidden`."""
+        """Split `hidden`, which is released but unsent text, into the text of each of the next `num_tokens` tokens and
+        the text after these tokens. `num_after` further characters were released after `hidden`."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
         places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]
@@ -142,7 +142,7 @@ class OutputText:
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
         """Return the text before a match in the last `num_tokens` tokens, and the text after the match up to a token's
-        end. Also return the number of later tokens."""
+        end. The last result is the number of tokens after that token."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)
@@ -174,8 +174,8 @@ class OutputText:
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
         """Roll back tokens. Returns the number of released characters that are removed.
 
-        The last `num_unsent` released characters were not sent to the client. Unsent characters that are not removed
-        are held back again.
+        The last `num_unsent` released characters were not sent to the client. Unsent characters that are not removed by
+        the rollback are held back again.
         """
         if num_tokens == 0:
             return 0

@@ -1,7 +1,7 @@
 """Creates the trace records of traced outputs when their events happen.
 
-An untraced sequence has no `TraceState`. Callers check this first, so this module costs untraced sequences nothing.
-This module uses no file formats.
+An untraced sequence has no `TraceState`. Callers check this before each call, so this module costs untraced sequences
+nothing. This module uses no file formats.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class TraceRecorder:
         seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
 
     def begin_step(self, step: int) -> None:
-        """Record that a step begins. Tokens that were forced before the step's forward pass cost no time."""
+        """Record that a step begins. Tokens that were forced before the forward pass of the step have no cost."""
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
         """Record the work of a step and its times: before and after the forward pass, after control, and after
-        sampling. The work and the times are the cost of the step's tokens."""
+        sampling. The recorded work and times are the cost of the step's tokens."""
         began, computed, steered, sampled = times
         self._cost = traces.Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
@@ -174,8 +174,8 @@ class TraceRecorder:
         return [traces.LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
-        """Record another step in which the output waits for its controller, because of the controller's decision or
-        because it is late."""
+        """Record another step in which the output waits for its controller: the controller decided to wait, or it is
+        late."""
         trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
@@ -184,7 +184,7 @@ class TraceRecorder:
         trace.wait.seconds = now - trace.waits_since
 
     def resumed(self, seq: Output, now: float) -> None:
-        """Record the end of the output's wait, if it was waiting."""
+        """Record the end of the output's wait, if the output was waiting."""
         trace = _traced(seq)
         if trace.wait is not None:
             trace.wait.seconds = now - trace.waits_since

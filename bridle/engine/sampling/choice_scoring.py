@@ -3,8 +3,8 @@
 When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of the options
 are scored by *probes*. A probe is a fork that shares the sequence's KV, holds tokens of an option, and samples nothing.
 The next steps compute all probes, each step as many as it can take sequences. The outputs wait during these steps. When
-all options are scored, each output samples an option, whose tokens are forced. Options of one token need no probe and
-no further step.
+all options are scored, each output samples an option, whose tokens are forced. If all options have only one token, no
+probe and no further step are needed.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class ChoiceScorer:
         take: Callable[[Sequence, Tokens], None],
     ) -> None:
         """Begin a choice after the last token of `parent`. The options begin with different tokens, whose
-        log-probabilities are known. At least one option must have more than one token. `take` is called for each
-        waiting output, and continues it with its option."""
+        log-probabilities are known. At least one option must have more than one token. For each waiting output, `take`
+        is called with its option and continues the output with it."""
         trie = TokenTrie(tuple(options))
         trie.logprobs = {trie.children[0][tokens[0]]: logprob for tokens, logprob in options.items()}
         choice = PendingChoice(Options(tuple(options)), trie, owners, len(parent.tokens), sampling, take=take)
@@ -256,7 +256,8 @@ def can_choose(seq: Sequence, options: Options) -> bool:
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
-    """Request the log-probabilities of all edges below `node`. Logits row `row` predicts the tokens of these edges."""
+    """Request the log-probabilities of all edges that leave `node`. Logits row `row` predicts the tokens of these
+    edges."""
     edges = choice.trie.children[node]
     batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]
     return [(choice, child) for child in edges.values()]

@@ -17,8 +17,8 @@ from bridle.engine.control.decision import mask_allows
 
 @dataclass(frozen=True, slots=True)
 class PaddedVocab:
-    """`spans` are the ranges of ids without a token, in order. Each range has its first id, and one past its last
-    id."""
+    """`spans` are the ranges of ids without a token, in order. Each range is stored as its first id, and one past its
+    last id."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
@@ -33,7 +33,7 @@ class PaddedVocab:
 
     @classmethod
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
-        """Return the spans that `bounds` has written as a flat list. Raises `ValueError` for invalid bounds."""
+        """Return the spans from the flat list that `bounds` returned. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"{len(bounds)} numbers are not pairs of bounds of ids")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
@@ -67,8 +67,7 @@ class PaddedVocab:
         return self.spans[-1][0] if self.spans and self.end >= vocab_size else vocab_size
 
     def resized(self, vocab_size: int, known: int) -> PaddedVocab:
-        """Return the ids without a token for a model with `vocab_size` ids. Ids from `known` on are known to have no
-        token."""
+        """Return the ids without a token for a model with `vocab_size` ids. Ids from `known` on have no token."""
         return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
 
     def bar(self, mask: bytes, vocab_size: int) -> bool:

@@ -1,9 +1,9 @@
 """Plans the sampling rows of each branch, and applies the sampled tokens.
 
 A sequence whose last token is computed has a logits row. The decision of the sequence's controller, if there is one,
-says how the sequence continues. One branch samples or splices. Several branches fork the sequence; the sampling rows of
-all forks use the same logits row. `branch` runs before sampling and may create sequences. `commit` applies the results,
-and `undo` removes the forks of a failed step.
+says how the sequence continues. One branch either samples or splices. Several branches fork the sequence; the sampling
+rows of all forks use the same logits row. `branch` runs before sampling and may create sequences. `commit` applies the
+results, and `undo` removes the forks of a failed step.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SamplePlanner:
     # -- before sampling ---------------------------------------------------------------------------------
 
     def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
-        """Create the rows for all branches of the sequences that continue in this step."""
+        """Create the sampling rows for all branches of the sequences that continue in this step."""
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
         wanting = [item for item in scheduled if item.seq.asks_scores and item.seq.wants_scores]
         out.batch.scores = [run for item in wanting if not item.seq.is_probe and (run := score_run(item)) is not None]
@@ -191,7 +191,7 @@ class SamplePlanner:
         return True
 
     def _fork(self, seq: Sequence, number: int, num_own: int, out: PlannedSamples) -> Sequence:
-        """Fork `seq` for branch `number` in all copies of the sequence; each copy has `num_own` branches."""
+        """Fork each copy of `seq` for its branch `number`; each copy has `num_own` branches."""
         outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number % num_own, number // num_own)
         child.draws.is_plain = seq.draws.is_plain
@@ -242,7 +242,7 @@ class SamplePlanner:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
-        """Record computed prompts and the log-probabilities of known tokens. Outputs that waited only for
+        """Record computed prompts and the log-probabilities of known tokens. Outputs that waited only for these
         log-probabilities end. Outputs that can no longer be among the best end too."""
         for item in scheduled:
             seq = item.seq
@@ -417,7 +417,7 @@ def draws_next(item: Scheduled) -> bool:
 
 
 def score_run(item: Scheduled) -> ScoreRun | None:
-    """Return the known tokens whose log-probabilities this logits row gives, or None."""
+    """Return the known tokens whose log-probabilities are read from this logits row, or None."""
     seq = item.seq
     first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)

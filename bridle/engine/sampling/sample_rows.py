@@ -15,8 +15,8 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def draws_plainly(seq: Sequence) -> bool:
-    """Return whether the sampling parameters alone decide how tokens are sampled. Bans and decisions of the controller
-    are not considered."""
+    """Return whether the sampling parameters alone decide how tokens are sampled. Bans, and decisions of the
+    controller, are not considered."""
     sampling = seq.sampling
     has_rules = sampling.min_tokens or sampling.bad_words_ids or sampling.lookahead or sampling.has_mirostat
     is_watched = seq.is_traced or seq.output.aligned is not None
@@ -34,7 +34,7 @@ def draw_row(
     num_draws: int = 0,
 ) -> SampleRow:
     """Return the row that samples a token for `owner` from logits row `index` of the sequence `mirror`. `place` draft
-    tokens come before the row; `num_draws` of them are sampled."""
+    tokens come before the sampled token; `num_draws` of them are sampled."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
     if branch.top_logprobs:
@@ -80,8 +80,8 @@ def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> Sampling
 
 
 def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
-    """Return the sampling parameters, changed so that the controller gets its candidates. Candidates are computed after
-    mask and bias, unless the client set something else."""
+    """Return the sampling parameters, changed so that the controller gets the candidates that it asked for. Candidates
+    are computed after mask and bias, unless the client set something else."""
     if sampling.logprobs is None:
         return sampling.with_(logprobs=count, logprobs_mode="processed")
     return sampling.with_(logprobs=max(count, sampling.logprobs))

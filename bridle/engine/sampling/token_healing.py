@@ -1,8 +1,8 @@
 """Token healing: the last tokens of a prompt are removed, and the output first spells their text again.
 
-A prompt may end inside a text that the tokenizer writes as one token (`Pa` of ` Paris`). A model has hardly seen such a
-split in training. So the first tokens of the output may be any tokens that spell the removed text and possibly more. A
-client sees only the text that follows its prompt.
+A prompt may end inside a text that the tokenizer writes as one token (`Pa` of ` Paris`). A model has rarely seen such a
+split in its training. So the first tokens of the output may be any tokens that spell the removed text and possibly
+more. A client sees only the text that follows its prompt.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from bridle.engine.control.decision import both_masks
 
 @dataclass(frozen=True, slots=True)
 class TokenHealing:
-    """The removed text has `num_chars` characters. `masks[i]` (a bit row) allows the tokens that may follow when the
-    first i bytes of the removed text are spelled. `steps[i]` has the allowed tokens that leave part of the text to
-    spell, each with its number of bytes. There are no masks if a constraint already spells the text."""
+    """The removed end of the prompt has `num_chars` characters. `masks[i]` (a bit row) allows the tokens that may
+    follow when the first i bytes of the removed text are spelled. `steps[i]` has those allowed tokens that leave part
+    of the removed text to spell, each with its number of bytes. There are no masks if a constraint already spells the
+    text."""
 
     num_chars: int
     masks: tuple[bytes, ...] = ()

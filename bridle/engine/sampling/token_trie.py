@@ -2,8 +2,8 @@
 edge is scored once.
 
 Node 0 is the root. A *probe* is a path of tokens that goes through the model. The logits rows of a probe score the
-edges below the nodes on its path. Edges of the root need no probe, because the end of the prompt predicts them. This
-module does not use the engine.
+edges that leave the nodes on its path. Edges of the root need no probe, because the end of the prompt predicts them.
+This module does not use the engine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
-Sequences are ordered by priority level, but every level gets its turn. Within a level, sequences are ordered by
-urgency, so that tenants share the level. Among levels, the one whose oldest sequence is due first comes first. One
-level is worth a number of seconds of waiting. So a request of a higher level may overtake one of a lower level only if
-it arrived at most that much later. A sequence that is admitted before sequences of a higher level gets that higher
-level. So sequences of the higher level do not preempt it at once.
+Sequences are ordered by priority level, but a lower level also gets its turn after a while. Within a level, sequences
+are ordered by urgency, so that tenants share the level. Among levels, the one whose oldest sequence is due first comes
+first. One level is worth a number of seconds of waiting. So a request of a higher level may overtake one of a lower
+level only if it arrived at most that much later. A sequence that is admitted before sequences of a higher level gets
+that higher level. So sequences of the higher level do not preempt it at once.
 
 Computing a prompt delays every running stream. So a prompt may have to wait until enough prompts are queued, or until
 the streams have run long enough without a delay. `PrefillGate` makes this decision by counting steps.
@@ -30,7 +30,8 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
 
 
 def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
-    """Return, for each position, the highest level (the smallest number) of the ready sequences from there on."""
+    """Return, for each position in the order, the highest level (the smallest number) of the ready sequences from there
+    on."""
     ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 
@@ -40,7 +41,7 @@ _NOBODY = 1 << 30
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
     """Return each sequence of a level with the time at which the level would be due if that sequence were the first.
-    The times increase, because merging needs sorted input."""
+    The times must increase, because merging needs sorted input."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
@@ -49,7 +50,7 @@ def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tup
 
 class PrefillGate:
     """Admits prompts to a step if no sequence decodes, or if at least `ratio` times as many prompts are queued as
-    sequences decode. Prompts are also admitted after `max_steps` decoding steps in a row without a prompt."""
+    sequences decode. After `max_steps` decoding steps in a row without a prompt, prompts are also admitted."""
 
     def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
         self.ratio = ratio

@@ -13,7 +13,7 @@ tokens than planned. The valid part of the row's KV is kept, and the rest is wri
 sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
 are known.
 
-Some sequences wait until their previous tokens are known. A step may give these sequences several tokens, after draft
+Some sequences wait until their previous tokens are known. A step may give such a sequence several tokens, after draft
 tokens or a splice. So several forced tokens in a row need no further step.
 """
 
@@ -39,8 +39,8 @@ _LOOK = 0.0005
 @dataclass(slots=True)
 class InFlightStep:
     """A step that is planned but whose tokens are not known yet. `planned`, `began`, `computed` and `steered` are
-    engine clock times: before planning, before and after the launch, and before sampling. `rows` are the rows of
-    `scheduled` that are still valid."""
+    engine clock times: before planning, before and after the launch, and before sampling. `rows` has the still valid
+    rows of `scheduled`."""
 
     plan: StepPlan
     scheduled: list[Scheduled]
@@ -220,8 +220,8 @@ class OverlapScheduler:
         self._scheduler.commit(flight.rows)
 
     def _await_answers(self, rows: list[Scheduled]) -> None:
-        """Wait for controllers while the device computes, and then for a grace period. So a controller's time does not
-        depend on when a step was launched, and its pool can learn it."""
+        """Wait for controllers while the device computes, and then for a grace period. So a controller's response time
+        does not depend on when a step was launched, and its pool can measure it."""
         due = _unanswered([item.seq for item in rows if draws_next(item)])
         if due:
             self._steering.collect_answers()

@@ -17,7 +17,7 @@ _WAITING_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Limits of a step, rules for admitting queued prompts to it, and limits of requests.
+    """Limits of a step, rules for admitting queued prompts to a step, and limits of requests.
 
     `max_step_tokens` limits a whole step; the other names are those of `EngineConfig`.
     """
@@ -109,7 +109,7 @@ def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
 
 def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
     """Return the maximum length of a sequence: the configured length if the model and the KV cache can hold it, else an
-    error. The default is the longest sequence that they can hold."""
+    error. By default, the maximum is the longest sequence that the model and the KV cache can hold."""
     room = _num_blocks(config, info) * info.block_size
     wanted = config.max_total_tokens
     if wanted is None:

@@ -1,7 +1,7 @@
 """Chooses the adapters of a step: a limited number of the adapters on the device.
 
 Sequences whose adapter is not chosen skip the step. If more adapters are ready than one step can take, the least
-recently used come first, so that each gets its turn. Sequences without an adapter may be in every step. While no
+recently used come first. So each adapter gets its turn. Sequences without an adapter may be in every step. While no
 request has an adapter, this module does no work.
 """
 

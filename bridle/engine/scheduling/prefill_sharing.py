@@ -9,7 +9,7 @@ A short prompt may be admitted before a longer prompt that waits for room in the
 prompts may overtake a prompt that waits for room.
 
 If several prompts have the same beginning, one of them computes it. The other prompts wait, and then find the beginning
-in the prefix cache. A prompt for which others wait counts as a short one.
+in the prefix cache. A prompt for which other prompts wait counts as a short one.
 
 This module only makes choices. This module allocates no blocks and admits no sequences.
 """
@@ -32,7 +32,7 @@ _Wish = tuple[Sequence, int]  # a sequence, and the number of tokens that it nee
 
 
 class PromptShares:
-    """Has the prompts that are being computed in one step. Call `begin` first in each step."""
+    """The prompts that are being computed in one step. Call `begin` first in each step."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -90,7 +90,7 @@ class PromptShares:
 
     def _claim(self, seq: Sequence, claimed: set[bytes]) -> bool:
         """Record that the waiting sequence `seq` will compute its next block. Returns False if another sequence already
-        computes this block."""
+        computes that block."""
         number = self._blocks.missing_block(seq)
         if number is None:
             return True

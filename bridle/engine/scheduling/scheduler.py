@@ -40,8 +40,8 @@ _DRAFTED_ROWS = 64
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row with its sequence. `drafts` are the draft tokens after position `end`. `sample_row` is the
-    sampling row if the sequence only gains one sampled token after this row; else it is -1."""
+    """One row of a plan, with its sequence. `drafts` are the draft tokens after position `end`. `sample_row` is the
+    sampling row if the sequence gains exactly one sampled token after this row; else it is -1."""
 
     seq: Sequence
     row: PlanRow
@@ -187,8 +187,8 @@ class Scheduler(SequenceQueues):
 
     def _prefill_tokens(self, ready: list[Sequence]) -> int:
         """Return how many tokens a step may compute of prompts, and of other sequences with several missing tokens. The
-        limit protects the speed of decoding outputs. So a step that computes only probes has only the limit of the
-        whole step."""
+        limit protects the speed of decoding outputs. A step that computes only probes has only the limit of the whole
+        step, because no output waits for its decoding."""
         if self._in_chunks and ready and all(seq.is_probe for seq in ready):
             return self.max_num_batched_tokens
         return self.max_batch_prefill_tokens
@@ -222,8 +222,8 @@ class Scheduler(SequenceQueues):
             self._pick_running(picked, self._rotate([seq for seq in ready if not seq.kv.is_prefilling]))
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """Give each decoding sequence a token. The other missing tokens of the sequence, and all tokens of a prompt,
-        count against the prompt budget. Returns the rest of the step's budget."""
+        """Give each decoding sequence a token. The other missing tokens of a decoding sequence, and all tokens of a
+        prompt, count against the prompt budget. Returns the rest of the step's budget."""
         budget = self.max_num_batched_tokens
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
@@ -331,8 +331,8 @@ class Scheduler(SequenceQueues):
         return num_tokens
 
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
-        """Return whether another sequence computes the first missing block of `seq` in this step. Queued prompts that
-        wait for each other are computed together instead."""
+        """Return whether another sequence computes the first missing block of `seq` in this step. Queued prompts are
+        computed together if they would otherwise wait for each other."""
         if not (self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
@@ -404,9 +404,9 @@ class Scheduler(SequenceQueues):
         self.blocks.publish(seq)
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
-        """Drop the draft tokens of a row, except the first `num_right`. `num_guessed` draft tokens were uncertain, and
-        `num_drawn` of these were sampled. If no token is left to compute, because fewer tokens were predicted than
-        drafted, the last token is computed again for its logits."""
+        """Drop the draft tokens of a row, except the first `num_right`. `num_guessed` draft tokens were uncertain (not
+        forced), and `num_drawn` of them were sampled. If no token is left to compute, because fewer tokens were
+        predicted than drafted, the last token is computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:

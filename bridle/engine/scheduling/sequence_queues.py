@@ -1,7 +1,7 @@
 """Queues of running and waiting sequences: sequences are added, admitted while blocks are free, and removed.
 
-If no blocks are free, the sequence whose preemption frees the most blocks at the lowest cost waits and is computed
-later. Forks and freed sequences are recorded; the next plan reports them to the executor.
+If no block is free, one sequence is preempted and computed later: the one whose preemption frees most at the lowest
+cost. Forks and freed sequences are recorded; the next plan reports them to the executor.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that has ended. The blocks of the sequence are free at once. With `parks`, their KV is
-        protected from eviction."""
+        """Remove a sequence that has ended. The blocks of the sequence are free at once. With `parks`, the KV of the
+        free blocks is protected from eviction."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:

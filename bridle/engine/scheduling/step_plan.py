@@ -1,12 +1,13 @@
 """One step as plain data: the tokens to compute, the sampling rows, and the results.
 
-Only these values pass between the scheduler and an `Executor`. The values of a step can be printed, created by hand in
-a test, and sent over a network. The values contain no tensors and no references to engine objects. Every message has
-its step number, so that outdated messages can be recognized and dropped.
+Only values of this module pass between the scheduler and an `Executor`. The values can be printed, created by hand in a
+test, and sent over a network. The values contain no tensors and no references to engine objects. Every message has its
+step number, so that outdated messages can be recognized and dropped.
 
 The executor keeps a copy, or *mirror*, of each sequence: its tokens, which penalties need, and its block table. A row
-of a plan sends only the changes. Plans must not be changed. Plans are not frozen, because each step creates hundreds of
-rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies, state copies, rows.
+of a plan sends only the changes of a mirror. Plans must not be changed. Plans are not frozen, because each step creates
+hundreds of rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies, state copies,
+rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bridle.traces import Draw
 
 @dataclass(frozen=True, slots=True)
 class ForkRow:
-    """`child` starts as a copy of `parent` in the executor, truncated to `num_tokens` tokens and `num_blocks`
+    """A fork: `child` starts as a copy of `parent` in the executor, truncated to `num_tokens` tokens and `num_blocks`
     blocks."""
 
     parent: int
@@ -59,8 +60,8 @@ class StateSave:
 
 
 def placeholder_for_row(row: int) -> int:
-    """Return the placeholder in a plan for the token that row `row` of the last batch samples. The function is its own
-    inverse."""
+    """Return the placeholder in a plan for the token that row `row` of the last batch samples. Applied to a
+    placeholder, the function returns the row."""
     return -1 - row
 
 
@@ -78,10 +79,10 @@ class PlanRow:
     tokens. If tokens are dropped, the images among them are dropped too. A new token below 0 is a placeholder
     (`placeholder_for_row`), which only asynchronous executors get.
 
-    In a model with recurrent layers, slot `state` has the sequence's state. When the row begins, the slot has the state
-    after `start` tokens (empty if `start` is 0). When the row ends, the slot has the state after all tokens of the row,
-    including draft tokens. `saves` are copies of the state to make while the row is computed, by position. For models
-    without recurrent layers, `state` is -1.
+    In a model with recurrent layers, slot `state` has the sequence's state. When the row begins, the slot `state` has
+    the state after `start` tokens (empty if `start` is 0). When the row ends, the slot `state` has the state after all
+    tokens of the row, including draft tokens. `saves` are copies of the state to make while the row is computed, by
+    position. For models without recurrent layers, `state` is -1.
 
     `vectors` are the control vectors of the computed tokens. `probes` are pairs of a vector's key and a layer (None:
     the last layer). The hidden states at positions with logits are projected on these vectors.

@@ -1,4 +1,4 @@
-"""Selects the drafts that are worth their cost, by the rule of `Speculation`, from probabilities and times."""
+"""Selects the drafts that are worth their cost. The rule of `Speculation` is computed from probabilities and times."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step to which drafts are added. Its fields are the step's seconds, the seconds of one more row and of one
-    more token without logits, and the step's tokens."""
+    """The step to which draft tokens are added. `row` and `other` are the seconds of one more row and of one more token
+    without logits. `num_sure` is the number of tokens without drafts."""
 
     seconds: float
     row: float
@@ -94,7 +94,7 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
     """Return whether drafting saves more time than the `behind` seconds that the proposer needs to read the sequence
-    first. The proposer offers `count` tokens per step, and each costs `cost` seconds."""
+    first. The proposer offers `count` draft tokens per step, and each costs `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
@@ -103,8 +103,8 @@ def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float,
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """Return all draft requests if a step's row is cheap enough for any draft. If a row is not cheap enough, return
-    only the requests with a fixed number of draft tokens."""
+    """Return all draft requests, if one more row of the step is cheap enough for any draft. If a row is not cheap
+    enough, return only the requests with a fixed number of draft tokens."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
@@ -114,7 +114,7 @@ def worth_asking(
     wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
 ) -> dict[int, int]:
     """Return how many tokens a draft model should draft for each sequence. The number grows while one more token for
-    all sequences increases the tokens per second. The cost of rows and of the draft model counts."""
+    all sequences increases the tokens per second. The cost of rows and of the draft model is considered."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0

@@ -1,11 +1,11 @@
 """Draft tokens from a smaller model with the same vocabulary. The draft model has its own executor and KV.
 
 The proposer keeps a shadow of each sequence: a sequence with the same tokens, but with separate blocks and a separate
-count of computed tokens. Between two calls the sequence may change: tokens are sampled, forced or rolled back, or the
-sequence is forked or preempted. The shadow then copies the tokens, keeps the KV of the common beginning, and computes
-the rest. Blocks of prompts are found by their hashes, as in the engine. Each forward pass then gives one token for
-every sequence; `DraftStep` says how that token is sampled. If the draft model fails, there are no more draft tokens,
-but requests continue.
+count of computed tokens. Between two calls, a sequence may change: tokens are sampled, forced or rolled back, or it is
+forked or preempted. The shadow then takes over the tokens, keeps the KV of the common beginning, and computes the rest.
+Blocks of prompts are found by their hashes, as in the engine. Each forward pass then gives one token for every
+sequence; `DraftStep` says how that token is sampled. If the draft model fails, there are no more draft tokens, but
+requests continue.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LONG = 32
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """The draft model's copy (shadow) of a sequence. `own` has the tokens of the last step. Tokens after the first
-    `num_known` are draft tokens."""
+    """The draft model's copy (shadow) of a sequence. `own` has the tokens that the sequence had in the last step.
+    Tokens after the first `num_known` are draft tokens."""
 
     own: Sequence
     num_known: int
@@ -119,8 +119,8 @@ class DraftModelProposer(Proposer):
     # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the drafts that this call makes. If a request has several new outputs, one begins. The other outputs
-        find the blocks of the first one in the cache later."""
+        """Return the drafts that this call makes. If a request has several new outputs, only the first one begins. The
+        other outputs find the blocks of the first one in the cache later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:

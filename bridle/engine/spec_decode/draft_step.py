@@ -1,4 +1,4 @@
-"""State of one unfinished draft: how each of its tokens is sampled, and the forced tokens between them.
+"""State of one unfinished draft: how its next token is sampled, and the forced tokens so far.
 
 A draft token is sampled like the real token at that position. A draft token has the same parameters, random key and
 number as the real token, and the same bans of the request. The mask of a draft token is the one that the controller
@@ -21,8 +21,8 @@ _PLAIN = Branch()
 
 @dataclass(slots=True, eq=False)
 class DraftStep:
-    """A sequence that gets `left` more draft tokens from a model whose vocabulary has `vocab_size` ids. `own` has the
-    tokens of the sequence and the draft tokens. `way` is the branch by which the next token is sampled."""
+    """A sequence that gets `left` more draft tokens. The vocabulary of the draft model has `vocab_size` ids. `own` has
+    the tokens of the sequence and the draft tokens. `way` is the branch by which the next token is sampled."""
 
     seq: Sequence
     own: Sequence

@@ -8,7 +8,7 @@ the one with the longest common history is used.
 If the output differs from the copied text, the copy resumes a few tokens later, where both agree again. If output and
 copied text do not agree again, the copy resumes after the changed token, because most edits are small.
 
-Every token takes one entry in a dictionary. A rollback exactly undoes the appending of tokens.
+Every token of the text takes one entry in a dictionary. A rollback exactly undoes the appending of tokens.
 """
 
 from __future__ import annotations

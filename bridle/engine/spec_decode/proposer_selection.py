@@ -68,8 +68,8 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """Average cost of asking a controller pool about one part of a draft. It has the seconds to filter the part, its
-    rows, and the seconds to predict the answer."""
+    """Average cost of asking a controller pool about one part of a draft. The cost consists of the seconds to filter
+    the part, its rows, and the seconds to predict the controller's answer."""
 
     filtering: Average = field(default_factory=Average)
     size: Average = field(default_factory=Average)
@@ -126,8 +126,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts copied from the text, if copies were accepted often enough to be worth their cost. If copies
-        were accepted too rarely, only their acceptance rate is measured."""
+        """Return drafts copied from the text, if recent copies were accepted often enough to be worth their cost. If
+        copies were accepted too rarely, only their acceptance rate is measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -189,8 +189,8 @@ class ProposerSelector:
             self._copied.note(1, is_right)
 
     def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-        """Return the guessed tokens that the controller of the sequence allows, with the tokens that it forces. If the
-        controller forces other tokens than the guessed ones, the text is searched again after the forced tokens."""
+        """Return the guessed tokens that the controller of the sequence allows, together with tokens that it forces. If
+        the controller forces other tokens than the guessed ones, the text is searched again after the forced tokens."""
         pool = seq.control.pool
         if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)
@@ -211,7 +211,7 @@ class ProposerSelector:
         return fitting(parts, limit, room)
 
     def _asking(self, seq: Sequence) -> float:
-        """Return the seconds to ask the controller of `seq` about a draft token."""
+        """Return the seconds that asking the controller of `seq` about a draft token takes."""
         if not seq.is_controlled:
             return 0.0
         if seq.drafts.foretold is not None:
@@ -231,8 +231,8 @@ class ProposerSelector:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Return the seconds of drafting and lookahead since the last call. The time of drafting and lookahead does not
-        count as the cost of rows."""
+        """Return the seconds that drafting and lookahead took since the last call. The time of drafting and lookahead
+        does not count as the cost of rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
@@ -268,7 +268,7 @@ class ProposerSelector:
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Record how many of the draft tokens of a step were accepted."""
+        """Record how many draft tokens of a step were accepted."""
         source = seq.drafts.source or seq.drafts.copied
         source.note(num_drafted, num_right)
         if source is seq.drafts.modelled:

@@ -25,8 +25,8 @@ Drafts = dict[int, tuple[int, ...]]
 
 
 class Proposer:
-    """Guesses the next tokens of sequences. A proposer's data about a sequence follows the tokens of the sequence, and
-    is dropped with the KV of the sequence."""
+    """Guesses the next tokens of sequences. A proposer has data about each sequence. The data follows the tokens of the
+    sequence, and is dropped with its KV."""
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
         """Return guesses for the next tokens of each sequence."""
@@ -71,7 +71,7 @@ class ControllerProposer(Proposer):
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Return the unused tokens of the proposals."""
+        """Return the proposed tokens that are not used yet."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:
@@ -130,7 +130,7 @@ class NgramProposer(Proposer):
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 
     def cut(self, seq: Sequence) -> None:
-        """Roll back the same tokens in the indexed text."""
+        """Roll back the indexed text by the same tokens."""
         if seq.id in self._texts:
             self._texts[seq.id].cut(len(seq.tokens))
 

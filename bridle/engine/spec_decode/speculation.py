@@ -6,11 +6,11 @@ sampled token. Drafts never change the output: each drafted position is sampled 
 would have later. A wrong draft token is dropped with all draft tokens after it (`SamplePlanner`). So this module
 affects only the speed.
 
-A draft token is computed if its probability exceeds its row's share of the step's time, times the step's tokens without
-it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows and many tokens, gets
-no drafts. Copies from the text cost no time, so they are made before their worth is computed. For a draft model, the
-worth is computed before it runs. A request may set a maximum number of draft tokens. A request gets this number until
-the cost of rows is known, and after that as many as are worth their cost.
+A draft token is computed if its probability exceeds a threshold: its row's share of the step's time, times the step's
+tokens without it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows and
+many tokens, gets no drafts. A copy from the text costs no time, so it is made before it is decided whether it is worth
+its row. For a draft model, this is decided before it runs. A request may set a maximum number of draft tokens. A
+request gets this number until the cost of rows is known, and after that as many as are worth their cost.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Speculation:
         self.cost = StepCost()
 
     def on_sequence_added(self, seq: Sequence) -> None:
-        """Record that a sequence begins. Costs are measured as soon as one sequence asks for drafts or has a
-        proposal."""
+        """Record that a sequence begins. Costs are measured once a sequence asks for drafts or has a proposal."""
         asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
@@ -173,8 +172,8 @@ class Speculation:
 
 
 def _told(wish: DraftRequest) -> tuple[int, ...]:
-    """Return the draft tokens that the controller got in advance. If the controller has answered, only the draft tokens
-    that it predicted are returned."""
+    """Return the draft tokens that the controller got in advance. If the controller has answered already, only the
+    draft tokens that it predicted are returned."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
     if tokens and seq.control.answer is not None and pool is not None:

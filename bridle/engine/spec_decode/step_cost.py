@@ -91,7 +91,7 @@ class StepCost:
         return self._others_others > 0.0 and self._others_others >= self._LEAST_SPREAD * self._weight
 
     def _slope(self) -> float:
-        """Return the number of rows per other token in the recorded steps."""
+        """Return the ratio of logits rows to other tokens in the recorded steps."""
         return self._rows_others / self._others_others if self._has_others() else 0.0
 
     def _own_spread(self) -> float:
@@ -153,7 +153,7 @@ class AcceptanceRate:
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
         """Return the probability for one of several sequences of a step; `others` counts the guesses of all of them. In
         a batch, each sequence pays for a row, but a token that only one sequence gains does not shorten the step. So
-        the guesses of other sequences get more weight, and the estimate is reduced by a number of standard errors."""
+        the guesses of the other sequences get more weight, and the estimate is reduced by some standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)

@@ -24,9 +24,9 @@ from bridle.outputs import Logprob
 
 @dataclass(slots=True)
 class PlannedDraw:
-    """A branch that is applied after sampling. Row `row` of the batch samples its token; None if it does not sample.
-    The rows after row `row` sample after each draft token of `item`. If the token is simply appended, `sample_row` also
-    names this row."""
+    """A branch that is applied after sampling. Row `row` of the batch samples the branch's token; None if the branch
+    does not sample. The rows after row `row` sample after each draft token of `item`. If the token is simply appended,
+    `sample_row` also names this row."""
 
     seq: Sequence
     branch: Branch
@@ -121,8 +121,8 @@ class DraftVerifier:
         return True
 
     def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were already computed. Returns how many were appended before the output ended, or 0
-        if a policy changed the text."""
+        """Append forced tokens that were already computed. Returns how many forced tokens were appended before the
+        output ended, or 0 if a policy changed the text."""
         num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
         self._steering.force(seq, 0, tokens)
         is_same = seq.output.usage.rewound_tokens == num_rewound
@@ -134,8 +134,8 @@ class DraftVerifier:
 
 
 def num_guessed(item: Scheduled, ways: Vectors[Branch]) -> int:
-    """Return how many draft tokens of a row are guesses rather than forced tokens. The branches `ways` decide this, and
-    the lookahead for later draft tokens."""
+    """Return how many draft tokens of a row are guesses rather than forced tokens. The branches `ways` decide whether a
+    token is a guess. For later draft tokens, the lookahead decides it."""
     covered = 1 if ways else 0
     count = covered
     for way in ways:
