@@ -77,19 +77,19 @@ class ModelConfig:
     cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. If none of these three is set, `warm_up`
     runs the largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
     `max_kv_memory` bytes; `num_sharers` processes share the device's memory. The KV cache leaves `reserved_memory`
-    bytes of device memory free for adapters that are loaded later. With 0, no adapters are loaded later and CUDA graphs
-    have none. The largest step has `step_tokens` prompt tokens and `step_seqs` sequences (None: the default of the
-    device). With `generation_config` `auto`, the checkpoint's file of that name sets the sampling parameters that a
-    request leaves out. `draft_model` is a smaller checkpoint with the same vocabulary. The draft model takes part of
-    the KV cache's memory. If a request names an image by its address, the image is fetched only from `image_hosts`.
-    `control_vectors` are files of control vectors that requests may scale, each as NAME=FILE. With `enforce_eager`, a
-    GPU computes all steps without CUDA graphs. By default, only long steps run without CUDA graphs. `tool_format` and
-    `reasoning_format` name the formats of tool calls and reasoning (`auto`: detected from the chat template). With
-    `parse_special_text`, text in messages that spells a special token becomes that token. Without `bare_calls`, a tool
-    call without its markup is read as text. If the chat template cannot show tools, `tool_prompt` decides whether they
-    are described in the prompt or refused. When the reasoning budget ends, `thinking_budget_message` is appended and
-    the model continues after it. After `max_repeated_calls` equal tool calls in a row with equal results, the model is
-    offered no tools (0: no limit).
+    bytes of device memory free for adapters that are loaded later. With `reserved_memory` 0, no adapters are loaded
+    later, and CUDA graphs are made without adapters. The largest step has `step_tokens` prompt tokens and `step_seqs`
+    sequences (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of that name
+    sets the sampling parameters that a request leaves out. `draft_model` is a smaller checkpoint with the same
+    vocabulary. The draft model takes part of the KV cache's memory. If a request names an image by its address, the
+    image is fetched only from `image_hosts`. `control_vectors` are files of control vectors that requests may scale,
+    each as NAME=FILE. With `enforce_eager`, a GPU computes all steps without CUDA graphs. By default, only long steps
+    run without CUDA graphs. `tool_format` and `reasoning_format` name the formats of tool calls and reasoning (`auto`:
+    detected from the chat template). With `parse_special_text`, text in messages that spells a special token becomes
+    that token. Without `bare_calls`, a tool call without its markup is read as text. If the chat template cannot show
+    tools, `tool_prompt` decides whether they are described in the prompt or refused. When the reasoning budget ends,
+    `thinking_budget_message` is appended and the model continues after it. After `max_repeated_calls` equal tool calls
+    in a row with equal results, the model is offered no tools (0: no limit).
     """
 
     model: str = "demo"
@@ -173,9 +173,9 @@ class EngineConfig:
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
     A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
     While sequences decode, queued prompts wait. Queued prompts get part of a step when `waiting_served_ratio` times as
-    many are queued as decode, or `max_waiting_tokens` steps after the last prompts. Without `chunked_prefill`, each
-    prompt is computed as a whole, in a step without decoding. A prompt has at most `max_input_tokens` tokens; prompt
-    and output together have at most `max_total_tokens`.
+    many are queued as decode. They also get it `max_waiting_tokens` steps after the last prompts. Without
+    `chunked_prefill`, each prompt is computed as a whole, in a step without decoding. A prompt has at most
+    `max_input_tokens` tokens; prompt and output together have at most `max_total_tokens`.
 
     `max_waiting` limits the number of queued requests. Rollbacks, suspensions and forks of a sequence have two limits.
     A sequence samples at most `max_draws_factor` times its `max_tokens` tokens (plus a small constant). A sequence
@@ -187,7 +187,7 @@ class EngineConfig:
     A step computes with at most `max_step_adapters` adapters; if requests need more, the adapters take turns. Adapters
     in use take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory`
     bytes on the host. By default (None), adapters take at most 1 GiB on the device and 4 GiB on the host. The device
-    gets an eighth of its free memory if that is less and memory is reserved for adapters.
+    limit is an eighth of the free memory if that is less and memory is reserved for adapters.
 
     After a tool call, the KV of a conversation is retained for `park_seconds`: it is evicted last. Retained KV takes at
     most `park_memory` bytes of the KV cache (None: a quarter of the cache; 0: no KV is retained). Within that limit,
@@ -195,17 +195,17 @@ class EngineConfig:
     tokens).
 
     The folder `kv_store` keeps evicted blocks of the KV cache, and the blocks that are in memory when the engine
-    closes. `auto` is a folder in the user's cache, if the model can use such a folder; None keeps no blocks. The folder
-    takes at most `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less). Blocks are
-    encrypted with the key in the file `kv_store_key`, if one is given. `kv_store_format` is `exact`, or `int8`, which
-    takes less disk space and makes the KV approximate. Blocks of a GPU first go to the host's memory, at most
-    `kv_host_bytes` bytes (0: directly to disk).
+    closes. `kv_store` `auto` is a folder in the user's cache, if the model can use such a folder; None keeps no blocks.
+    The store's folder takes at most `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less).
+    Blocks are encrypted with the key in the file `kv_store_key`, if one is given. `kv_store_format` is `exact`, or
+    `int8`, which takes less disk space and makes the KV approximate. Blocks of a GPU first go to the host's memory, at
+    most `kv_host_bytes` bytes (0: directly to disk).
 
     Ids without a token in the tokenizer are never sampled, unless `unnamed_ids` allows it.
 
     `speculate` is the number of draft tokens for requests that set none: 0 for none, -1 for the number that gives the
-    highest speed. If `speculate` is None, it is -1 with a draft model, else 0. With `allow_probes` controllers may read
-    hidden states along control vectors.
+    highest speed. If `speculate` is None, it is -1 with a draft model, else 0. With `allow_probes`, controllers may
+    read the projections of hidden states on control vectors.
     """
 
     max_num_batched_tokens: int | None = None

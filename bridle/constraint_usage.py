@@ -23,10 +23,11 @@ class ConstraintUsage:
     """Constraint figures of one output, or of several outputs together.
 
     `removed_sum` is the sum of the probabilities that masks removed, over the `masked_tokens` tokens sampled under a
-    mask. `removed_max` is the highest of these probabilities. A choice between scored options counts as one token.
-    `least_likely` is the run of forced tokens with the lowest log-probability. `noncanonical_tokens` counts tokens that
-    the tokenizer would not produce for the same text. `runs_below_floor` counts forced runs that stayed in the output
-    although they are less likely than `constraint_floor`; `rewound_runs` counts forced runs that were rolled back.
+    mask. `removed_max` is the highest of the removed probabilities. A choice between scored options counts as one
+    token. `least_likely` is the series of forced tokens with the lowest log-probability. `noncanonical_tokens` counts
+    tokens that the tokenizer would not produce for the same text. `runs_below_floor` counts forced runs that stayed in
+    the output although they are less likely than `constraint_floor`; `rewound_runs` counts forced runs that were rolled
+    back.
     """
 
     masked_tokens: int = 0
@@ -44,7 +45,8 @@ class ConstraintUsage:
         return self.removed_sum / self.masked_tokens if self.masked_tokens else 0.0
 
     def add_removed(self, probability: float) -> None:
-        """Count one token that was sampled under a mask. The mask removed tokens with the probability `removed`."""
+        """Count one token that was sampled under a mask. The mask removed tokens that had the probability `removed` in
+        total."""
         self.masked_tokens += 1
         self.removed_sum += probability
         self.removed_max = max(self.removed_max, probability)

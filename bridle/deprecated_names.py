@@ -118,7 +118,7 @@ class _Renamed(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the spec and run nothing: the module ran already, but the import replaced its spec by that of the old
+        """Restore the spec and run nothing. The module ran already, but the import replaced its spec by that of the old
         name."""
         module.__spec__ = self._specs.pop(module.__name__)
 

@@ -31,8 +31,8 @@ def _load_library() -> None:
 
 
 def begin_unpacking(path: Path) -> bool:
-    """Unpack a GGUF file in a separate process. Returns whether a process was started. No process is started if the
-    file is already unpacked, or if there is no free core."""
+    """Unpack a GGUF file in a separate process. Returns whether a process was started for the file. No process is
+    started if the file is already unpacked, or if there is no free core."""
     from bridle.gguf.folder import is_unpacked
 
     if num_cores() < 2 or not path.is_file() or is_unpacked(path):

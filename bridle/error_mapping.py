@@ -31,8 +31,8 @@ class ErrorKind(Enum):
 
 
 class MappedError(NamedTuple):
-    """An error in the form that a client gets. `status` is the HTTP status. With `may_pass`, the request is not the
-    cause, so a retry may help."""
+    """An error in the form that a client gets. `status` is the HTTP status. If `may_pass` is set, the request is not
+    the cause of the error, so a retry may help."""
 
     kind: ErrorKind
     status: int

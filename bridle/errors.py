@@ -1,4 +1,4 @@
-"""Every error that bridle raises on purpose.
+"""The classes of all errors that bridle raises on purpose.
 
 An error message names the invalid value and the limit. `param` names the field of the request, so that every front end
 can report the field in its own error format.
@@ -110,7 +110,7 @@ class ModelUnavailable(BridleError, code="model_unavailable"):
 
 
 class Unauthorized(BridleError, code="unauthorized"):
-    """The request has no valid API key, or the owner of the key may not make this request."""
+    """The request has no valid API key, or the owner of its key may not make it."""
 
 
 class OutOfBlocks(BridleError, code="out_of_blocks"):
@@ -147,7 +147,7 @@ class ControllerTrap(ControllerError, code="controller_trap"):
 
 class ToolFailed(ControllerError, code="tool_failed"):
     """A tool gave no usable result: it failed, was late, returned too much, or does not exist. The error is raised
-    where a controller reads the result. The output ends unless the controller catches the error."""
+    where a controller reads the result. The output ends, unless the controller catches this error."""
 
 
 class ControllerUnavailable(ControllerError, code="controller_unavailable"):
@@ -170,8 +170,8 @@ class ConnectionLost(BridleError, code="connection_lost"):
 
 
 class RemoteError(BridleError):
-    """A server answered with an error of an unknown kind; `code` is the server's name for it. `is_retryable` says
-    whether a retry may help, according to the server."""
+    """A server answered with an error of an unknown kind; `code` is the server's name for this kind. `is_retryable`
+    says whether a retry may help, according to the server."""
 
     def __init__(self, message: str, code: str = "error", *, is_retryable: bool = False) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
 """Files in the cache folder, which can be created again at any time. Files are written atomically, and are used only if
 their digest is right. If all files together exceed a limit, the least recently used files are removed.
 
-An entry is a short text that describes it, and a long string of bytes (its data). Both have digests. Entries that are
-missing or damaged are not found, and neither are entries of another version or for other inputs. Several processes may
-read and write the same entries.
+An entry is a short text that describes it, and a long string of bytes (its data). Both have digests. An entry is found
+only if it is complete, undamaged, and made by this version for the same inputs. Several processes may read and write
+the same entries.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int:
-    """Return the limit in bytes for all entries, from the environment. Raises `InvalidRequest` for an invalid value."""
+    """Return the limit in bytes for all entries, which an environment variable can set. Raises `InvalidRequest` for an
+    invalid value."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
@@ -213,8 +214,8 @@ def write_all_bytes(file: int, data: Bytes, at: int) -> int:
 
 
 def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
-    """Return the text of an entry's file, the size of its data in bytes, and its checksums. If this module did not
-    write the file, the result is None."""
+    """Return the text of an entry's file, the size of its data in bytes, and its checksums. The result is None if this
+    module did not write the file."""
     try:
         head = os.pread(file, _HEAD.size, 0)
         if len(head) < _HEAD.size:

@@ -9,8 +9,8 @@ from typing import Any
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """Return the `__getattr__` and `__all__` of a package. For each module, the names that it defines are given in one
-    string, separated by spaces."""
+    """Return the `__getattr__` and `__all__` of a package. For each module, a string has the names that the module
+    defines, separated by spaces."""
     homes = {name: f"{package}.{module}" for module, found in names.items() for name in found.split()}
 
     def load(name: str) -> Any:

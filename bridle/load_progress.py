@@ -68,7 +68,7 @@ class LoggedSteps:
 
 class PrintedSteps:
     """A `Report` that prints a line at least every `silence` seconds, even if no progress is reported. A thread prints
-    these lines. A task that ends sooner prints nothing."""
+    the lines. A task that ends sooner prints nothing."""
 
     def __init__(self, title: str, console: Console, silence: float = _SILENCE) -> None:
         self._title, self._console, self._silence = title, console, silence
@@ -105,7 +105,7 @@ def shown(
 ) -> Iterator[Report]:
     """Yield a `Report` that moves a bar on standard error; the bar disappears at the end. If standard error is not a
     terminal, lines are written to the log, or to standard error if `prints` is set. Downloads inside the block are
-    reported too. If `is_wanted` is False, nothing is shown."""
+    reported too. If `is_wanted` is False, no progress is shown."""
     if not is_wanted:
         yield silent
         return

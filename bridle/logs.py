@@ -121,8 +121,8 @@ def log_variables() -> dict[str, str]:
 
 
 def log_failures() -> None:
-    """Log uncaught exceptions and warnings instead of printing them. Only for processes that belong to bridle. In
-    readable logs, a traceback has Python's own format."""
+    """Log uncaught exceptions and warnings instead of printing them. This function is only for processes that belong to
+    bridle. In readable logs, a traceback has Python's own format."""
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if shown.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):

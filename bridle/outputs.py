@@ -40,7 +40,7 @@ class Logprob:
 
     `top` has (token, log-probability) pairs. `rank` is the token's rank by probability, from 1; None if it was not
     computed. `text` is the text of the token, and `top_texts` are the texts of the tokens in `top`. An engine with a
-    tokenizer fills in these texts.
+    tokenizer fills in `text` and `top_texts`.
     """
 
     token: int
@@ -51,7 +51,7 @@ class Logprob:
     top_texts: tuple[str, ...] = ()
 
     def spelled(self, text_of: Callable[[int], str]) -> Logprob:
-        """Return the same value with its texts filled in."""
+        """Return the same value, with the texts of its tokens filled in."""
         texts = tuple([text_of(token) for token, _ in self.top])
         return Logprob(self.token, self.logprob, self.top, self.rank, text_of(self.token), texts)
 
@@ -91,7 +91,7 @@ class Usage:
         return {} if self.constraint is None else {"constraint": self.constraint.to_dict()}
 
     def fields(self) -> dict[str, Any]:
-        """Return all counts by name, for protocols that define no names for them."""
+        """Return all counts by name, for protocols that define no names for counts."""
         counts = {name: getattr(self, name) for name in TOKEN_KINDS.values()}
         return counts | self.predictions() | self.constraint_fields()
 
@@ -113,7 +113,7 @@ class Event:
     """An event of output `index` of request `request_id`.
 
     Events are not frozen, because freezing costs a microsecond per event and there are thousands of events per second.
-    An event must not be changed after it was created.
+    An event must not be changed after its creation.
     """
 
     request_id: str
@@ -139,9 +139,9 @@ class PromptEvent(Event):
 
 @dataclass(slots=True)
 class PromptProgress(Event):
-    """Part of the prompt was computed: `num_computed` tokens so far. A further `num_cached` tokens came from the prefix
-    cache. The event is sent after each step that leaves part of the prompt to compute. Readers of a stream get this
-    event only on request (`EventStream.with_progress`). `EventStream.prompt` is the latest of these events."""
+    """Part of the prompt was computed: `num_computed` tokens so far. A further `num_cached` prompt tokens came from the
+    prefix cache. The event is sent after each step that leaves part of the prompt to compute. Readers of a stream get
+    this event only on request (`EventStream.with_progress`). `EventStream.prompt` is the latest event of this kind."""
 
     num_computed: int = 0
     num_cached: int = 0
@@ -168,8 +168,8 @@ class Rewind(Event):
 
 @dataclass(slots=True)
 class Forked(Event):
-    """Output `index` was created as a copy of output `parent`. At that time, `parent` had `num_tokens` tokens and the
-    released text `text`."""
+    """Output `index` was created as a copy of output `parent`. At the time of the fork, `parent` had `num_tokens`
+    tokens and the released text `text`."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -223,8 +223,8 @@ class Traced(Event):
 @dataclass(slots=True)
 class Finished(Event):
     """The output is complete. No further event follows for the output. `text` is text that was held back until now.
-    `stop` is the token or the string that ended the output; `error` is the error that ended it. `is_last` says that the
-    whole request has ended. `held` is the time in seconds that the output waited for its controller."""
+    `stop` is the token or the string that ended the output; `error` is the error that ended the output. `is_last` says
+    that the whole request has ended. `held` is the time in seconds that the output waited for its controller."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
@@ -237,8 +237,8 @@ class Finished(Event):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A function that the model calls. `arguments` is JSON text. The client sends the result back with the same
-    `id`."""
+    """A function that the model calls. `arguments` is JSON text. The client sends the result of the call back with the
+    same `id`."""
 
     name: str
     id: str
@@ -265,7 +265,7 @@ class CompletionOutput:
     """One output of a request, finished or still growing. `text` is the whole text of the model. For a conversation,
     `message` is the parsed text after the output has ended. `score` is the score of a beam: the sum of its
     log-probabilities, divided by its length to the power of the length penalty. `seed` is the seed with which a request
-    repeats only this output. Beams have no seed, and neither do forks of a controller among several outputs."""
+    repeats only this output. Beams have no seed. Forks of a controller have none if the request has several outputs."""
 
     index: int
     text: str = ""

@@ -2,7 +2,8 @@
 
 A client may send a list of a million numbers in place of a name. The error shows only the beginning of the list,
 because writing all of it would take longer than handling the request. Clients also must not learn paths on the server's
-machine. Messages of libraries and of the operating system often name files. So only the last part of each path is kept.
+machine. Messages of libraries and of the operating system often name files. So only the last part of each path in a
+message is kept.
 """
 
 from __future__ import annotations

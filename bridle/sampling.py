@@ -1,6 +1,6 @@
-"""Sampling parameters of a request: one immutable value, validated when it is created. Names and meanings follow the
-OpenAI API and vLLM, where they have the parameter. The object does not depend on a model. Limits of the model
-(vocabulary size, context length) are checked when the request is built."""
+"""Sampling parameters of a request: one immutable value, validated when it is created. Names and meanings of parameters
+follow the OpenAI API and vLLM, as far as these have the parameter. The object does not depend on a model. Limits of the
+model (vocabulary size, context length) are checked when the request is built."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 class Meaning:
     """Metadata of a field of `SamplingParams`, for all code that lists fields. `part` says what the field affects:
     `draw` the choice of a token, `report` the data returned about a token, `output` the whole output. A sampler needs
-    the fields of the first two kinds. With `may_change`, a controller may change the field for one token. `names` are
-    the names of the field in APIs that name it differently. If `names` is None, the API does not support the field, or
-    sets it by other fields. A number lies `within` two bounds, and must be an integer if the bounds are integers."""
+    the fields whose `part` is `draw` or `report`. With `may_change`, a controller may change the field for one token.
+    `names` are the names of the field in APIs that name it differently. If `names` is None, the API does not support
+    the field, or sets it by other fields. A number lies `within` two bounds, and must be an integer if the bounds are
+    integers."""
 
     part: Part = "output"
     may_change: bool = False
@@ -117,9 +118,9 @@ class SamplingParams:
     the output. `logprobs` None reports nothing, 0 reports the chosen token's log-probability, and k also reports the k
     most probable alternatives. `logprobs_mode` `raw` is the model's own distribution; `processed` is the distribution
     after bias and masks. Both modes report the distribution before temperature. `prompt_logprobs` is like `logprobs`,
-    for the prompt tokens from `prompt_logprobs_start` on. Tokens before that position need not be computed if they are
-    cached. With `seed` None, a random seed is chosen when the request is admitted. The `n` outputs are forks of one
-    sequence, and the prompt is computed once. With `watermark` None, the output has no watermark.
+    for the prompt tokens from `prompt_logprobs_start` on. Prompt tokens before that position need not be computed if
+    they are cached. With `seed` None, a random seed is chosen when the request is admitted. The `n` outputs are forks
+    of one sequence, and the prompt is computed once. With `watermark` None, the output has no watermark.
 
     `speculate` is the number of draft tokens at once; it changes only the speed. The value 0 (or `off`) means none, and
     -1 (or `auto`) means as many as increase the speed. If `speculate` is None, the engine's setting applies, or `auto`
@@ -136,22 +137,22 @@ class SamplingParams:
 
     At temperature 0, only DRY has an effect, because the other samplers decide which tokens may be sampled.
 
-    With `allowed_token_ids`, only these tokens are sampled (vLLM). The end token is sampled only if it is listed.
-    Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids. Each token of a
-    text gets the addend (llama.cpp). `bad_words` are never completed, in two spellings: alone and after a space (vLLM).
-    The text never contains any of `banned_phrases`, no matter how they are tokenized. A token that would complete a
-    banned phrase is rolled back before the client sees it, and another token is sampled. Under a constraint,
-    `canonical` requires the tokens that the tokenizer would produce: `strict` always, `prefer` only where few tokens
-    are allowed. The code that builds a request converts texts to tokens. The builder of a request sets
-    `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`. `bias_texts` are the entries of `logit_bias` that it
-    converts.
+    With `allowed_token_ids`, only these tokens are sampled (vLLM). With `allowed_token_ids`, the end token is sampled
+    only if it is listed too. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as
+    token ids. Each token of a text gets the addend (llama.cpp). `bad_words` are never completed, in two spellings:
+    alone and after a space (vLLM). The text never contains any of `banned_phrases`, no matter how they are tokenized. A
+    token that would complete a banned phrase is rolled back before the client sees it, and another token is sampled.
+    Under a constraint, `canonical` requires the tokens that the tokenizer would produce: `strict` everywhere, `prefer`
+    only where few tokens are allowed. The code that builds a request converts texts to tokens. The builder of a request
+    sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`. `bias_texts` are the entries of `logit_bias` that the
+    builder converts.
 
     `constraint_report` measures how much probability constraints removed (`Usage.constraint`). `constraint_floor` is
     the minimum log-probability of a run of forced tokens. `on_constraint_floor` is the action for a run below the
     floor: `flag` counts it, and `refuse` ends the output with an error. `rewind` rolls back the run and the token that
-    led to it. The token that led to the run is not sampled there again. `lookahead` is the number of forced tokens
-    after a candidate token whose probability counts when the candidate is chosen. `aligned` is how often an output
-    under a constraint may restart. Outputs then have the probabilities that the model gives them among the allowed
+    led to it. The token that led to the run is not sampled there again. `lookahead` is a number of forced tokens after
+    a candidate token. Their probability counts when the candidate is chosen. `aligned` is how often an output under a
+    constraint may restart. Outputs with `aligned` have the probabilities that the model gives them among the allowed
     outputs.
 
     With `token_healing`, the last tokens of the prompt are removed if a longer token may replace them. The output then
@@ -355,7 +356,7 @@ def _check_aligned(params: SamplingParams) -> None:
 
 def _bends(given: Field[Any]) -> bool:
     """Return whether a field itself changes the probabilities of tokens. A field that is only a number for another
-    field does not."""
+    field does not change them."""
     return given.metadata["meaning"].part == "draw" and not given.name.endswith(_NUMBERS_OF_OTHERS)
 
 

@@ -28,7 +28,8 @@ TINY = math.ulp(0.0)
 
 class LogitBias(Mapping[int, float]):
     """Biases of many tokens in packed form. So a mask over half of a large vocabulary is two arrays, not a hundred
-    thousand objects. `tokens` are different 64-bit integers; `addends` are doubles. Neither array may be changed."""
+    thousand objects. `tokens` are different 64-bit integers; `addends` are doubles. Neither of the two arrays may be
+    changed."""
 
     __slots__ = ("_by_token", "addends", "tokens")
 
@@ -67,8 +68,8 @@ class LogitBias(Mapping[int, float]):
 @dataclass(frozen=True, slots=True)
 class Watermark:
     """A green-list watermark (arXiv 2301.10226): the logits of a share `gamma` of the vocabulary are raised by `delta`.
-    A policy sets a secret `key`. The key and the last `context` tokens determine which tokens belong to the share.
-    Requests cannot set a key."""
+    A policy sets a secret `key`. The key and the last `context` tokens determine which tokens belong to the raised
+    share. Requests cannot set a key."""
 
     gamma: float = 0.5
     delta: float = 2.0

@@ -69,7 +69,7 @@ def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
 @contextmanager
 def traced_process() -> Iterator[TracerProvider | None]:
     """Send the spans of this process inside the block, if the standard variables ask for traces. Unsent spans are sent
-    at the end of the block."""
+    when the block ends."""
     if not wants_traces():
         yield None
         return

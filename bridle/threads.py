@@ -47,8 +47,8 @@ def run_in_thread(function: Callable[[], T], name: str = "bridle-apart") -> T:
 
 
 def run_after(function: Callable[[], T], name: str) -> T:
-    """Run `function` in a new thread of low priority, and wait for its result. This thread and its workers get only the
-    processor time that other threads leave, if the system has priorities for single threads."""
+    """Run `function` in a new thread of low priority, and wait for its result. The new thread and its workers get only
+    the processor time that other threads leave, if the system has priorities for single threads."""
 
     def run() -> T:
         if sys.platform == "linux":
@@ -73,7 +73,7 @@ def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
 
 
 def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -> None:
-    """Complete the futures that were not cancelled: with the error if there is one, else without."""
+    """Complete those futures that were not cancelled: with the error if there is one, else with None."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
