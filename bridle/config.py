@@ -166,9 +166,9 @@ def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of the scheduler: the size of a step, the waiting time of prompts, and the length of requests. A limit
-    that is None has the backend's default. `bridle.engine.scheduling.batching` has the defaults; docs/batching.md
-    explains the trade-offs.
+    """Limits of the scheduler: the size of a step, the waiting time of prompts, and the length of requests. With None,
+    a limit has the backend's default. `bridle.engine.scheduling.batching` has the defaults; docs/batching.md explains
+    the trade-offs.
 
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
     A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
