@@ -52,7 +52,7 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Subtract `num_bytes` from the limit, if so many may be written now. Returns whether the bytes may be
+        """Subtract `num_bytes` from the limit, if these bytes may be written now. Returns whether the bytes may be
         written."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
