@@ -183,8 +183,8 @@ class ChatSession:
 
     @classmethod
     def from_dict(cls, llm: LLM, data: Any) -> ChatSession:
-        """Restore a conversation from data of `to_dict`. The model may be another one. Raises `InvalidRequest` if the
-        data is not from `to_dict`."""
+        """Restore a conversation from data of `to_dict`. The conversation may continue with another model. Raises
+        `InvalidRequest` if the data is not from `to_dict`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InvalidRequest(f"this is not a saved conversation: no format {FORMAT!r}")
         if data.get("version") != VERSION:
