@@ -300,8 +300,8 @@ class RequestLifecycle(SteersRequests):
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     def limit(self, usual: int | None = None) -> int | None:
-        """Return the output limit of a request that sets none. It is None if the operator has set a default; else it is
-        `usual`, the API's default."""
+        """Return the output limit of a request that sets none. The result is None if the operator has set a default;
+        else it is `usual`, the API's default."""
         return usual if self.host.default_max_tokens is None else None
 
     def _request(

@@ -62,8 +62,8 @@ class PerUserStore(Generic[V]):
 
     def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
         """Store a value. A value with the same name is replaced. Returns False and stores nothing if the value is
-        larger than one user's limit, or than the room that other users leave. Entries that are added with their
-        remaining `seconds` must be added first, in the order in which they expire."""
+        larger than one user's limit, or than the room that other users leave. Entries with given remaining `seconds`
+        must be added before all others, in the order in which they expire."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
