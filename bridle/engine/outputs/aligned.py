@@ -64,9 +64,8 @@ class AlignedSampling:
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
-        """Record the next token, which has the probability `chance`. The mask left the tokens that have the probability
-        `kept` in total. Returns whether the output continues. If the output does not continue, `must_restart` is
-        set."""
+        """Record the next token, which has the probability `chance`. The mask left tokens whose probabilities add up to
+        `kept`. Returns whether the output continues. If the output does not continue, `must_restart` is set."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):

@@ -270,8 +270,8 @@ class Scheduler(SequenceQueues):
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
     def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return as many of the sequences as fit into one step. Each step begins after the last sequence of the
-        previous step."""
+        """Return as many of the sequences as fit into one step. Each step begins with the sequence after the last one
+        of the previous step."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= most:
             return ready
