@@ -22,7 +22,8 @@ from bridle.errors import AdapterRefused, UnsupportedModel
 from bridle.gguf.dequantize import decode_blocks
 from bridle.gguf.families import BY_MODEL_TYPE
 from bridle.gguf.family import GgufFamily
-from bridle.gguf.folder import cache_folder, write_folder
+from bridle.gguf.folder import write_folder
+from bridle.gguf.pointer import cache_folder
 from bridle.gguf.reader import open_gguf
 from bridle.gguf.rows import library_order
 from bridle.gguf.rules import Order, TensorRule

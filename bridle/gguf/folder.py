@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from bridle import file_cache
 from bridle.errors import UnsupportedModel
 from bridle.file_cache import FileCache
+from bridle.gguf.pointer import POINTER, cache_folder
 from bridle.gguf.reader import GgufFile
 from bridle.gguf.settings import check_causal, find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model, pieces_of
@@ -29,13 +29,10 @@ from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
 _log = logging.getLogger(__name__)
 
-#: The file in a folder that names the GGUF file with the weights.
-POINTER = "gguf.json"
 #: The field of a configuration that has the reason why torch cannot compute the model.
 REFUSED = "bridle_refused"
 #: The version of the folders' contents. After a change of it, all folders are made again.
 _EDITION = b"4"
-_MAX_LINKS = 4096
 
 
 def is_unpacked(path: Path) -> bool:
@@ -119,38 +116,6 @@ def _config(model: GgufModel) -> dict[str, Any]:
         num_tokens = len(model.texts("tokenizer.ggml.tokens"))
         return {"model_type": "gguf", REFUSED: str(error), "vocab_size": num_tokens}
     return read_config(model, family)
-
-
-def cache_folder() -> Path:
-    """Return the cache folder for GGUF files."""
-    return file_cache.cache_folder() / "gguf"
-
-
-def weights_of(folder: Path) -> Path | None:
-    """Return the GGUF file that a folder in the cache was unpacked from; None for a folder outside the cache."""
-    found = _pointer(folder)
-    return None if found is None else Path(found["path"])
-
-
-def tower_of(folder: Path) -> Path | None:
-    """Return the GGUF file with the vision tower for a folder in the cache; None if the model has no tower."""
-    found = _pointer(folder)
-    return None if found is None or "tower" not in found else Path(found["tower"])
-
-
-def _pointer(folder: Path) -> dict[str, str] | None:
-    pointer = folder / POINTER
-    if not folder.resolve().is_relative_to(cache_folder().resolve()) or not pointer.is_file():
-        return None
-    try:
-        if pointer.stat().st_size > _MAX_LINKS:
-            raise ValueError("it is too long")
-        found = json.loads(pointer.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not all(isinstance(each, str) for each in (found["path"], *found.values())):
-            raise ValueError("it names no file")
-        return found
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None
 
 
 def is_adapter_file(source: str) -> bool:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.folder import tower_of, weights_of
 from bridle.gguf.format import FLOATS
+from bridle.gguf.pointer import tower_of, weights_of
 from bridle.gguf.reader import TensorEntry
 from bridle.gguf.shards import GgufModel, open_model
 

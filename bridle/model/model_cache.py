@@ -26,7 +26,7 @@ from bridle.cpu_kernels.isa_targets import MANIFEST
 from bridle.cpu_kernels.library import kernels
 from bridle.errors import InternalError
 from bridle.file_cache import Bytes, FileCache
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.gguf.shards import pieces_of
 from bridle.model import memory, tensor_parallel
 from bridle.model.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from bridle.file_cache import FileCache
-from bridle.gguf.folder import tower_of, weights_of
+from bridle.gguf.pointer import tower_of, weights_of
 from bridle.gguf.shards import pieces_of
 
 _PIECE_BYTES = 16 << 20

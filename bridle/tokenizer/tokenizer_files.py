@@ -12,7 +12,7 @@ import tokenizers
 
 from bridle.errors import UnsupportedModel
 from bridle.file_cache import FileCache
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.malloc import return_free_memory
 from bridle.model.added_tokens import refuse_renumbered
 

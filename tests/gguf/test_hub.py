@@ -16,7 +16,7 @@ from tests.gguf.kit import pair, split_file
 _FETCH = """
 import sys
 from bridle.errors import BridleError
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.gguf.shards import open_model
 from bridle.model.hub_lookup import resolve_model
 for name in sys.argv[1:]:

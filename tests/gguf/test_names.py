@@ -10,7 +10,7 @@ import pytest
 
 from bridle.cli import main
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.folder import POINTER, cache_folder, weights_of
+from bridle.gguf.pointer import POINTER, cache_folder, weights_of
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.memory_estimate import weights_of as memory_of

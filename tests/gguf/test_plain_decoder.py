@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.model import loader, support_checks
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.hub_lookup import resolve_model

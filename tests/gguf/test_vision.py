@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.folder import tower_of
+from bridle.gguf.pointer import tower_of
 from bridle.model.executor import LocalExecutor
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.language_model import LanguageModel

@@ -20,7 +20,7 @@ import tokenizers
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.file_cache import FileCache
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.malloc import return_free_memory
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.tokenizer_files import TokenizerFiles, check_added, stored_chat_template

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.folder import weights_of
+from bridle.gguf.pointer import weights_of
 from bridle.model.checkpoint import read_json
 from bridle.model.pooling.modules import ACTIVATIONS, Module, Normalize, PoolingLayer, has_modules, read_modules
 

@@ -57,9 +57,9 @@ class EarlyParts:
 
 
 def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
-    """Begin to prepare the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if the model does not exist
-    or is not supported."""
-    from bridle.gguf.folder import weights_of
+    """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if the model does not exist or is not
+    supported."""
+    from bridle.gguf.pointer import weights_of
     from bridle.model.hub_lookup import folder_of
     from bridle.model.pooling.settings import read_pooling
 
