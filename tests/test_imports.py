@@ -265,7 +265,7 @@ def test_third_party_imports_are_declared() -> None:
         (  # each process of the control runtime
             "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"}
-            | {"bridle.gguf.reader"},
+            | {"jinja2", "bridle.gguf.reader"},
         ),
     ],
 )

@@ -23,10 +23,10 @@ from bridle import os_sandbox
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
 from bridle.multimodal.modalities import OF_PARTS, WORDS
 from bridle.safe_repr import short_repr
-from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
 
 if TYPE_CHECKING:
     from bridle.multimodal.sources import Source
+    from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError
 
 Message = Mapping[str, Any]
 Prepared = list[dict[str, Any]]
@@ -37,8 +37,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 #: The types of content parts that are text. A `refusal` is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
-OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
-CLIENT_LIMITS = TemplateLimits(max_steps=500_000, max_chars=4 << 20)
 MAX_TEMPLATE_CHARS = 256 << 10
 
 _MEMORY = 512 << 20  # bytes of address space for a client's template
@@ -76,6 +74,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt. `template` is a client's template. `variables` are additional variables of the template,
         which cannot replace the parts of a conversation."""
+        from bridle.tokenizer.template_engine import TemplateError  # imports jinja2: many processes render nothing
+
         has_developer = any(message["role"] == "developer" for message in messages)
         known = {
             **self._special_tokens,
@@ -118,6 +118,8 @@ class ChatTemplate:
             raise TemplateFailure(
                 f"the model has no chat template ({reason}); give one, or send a plain prompt", "chat_template"
             )
+        from bridle.tokenizer.template_engine import OWN_LIMITS, ChatTemplateProgram
+
         program = self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
         return program
 
@@ -153,6 +155,8 @@ def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _render_apart(source: str, variables: Mapping[str, Any]) -> str:
     """Render a client's template in a process with limits."""
+    from bridle.tokenizer.template_engine import CLIENT_LIMITS, TemplateError
+
     if len(source) > MAX_TEMPLATE_CHARS:
         raise InvalidRequest(
             f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}", "chat_template"
@@ -185,10 +189,10 @@ def _run_engine(task: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TemplateError("limit", f"it takes more than {WALL_SECONDS:g} seconds") from None
+        return {"kind": "limit", "message": f"it takes more than {WALL_SECONDS:g} seconds"}
     if done.returncode != 0:
         message = f"it takes more than {_CPU_SECONDS} s of processor time or too much memory"
-        raise TemplateError("limit", message)
+        return {"kind": "limit", "message": message}
     answer = json.loads(done.stdout)
     return answer if isinstance(answer, dict) else {}
 

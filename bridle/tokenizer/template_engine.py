@@ -38,6 +38,10 @@ class TemplateLimits(NamedTuple):
     max_chars: int
 
 
+OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
+CLIENT_LIMITS = TemplateLimits(max_steps=500_000, max_chars=4 << 20)
+
+
 class TemplateError(Exception):
     """A template was not rendered. `kind`: `syntax`, `refused` (the template raised an error on purpose), `limit` or
     `failed`."""
