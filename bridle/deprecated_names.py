@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -96,8 +95,8 @@ def new_module(name: str) -> str | None:
     return new if not rest or find_spec(new) is not None else None
 
 
-class _Renamed(MetaPathFinder, Loader):
-    """Imports a renamed module under its old name as the same module object, so that no second copy exists."""
+class _Renamed:
+    """Imports a module of an old name as the module with the new name, so that there is only one copy."""
 
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}

@@ -252,6 +252,7 @@ def test_third_party_imports_are_declared() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
+        ("import bridle", {"dataclasses", "importlib.abc", "pathlib", "tempfile"}),
         ("import bridle.engine; from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
         (
             "from bridle.cli import main; assert main(['--help']) == 0",
