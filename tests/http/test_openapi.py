@@ -22,8 +22,10 @@ import pytest
 import schemathesis
 from hypothesis import Phase, given, settings
 from schemathesis import GenerationMode
+from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings, create_app
+from bridle.http.app import ROUTERS
 from bridle.serving import LoadedModel, ModelRegistry
 from tests.conftest import IS_FULL
 from tests.http.harness import scripted_model
@@ -60,6 +62,15 @@ def _model() -> LoadedModel:
 @cache
 def _app() -> Any:
     return create_app(ModelRegistry([_model()]), HttpSettings(max_choices=8, request_timeout=1.5 if IS_FULL else 0.75))
+
+
+def test_applications_share_their_routes_and_no_models() -> None:
+    first, second = (create_app(ModelRegistry(models)) for models in ([_model()], []))
+    shared = [route for route in first.routes if any(route is other for other in second.routes)]
+    assert len(shared) >= len(ROUTERS)
+    for app, names in ((first, ["scripted"]), (second, [])):
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            assert [each["id"] for each in client.get("/v1/models").json()["data"]] == names
 
 
 @cache
