@@ -186,18 +186,13 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
         if flag.partition("=")[0] == "--config":
             return "--config stands before the command: bridle --config FILE COMMAND"
         from bridle.cli.foreign_flags import advice
+        from bridle.cli.help_search import command_names
 
-        known = advice(flag, _flags_of(words[0])) if words and words[0] in _SERVING else None
+        known = advice(flag, command_names(words[0])) if words and words[0] in _SERVING else None
         if known is not None:
             return f"Unknown option: {flag}; {known}"
         return unknown_flag(flag, " ".join(path))
     return str(error)
-
-
-def _flags_of(command: str) -> set[str]:
-    from bridle.cli.help_search import flag_names
-
-    return {f"--{name}" for name in flag_names()[command]}
 
 
 def _help_hint(words: Sequence[str]) -> str:
