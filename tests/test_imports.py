@@ -263,6 +263,10 @@ def test_third_party_imports_are_declared() -> None:
             "import bridle.serving.models.early_parts, bridle.model.pooling.settings",
             {"torch", "transformers"},
         ),
+        (  # the router of replicas; and a replica, until it loads a model
+            "import bridle.launch.replicas, bridle.distributed.replicas, bridle.distributed.replica_server",
+            {"torch", "transformers"},
+        ),
         (  # each process of the control runtime
             "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"}

@@ -9,12 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from bridle.control_vectors import ControlVectorInfo, ControlVectors, Directions
+from bridle.control_vectors import ControlVectorInfo, ControlVectors
 from bridle.distributed.adapter_messages import Wire
 from bridle.distributed.codec.control_vectors import decode_vector, encode_vector
 from bridle.distributed.proto import shard_pb2 as pb
 from bridle.errors import BridleError
+
+if TYPE_CHECKING:
+    from bridle.control_vectors import Directions
 
 _log = logging.getLogger(__name__)
 
