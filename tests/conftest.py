@@ -97,8 +97,7 @@ gc.disable()  # until the tests are collected: imports leave little garbage, and
 
 def pytest_collection_finish() -> None:
     """What was imported to collect the tests is no garbage. Every load of a model looks for some, many tests load."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage that is there: looking for it takes a second
     gc.enable()
 
 
