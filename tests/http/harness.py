@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 import uvicorn
@@ -45,8 +46,21 @@ from tests.waiting import PATIENCE
 
 NAME = "scripted"
 
+_MANY_NAPS = 200
+_naps: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+
+
+async def _nap(seconds: float) -> None:
+    """Sleep shorter in a server that is young. Most servers of tests end soon, and looking often is costly for those
+    that live long."""
+    task = asyncio.current_task()
+    assert task is not None
+    _naps[task] = naps = _naps.get(task, 0) + 1
+    await asyncio.sleep(seconds / 20 if naps < _MANY_NAPS else seconds)
+
+
 # Servers look every tenth of a second whether they shall end, and rest as long when they do.
-uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 20)})
+uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": _nap})
 
 
 @cache
