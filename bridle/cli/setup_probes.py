@@ -90,7 +90,8 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     from bridle.cli.help_search import variable_names
 
     named = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES]
-    known = variable_names() if named else set()  # takes a moment
+    own = variable_names("serve") if named else set()
+    known = variable_names() if not own.issuperset(named) else own
     for name in named:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

@@ -11,6 +11,7 @@ import pytest
 from bridle.cli import main
 from bridle.cli.app import app
 from bridle.cli.help_search import arguments_of, commands_of, variable_names
+from bridle.cli.setup_probes import variables
 from bridle.cli.variables import variables_of
 
 #: Variables whose flags have other words under some commands, and the same meaning: each pair of words was compared.
@@ -64,6 +65,15 @@ def test_a_schema_for_texts_does_not_change_explain(monkeypatch: pytest.MonkeyPa
     assert parsed("generate", "Once")["steering"].schema == Path("schema.json")
     monkeypatch.setenv("BRIDLE_EXPLAIN_SCHEMA", "true")
     assert parsed("explain", "trace.jsonl")["schema"] is True
+
+
+def test_variables_of_serve_are_known_without_the_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable_names.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.delattr("bridle.cli.help_search.commands_of")
+        assert list(variables({"BRIDLE_PORT": "1", "BRIDLE_KV_STORE": "off", "PORT": "2"})) == []
+    (found,) = variables({"BRIDLE_PORT": "1", "BRIDLE_PROT": "2"})
+    assert (found.subject, found.advice) == ("BRIDLE_PROT", "is it BRIDLE_PROMPT?")  # of `generate`
 
 
 def test_positional_arguments_are_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
