@@ -82,7 +82,8 @@ def _logs_as_they_were() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # setting a level clears the caches of all loggers
+            logger.setLevel(level)
     structlog.reset_defaults()
 
 
