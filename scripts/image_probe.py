@@ -1,5 +1,5 @@
-"""Check that `scripts/image` runs inside a new image: the server starts without root, is healthy, answers with and
-without a controller, refuses strangers, and ends well. Standard library only."""
+"""Check a new image from inside; `scripts/image` runs this file. The server must start without root, be healthy, answer
+with and without a controller, refuse requests without a key, and end cleanly. Standard library only."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PATIENCE = 300  # seconds to the first answer
 
 
 def ask(path: str, body: object = None, key: str | None = None) -> tuple[int, str]:
-    """The status and the text of an answer."""
+    """Send a request; return the status and the text of the answer."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:

@@ -86,7 +86,8 @@ def docstrings_of(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def source_passages(file: str, source: str) -> Iterator[Passage]:
-    """Yield the docstrings of a Python file; of the package also messages: strings that contain a space."""
+    """Yield the docstrings of a Python file; for files of the package also the messages, which are strings that contain
+    a space."""
     tree = ast.parse(source)
     docs = {id(text): text for text in docstrings_of(tree)}
     for text in docs.values():
@@ -101,13 +102,13 @@ def source_passages(file: str, source: str) -> Iterator[Passage]:
 
 
 def page_passage(file: str, text: str) -> Passage:
-    """Return a page without its code, whose lines stay in place."""
+    """Return a page without its code blocks; the lines keep their numbers."""
     without_blocks = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
     return Passage(file, 1, _NAMES.sub("X", _CODE.sub("X", without_blocks)))
 
 
 def passages(root: Path, files: Sequence[str]) -> Iterator[Passage]:
-    """Yield all passages of the files that the check covers."""
+    """Yield all passages of those `files` that the check covers."""
     for file in files:
         if file.startswith(EXCLUDED) or file.endswith(GENERATED):
             continue
@@ -118,7 +119,7 @@ def passages(root: Path, files: Sequence[str]) -> Iterator[Passage]:
 
 
 def banned(passage: Passage) -> Iterator[str]:
-    """Yield an error for each banned phrase, with its place and advice."""
+    """Yield an error for each banned phrase, with its file and line, and advice."""
     if not _ANY.search(passage.text):
         return
     for pattern, advice in _BANNED.items():
@@ -136,7 +137,7 @@ def prose_of(docstring: str) -> str:
 
 
 def long_sentences(passage: Passage) -> Iterator[str]:
-    """Yield an error for each sentence over `MAX_WORDS` words, with the line where its passage begins."""
+    """Yield an error for each sentence over `MAX_WORDS` words, with the line on which its passage begins."""
     for sentence in _SENTENCE.split(prose_of(passage.text) if passage.is_docstring else passage.text):
         if len(words := sentence.split()) > MAX_WORDS:
             yield f"{passage.file}:{passage.line}: {len(words)} words, at most {MAX_WORDS}: {' '.join(words)}"

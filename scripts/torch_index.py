@@ -1,8 +1,9 @@
-"""Print pip's arguments for PyTorch's indexes, which `make` passes on: nothing, or the index of wheels without CUDA.
+"""Print pip's arguments for the package index of PyTorch, which `make` passes on: nothing, or the index of wheels
+without CUDA.
 
-On Linux the wheel of PyPI brings CUDA along, gigabytes that a machine without an NVIDIA driver has no use for. The
-index is asked first, because pip asks a silent one for minutes. If it does not answer, pip continues with its own.
-Standard library only: nothing is installed yet.
+On Linux, PyPI's wheel of PyTorch requires gigabytes of CUDA packages, which a machine without an NVIDIA driver cannot
+use. This script first checks that the index answers, because pip retries an unreachable index for minutes. If the index
+does not answer, pip uses its configured index. Standard library only: nothing is installed yet.
 
     python scripts/torch_index.py INDEX      # prints arguments for `pip install`; what happens, to standard error
 """
@@ -24,7 +25,7 @@ PATIENCE = 5
 
 
 def has_torch() -> bool:
-    """Return whether this Python has the pinned torch already, whichever build; pip then keeps it."""
+    """Return whether this Python already has the pinned version of torch, in any build; pip then keeps it."""
     pinned = re.findall(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
     try:
         return importlib.metadata.version("torch").partition("+")[0] in pinned
@@ -43,7 +44,7 @@ def has_nvidia_driver() -> bool:
 
 
 def trouble_with(index: str) -> str | None:
-    """Why pip would not find torch there; None if it would."""
+    """Return the reason why pip would not find torch in that index; None if it would find torch."""
     found: list[str | None] = [f"no answer within {PATIENCE} seconds"]
 
     def ask() -> None:

@@ -1,10 +1,10 @@
 """Benchmark of attention alone: bridle's kernels over its paged cache, for decoding and for prompts.
 
-They are compared with the time to read the bytes, with other block sizes, with kernels of libraries, and with
-FlashInfer if it is installed.
+The kernels are compared with the time to read the bytes, other block sizes, libraries' kernels, and FlashInfer if it is
+installed.
 
 Calls are captured in one CUDA graph and timed by the device's clock, because a kernel takes less time than its launch
-from Python. They rotate over several caches, so that none is read from the device's second-level cache.
+from Python. The calls alternate between several caches, so that no cache is read from the GPU's L2 cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _REPLAYS = 5
 
 @dataclass(frozen=True, slots=True)
 class AttentionScene:
-    """Single tokens of `batch` sequences, each over `context` positions, with the heads of a model."""
+    """One decode step: `batch` sequences with one new token each, over `context` positions, with a model's attention
+    heads."""
 
     model: str
     batch: int
@@ -61,7 +62,7 @@ class AttentionScene:
 
     @property
     def pages(self) -> int:
-        """Number of pages of each sequence."""
+        """The number of pages of each sequence."""
         return -(-self.context // _PAGE)
 
 
@@ -74,7 +75,8 @@ TOYS = [AttentionScene("toy", 2, 24)]
 
 
 class AttentionInputs:
-    """Random keys, values and queries of a scene, over several caches. Pages of a sequence do not lie side by side."""
+    """Random keys, values and queries of an `AttentionScene`, in several KV caches. The pages of one sequence are not
+    contiguous."""
 
     def __init__(self, scene: AttentionScene, device: torch.device, dtype: torch.dtype) -> None:
         self.scene, self.device, self.dtype = scene, device, dtype
@@ -90,12 +92,12 @@ class AttentionInputs:
         return cache
 
     def blocks(self, number: int) -> Sequence[int]:
-        """The pages of a sequence."""
+        """Return the page numbers of one sequence."""
         return range(number, self.scene.batch * self.scene.pages, self.scene.batch)
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes that one call reads."""
+        """The number of bytes that one call reads."""
         heads = self.scene.heads
         return 2 * self.scene.batch * self.scene.context * heads.num_kv_heads * heads.key_dim * self.dtype.itemsize
 
@@ -111,7 +113,8 @@ def attention(
     rates: Rates,
     has_time: Callable[[], bool],
 ) -> Figures:
-    """Seconds of a call, and the share of the memory bandwidth; of FlashInfer's also how far the two differ."""
+    """Yield the seconds of a call and its share of the memory bandwidth; for FlashInfer also the largest difference
+    from bridle's result."""
     has_peer = find_spec("flashinfer") is not None
     for scene in scenes:
         if not has_time():
@@ -132,7 +135,8 @@ def blocks(
     rates: Rates,
     has_time: Callable[[], bool],
 ) -> Figures:
-    """The same with other numbers of keys, warps and stages, for each scene of the first model."""
+    """Yield the same figures for other block sizes of the kernel: keys, warps and stages. Only scenes of the first
+    model are measured."""
     for scene in (each for each in scenes if each.model == scenes[0].model):
         room = AttentionInputs(scene, device, dtype)
         for keys, warps, stages in product((32, 64, 128), (4, 8), (2, 3, 4)):
@@ -151,7 +155,8 @@ def blocks(
 def prompts(
     model: str, lengths: Sequence[int], device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]
 ) -> Figures:
-    """Prompts of one sequence by the own kernel and by those of libraries, which gather its pages first."""
+    """Measure prompts of one sequence with bridle's kernel, and with libraries' kernels, which gather the sequence's
+    pages first."""
     for length in lengths:
         scene = AttentionScene(model, 1, length)
         room = AttentionInputs(scene, device, dtype)
@@ -180,7 +185,8 @@ def _prompt(kernel: Any, query: Tensor, room: AttentionInputs, name: str) -> dic
 
 
 def _beside(room: AttentionInputs, ours: Call, rates: Rates) -> dict[str, Any]:
-    """FlashInfer's figure, or why there is none: it compiles its kernels where it runs."""
+    """Return FlashInfer's figure, or the reason why there is none. FlashInfer compiles its kernels on the machine that
+    runs them."""
     try:
         theirs = _flashinfers(room)
         differs = float((ours(room.caches[0]) - theirs(room.caches[0])).abs().max())
@@ -190,7 +196,7 @@ def _beside(room: AttentionInputs, ours: Call, rates: Rates) -> dict[str, Any]:
 
 
 def _perhaps(peer: str, room: AttentionInputs, call: Call, rates: Rates) -> dict[str, Any]:
-    """Return a figure, or the reason why these sizes cannot be measured."""
+    """Return a figure, or the reason why these block sizes cannot be measured."""
     try:
         return _figure(peer, room, call, rates)
     except Exception as error:  # more shared memory or registers than there are
@@ -211,7 +217,7 @@ def _figure(peer: str, room: AttentionInputs, call: Call, rates: Rates) -> dict[
 
 @contextmanager
 def _captured(work: Callable[[], None], device: torch.device) -> Iterator[Callable[[], None]]:
-    """The work as one graph; on a CPU the work itself."""
+    """Yield `work` captured as one CUDA graph; on a CPU, yield `work` itself."""
     work()  # kernels are compiled before they are captured
     if device.type != "cuda":
         yield work
@@ -224,7 +230,8 @@ def _captured(work: Callable[[], None], device: torch.device) -> Iterator[Callab
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some calls, after a warm-up call; by the device's clock, if it has one."""
+    """Return the seconds of the fastest of some calls, after a warm-up call. The device's clock measures them, if it
+    has one."""
     times: list[float] = []
     for _ in range(_REPLAYS + 1):
         if device.type == "cuda":
@@ -243,7 +250,7 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _begun(room: AttentionInputs, length: int) -> Any:
-    """The kernel at the start of a step: the last `length` tokens of each sequence."""
+    """Return bridle's kernel at the start of a step that computes the last `length` tokens of each sequence."""
     scene = room.scene
     kernel = tried_kernel(
         "paged" if room.device.type == "cuda" else "auto", room.device, room.dtype, room.geometry, _PAGE
@@ -263,7 +270,7 @@ def _bridles(room: AttentionInputs) -> Call:
 
 
 def _flashinfers(room: AttentionInputs) -> Call:
-    """Pages [pages, tokens, heads, D] where bridle's slots lie."""
+    """Return a FlashInfer call over pages [pages, tokens, heads, D] at the addresses of bridle's KV slots."""
     flashinfer: Any = import_module("flashinfer")
     scene, heads = room.scene, room.scene.heads
     workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=room.device)

@@ -1,8 +1,9 @@
-"""A part of the validation of a GPU: the process that measures it, and prints each figure as a line of JSON at once.
+"""The process of one part of the validation of a GPU. The process measures, and prints each figure at once as a line of
+JSON.
 
-Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while.
-Warnings of bridle while it loads mean that something computes in a slower way than it should: a failure here. On a CPU
-the same code runs in a tiny form (`--quick`), whose figures say nothing.
+Models have random weights in well-known shapes, made on the device. Only the HTTP server's model is written to files,
+which are removed afterwards. A warning of bridle during loading means that a slow fallback is used. Here it counts as a
+failure. On a CPU the same code runs with tiny sizes (`--quick`), whose figures mean nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LAST_SHARE = 0.1
 
 @dataclass
 class Bench:
-    """The device, the time and the folder of a part."""
+    """The device, the time limit and the output folder of a part."""
 
     part: str
     quick: bool
@@ -63,14 +64,15 @@ class Bench:
 
     @cached_property
     def rates(self) -> Rates:
-        """The device's rates, in this process, for comparison with figures."""
+        """Return the device's memory bandwidth and arithmetic speed, measured in this process for comparison with
+        figures."""
         from scripts.card.probe import probe
 
         return probe(self.device, self.dtype, quick=self.quick)[0]
 
 
 class Warnings(logging.Handler):
-    """Forwards bridle's warnings. A warning is printed as a failure."""
+    """A log handler that reports each warning of bridle as a failure."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(logging.WARNING)
@@ -81,7 +83,7 @@ class Warnings(logging.Handler):
 
 
 def measure(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> None:
-    """All figures of a part. A failure ends it, as the last of them."""
+    """Report all figures of a part. An error ends the part, and is reported as its last figure."""
     watch, logger = Warnings(tell), logging.getLogger("bridle")
     logger.addHandler(watch)
     try:
@@ -229,7 +231,7 @@ def _lora(bench: Bench) -> Figures:
 
 
 def _small(bench: Bench, batch: int, num_steps: int) -> Any:
-    """The smaller model, with room for the control and adapter parts."""
+    """Return an executor over the smaller model, with enough KV for the parts about controllers and adapters."""
     from scripts.card.models import make_executor
 
     name = "toy" if bench.quick else "0.6b"

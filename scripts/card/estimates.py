@@ -3,10 +3,10 @@
     python -m scripts.card.estimates                       # a table in Markdown
     python -m scripts.card.estimates --measured gpu.jsonl  # with a column of what `scripts/card-run` measured
 
-A step is products, attention, the join of attention's parts, and small kernels. A kernel takes the longest of: its
-bytes over the memory's rate, and the rounds of its programs one after the other, each of which waits for memory once.
-Launches in a graph are apart by a gap. Counts come from the kernels' own sizes; rates are those of an H100 as it was
-measured elsewhere, and are guesses for a card of another kind.
+A step consists of matrix products, attention, the kernel that joins attention's partial results, and small kernels. A
+kernel's time is the longer of two: the time to read its bytes, and the time of its rounds of programs. Each round waits
+for memory once. There is a gap between two launches in a graph. Counts follow from the kernels' own sizes. The speeds
+were measured on an H100, so they are guesses for another GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYER_LAUNCHES, STEP_LAUNCHES = 10, 6
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Rates of a card. `shared` programs of attention run on a multiprocessor at once."""
+    """Speeds of a GPU. `shared` is the number of attention programs that run on one multiprocessor at the same time."""
 
     name: str = "H100"
     copy_bytes: float = 3.0e12
@@ -42,8 +42,8 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Sizes of a model: weights that a step reads for few rows and for many (of experts, all are read then), and heads.
-    `windowed` layers see `window` positions."""
+    """Sizes of a model: weights that a step reads for few rows and for many rows (many rows use all experts), and
+    attention heads. `windowed` layers attend to at most `window` positions."""
 
     name: str
     layers: int
@@ -60,11 +60,12 @@ class Model:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of a token in one layer."""
+        """Bytes of one token's keys and values in one layer."""
         return 2 * 2 * self.kv_heads * self.dim
 
     def read_bytes(self, rows: int) -> float:
-        """Of weights. Each row wakes some experts: the expected share of all."""
+        """Return the bytes of weights that a step of `rows` tokens reads, with the expected share of experts that these
+        tokens select."""
         if not self.experts:
             return self.step_bytes
         missed = (1 - self.experts_per_token / self.experts) ** rows
@@ -82,14 +83,14 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Seconds of one layer's attention and of its join."""
+    """Seconds of one layer's attention, and of joining its partial results."""
 
     attend: float
     join: float
 
 
 def attention(model: Model, rows: int, context: int, card: Card, chunk: int = 256, keys: int = 64) -> Attention:
-    """One layer. Works are shared by a fixed number of programs, as `rows.py` has them."""
+    """Estimate one layer. A fixed number of programs share the work, as in `rows.py`."""
     splits = -(-context // chunk)
     works = rows * splits * model.kv_heads
     waves = -(-works // (card.multiprocessors * card.shared))
@@ -103,14 +104,15 @@ def attention(model: Model, rows: int, context: int, card: Card, chunk: int = 25
 
 
 def join_rounds(splits: int) -> int:
-    """Tiles that a token's join reads one after the other. `paged_join` has the sizes of tiles."""
+    """Return the number of tiles of partial results that the join of one token reads one after the other. The sizes of
+    tiles are those of `paged_join`."""
     few, many = 8, 32
     return 1 if splits <= few else -(-splits // many)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One line of the table; times are in milliseconds."""
+    """One line of the table of estimates; times are in milliseconds."""
 
     model: str
     rows: int
@@ -127,7 +129,7 @@ class Estimate:
 
 
 def estimate(model: Model, rows: int, context: int, card: Card) -> Estimate:
-    """A decode step of all rows, each behind `context` tokens."""
+    """Estimate a decode step of `rows` sequences, each after `context` tokens."""
     weights = model.read_bytes(rows)
     windowed = attention(model, rows, min(context, model.window or context), card)
     full = attention(model, rows, context, card)
@@ -170,7 +172,7 @@ _PARTS = {"8b": "Llama-3-8B", "0.6b": "Qwen3-0.6B"}
 
 
 def read_measured(path: Path) -> dict[tuple[str, int, int], float]:
-    """Milliseconds of bridle's greedy steps, by model, rows and context."""
+    """Return the measured milliseconds of bridle's greedy steps, by model, number of sequences and context."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         figure = json.loads(line)

@@ -1,4 +1,4 @@
-"""Models of well-known shapes with random weights, made where they compute: nothing is written or downloaded."""
+"""Models of well-known shapes with random weights, made on the device that runs them; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ class Sizes:
 
 
 def token_bytes_of(name: str, dtype: torch.dtype) -> int:
-    """Keys and values of a token, before a model is made."""
+    """Return the bytes of keys and values of one token, before a model is made."""
     shape = SHAPES[name]
     return 2 * dtype.itemsize * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]  # type: ignore[no-any-return]
 
 
 def settings_of(name: str) -> PreTrainedConfig:
-    """The library's configuration of a size."""
+    """Return transformers' configuration of the size called `name`."""
     return AutoConfig.for_model("qwen3", bos_token_id=1, eos_token_id=2, **SHAPES[name])
 
 
 def make_model(name: str, device: torch.device, dtype: torch.dtype, attention_name: str) -> nn.Module:
-    """The library's model, random numbers in its matrices, norms of 1."""
+    """Return a transformers model with random matrices and norm weights of 1."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(
             settings_of(name), attn_implementation=attention_name, dtype=dtype
@@ -108,7 +108,8 @@ def _fill(empty: nn.Parameter, device: torch.device) -> nn.Parameter:
 def make_executor(
     name: str, device: torch.device, dtype: torch.dtype, *, num_tokens: int, num_seqs: int
 ) -> tuple[LocalExecutor, Sizes]:
-    """The size called `name` as bridle runs it, with KV for the given numbers of sequences and tokens of each."""
+    """Return an executor over the size called `name`, with KV for the given numbers of sequences and tokens, and the
+    model's sizes."""
     attention.register()
     model = make_model(name, device, dtype, attention.ATTENTION_NAME)
     config = ModelConfig(

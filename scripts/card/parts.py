@@ -1,4 +1,4 @@
-"""The parts of the validation of a GPU, in the order in which they run, and the seconds that each may take."""
+"""The parts of the validation of a GPU in the order in which they run, with the time limit of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part, which is a process of its own. Its limit ends it; `argv` runs in the place of `child` if it is given."""
+    """A part, which runs in a process of its own. The process is ended after `seconds`. If `argv` is given, that
+    command runs instead of `child`."""
 
     name: str
     seconds: float
@@ -34,7 +35,8 @@ WHEELS_SECONDS = 30.0
 
 
 def chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """The parts of these names, in their order; all if there are no names. Raises `ValueError` for an unknown one."""
+    """Return the parts with these names, in the order of `parts`; all parts if `names` is empty. Raises `ValueError`
+    for an unknown name."""
     unknown = [name for name in names if name not in {part.name for part in parts}]
     if unknown:
         raise ValueError(f"no part is called {unknown[0]!r}; there are {', '.join(part.name for part in parts)}")

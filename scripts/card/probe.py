@@ -1,5 +1,5 @@
-"""Limits of a device: speed of copies and products, and the time of a kernel launch. Figures of the same run are
-set against it."""
+"""Measured limits of a device: speed of copies and matrix products, and the time of a kernel launch. Figures of the
+same run are compared with these limits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _LAUNCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes read and written in a second by a copy; multiplications and additions in a second, in the models' type."""
+    """Bytes that a copy reads and writes per second, and multiplications and additions per second in the model's number
+    type."""
 
     copy_bytes: float
     products: float
 
 
 def probe(device: torch.device, dtype: torch.dtype, *, quick: bool) -> tuple[Rates, dict[str, Any]]:
-    """The rates, and all that is worth telling of the device."""
+    """Return the limits, and a description of the device for the report."""
     size, side = ((1 << 24, 256), (4 << 30, 8192))[not quick]
     rates = Rates(_copy_rate(device, size), _product_rate(device, dtype, side))
     told: dict[str, Any] = {
@@ -53,7 +54,7 @@ def probe(device: torch.device, dtype: torch.dtype, *, quick: bool) -> tuple[Rat
 
 
 def best_seconds(work: Any, num_rounds: int = 5) -> float:
-    """Seconds of the fastest of some rounds, after a warm-up round."""
+    """Return the seconds of the fastest of some rounds, after a warm-up round."""
     work()
     times = []
     for _ in range(num_rounds):
@@ -78,7 +79,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
 
 
 def _launch_seconds(device: torch.device) -> float:
-    """Seconds of one small operation, issued by the host."""
+    """Return the seconds of one small operation that the host launches."""
     tensor = torch.zeros(16, device=device)
 
     def issue() -> None:
@@ -89,7 +90,7 @@ def _launch_seconds(device: torch.device) -> float:
 
 
 def _graph_seconds(device: torch.device) -> float:
-    """Seconds of one graph of a small operation."""
+    """Return the seconds of one replayed CUDA graph that has one small operation."""
     tensor = torch.zeros(16, device=device)
     tensor.add_(1.0)
     wait_for_device()

@@ -1,5 +1,5 @@
-"""Parts of the validation of a GPU that are other programs: the tests marked `gpu`, alone and under compute-sanitizer,
-and Nsight Compute's hardware counters of the attention kernels.
+"""Parts of the validation of a GPU that are other programs. They are the tests marked `gpu`, alone and under
+compute-sanitizer, and Nsight Compute's hardware counters of the attention kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BEFORE = 5.0
 
 
 def laws(folder: Path, seconds: float, *, quick: bool) -> Figures:
-    """The tests marked `gpu`. A worker whose device was lost ends, and another takes its place."""
+    """Run the tests marked `gpu`. A test worker whose device was lost ends, and another worker replaces it."""
     report = folder / "junit.xml"
     chosen = _QUICK if quick else (*_TESTS, "-m", "gpu", "-n", "8", "--dist", "worksteal")
     options = ("-q", "-p", "no:cacheprovider", "-p", "scripts.card.sound", f"--junitxml={report}")
@@ -59,7 +59,8 @@ def _read(report: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def sanitizer(seconds: float, *, quick: bool) -> Figures:
-    """The kernels' tests under compute-sanitizer: an access outside of memory is a failure."""
+    """Run the kernels' tests under compute-sanitizer, which reports each access outside of allocated memory as a
+    failure."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         yield _missing("compute-sanitizer", quick=quick)
@@ -74,7 +75,8 @@ def sanitizer(seconds: float, *, quick: bool) -> Figures:
 
 
 def counters(seconds: float, *, quick: bool) -> Figures:
-    """Time, shares of the peaks, occupancy and registers of the attention kernels, a launch each."""
+    """Yield the figures of one launch of each attention kernel: time, shares of the peak speeds, occupancy and
+    registers."""
     program = shutil.which("ncu")
     if program is None:
         yield _missing("ncu", quick=quick)
@@ -90,7 +92,7 @@ def counters(seconds: float, *, quick: bool) -> Figures:
 
 
 def read_counters(text: str) -> list[dict[str, Any]]:
-    """The launches of ncu's table, in which each metric has a line of its own."""
+    """Return the launches in the CSV table of ncu, in which each metric of a launch has its own line."""
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     launches: dict[str, dict[str, Any]] = {}
@@ -102,12 +104,12 @@ def read_counters(text: str) -> list[dict[str, Any]]:
 
 
 def _missing(program: str, *, quick: bool) -> dict[str, Any]:
-    """A program of the card's that is not here: where a toy runs, nobody expects it."""
+    """Return the record of a missing program of the GPU's tool kit, which is no failure in quick runs without a GPU."""
     return {"what": program, ("left_out" if quick else "failed"): f"there is no {program}"}
 
 
 def _run(command: Sequence[str], seconds: float) -> int | str:
-    """The exit status; its output goes to the output of this process."""
+    """Run a command; return its exit status. Its output goes to the output of this process."""
     try:
         return subprocess.run(command, check=False, timeout=max(seconds - _BEFORE, 1.0)).returncode
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Runs the parts of the validation of a GPU, each in a process group of its own that ends at the part's limit.
+"""Runs the parts of the validation of a GPU, each in its own process group, which is ended at the part's time limit.
 
-This process imports the standard library alone: a part may kill its own process or leave the device unusable for it.
-Lines of JSON that a part prints on standard output are copied to `gpu.jsonl` and flushed; all its other output goes to
+This process imports only the standard library, because a part may kill its own process or make the device unusable for
+it. Lines of JSON on a part's standard output are copied to `gpu.jsonl` and flushed. All its other output goes to
 `log.txt`. A table of all parts is printed last.
 """
 
@@ -38,7 +38,7 @@ _TAIL, _WIDTH = 2_000, 100
 
 @dataclass(slots=True)
 class Outcome:
-    """One part's end: `state` is ok, failed, died, late or left out. `failures` describe unexpected results."""
+    """Outcome of one part: `state` is ok, failed, died, late or left out. `failures` describe unexpected results."""
 
     part: str
     state: str = "ok"
@@ -47,7 +47,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
     def take(self, figure: Mapping[str, Any]) -> None:
-        """A figure counts as a failure if it has an error, or if something was not computed on the device."""
+        """Count a figure; it is a failure if it has an error, or if something was not computed on the device."""
         self.num_figures += 1
         for key in ("error", "failed"):
             if figure.get(key):
@@ -55,7 +55,7 @@ class Outcome:
 
 
 class Report:
-    """The files of a run in its folder."""
+    """The report of a run: files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Report:
         self.log = (folder / LOG).open("ab+", buffering=0)
 
     def tell(self, part: str, figure: Mapping[str, Any]) -> None:
-        """A line, at once: on standard output, and in the folder."""
+        """Write a figure as one line at once, to standard output and to the file of figures."""
         line = json.dumps({"part": part, **figure})
         print(line, flush=True)
         self._figures.write(line + "\n")
@@ -76,7 +76,7 @@ class Report:
 
 
 def run_part(part: Part, argv: Sequence[str], seconds: float, report: Report, env: Mapping[str, str]) -> Outcome:
-    """One part, for `seconds` at most."""
+    """Run one part for at most `seconds`."""
     outcome, began = Outcome(part.name), time.monotonic()
     report.log.write(f"== {part.name}\n".encode())
     start = report.log.tell()
@@ -109,8 +109,8 @@ def run_part(part: Part, argv: Sequence[str], seconds: float, report: Report, en
 
 
 def _copy(lines: IO[bytes], report: Report, outcome: Outcome) -> None:
-    """Copy a part's output as it is written. A line that is no JSON object comes from a library, and goes to the
-    log."""
+    """Copy a part's output while the part writes it. A line that is not a JSON object was printed by a library, and
+    goes to the log."""
     for line in lines:
         try:
             figure = json.loads(line)
@@ -148,7 +148,8 @@ def run_all(
     report: Report,
     env: Mapping[str, str],
 ) -> list[Outcome]:
-    """The parts one after the other, as long as there is time; `command` gives a part's, which knows its limit."""
+    """Run the parts one after the other while there is time. `command` returns the command line of a part with a time
+    limit."""
     end, outcomes = time.monotonic() + seconds - _RESERVE, []
     for part in parts:
         most = min(part.seconds, end - time.monotonic())
@@ -161,7 +162,7 @@ def run_all(
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The parts, a line each."""
+    """Return the table of all parts, with one line for each part."""
     lines = [f"{'part':<12}{'state':<10}{'seconds':>8}{'figures':>9}  failures"]
     for each in outcomes:
         said = "; ".join(" ".join(failure.split())[:_WIDTH] for failure in each.failures[:3])
@@ -171,7 +172,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if all parts are as they have to be."""
+    """Run the parts; return 0 if all of them succeeded."""
     options = _parser().parse_args(arguments)
     try:
         parts = chosen(DEEP if options.deep else FIRST, options.part)
@@ -192,7 +193,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _install(wheels: Path | None, site: Path, report: Report, env: Mapping[str, str]) -> list[Outcome]:
-    """Install the wheels of a folder into a folder that parts see before their own packages."""
+    """Install the wheels of a folder into `site`, a folder that precedes the other packages on the import path of
+    parts."""
     if wheels is None:
         return []
     files = sorted(str(path.resolve()) for path in wheels.glob("*.whl"))

@@ -1,8 +1,8 @@
 """The HTTP server over a GPU: clients on loopback that stream, compared with the offline engine over the same
 checkpoint.
 
-This is the one part of the benchmark that needs files, since the server is a process of its own: a checkpoint of random
-numbers, which is removed again.
+Only this part needs files, since the server is a separate process: a checkpoint with random weights, which is removed
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def missing_for_serving() -> str | None:
 
 
 def serving(model: str, num_streams: int, max_tokens: int, has_time: Callable[[], bool]) -> Figures:
-    """Tokens a second of `num_streams` at once, offline and over HTTP; of HTTP also how long a stream's tokens are
-    apart."""
+    """Yield tokens per second of `num_streams` simultaneous streams, offline and over HTTP, and for HTTP the
+    inter-token latency."""
     from bridle.bench.checkpoints import make_checkpoint
     from bridle.bench.control_guests import write_tokenizer
     from bridle.bench.engine import make_prompts
@@ -51,7 +51,8 @@ def serving(model: str, num_streams: int, max_tokens: int, has_time: Callable[[]
 
 
 def _offline(checkpoint: Any, prompts: Any, max_tokens: int, num_streams: int, capacity: int) -> float:
-    """Tokens a second. The engine is closed again: on a GPU the server has to have room."""
+    """Return the offline engine's tokens per second. The engine is closed afterwards, because the server needs the
+    GPU's memory."""
     from bridle.bench.baselines import BridlePeer
 
     peer = BridlePeer(checkpoint, max_num_seqs=num_streams, capacity=capacity)

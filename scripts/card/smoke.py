@@ -1,5 +1,5 @@
-"""Smoke tests of a GPU. They report versions and clocks, and try each family of kernels with its compile time. Then
-they load a model, and check that it uses no fallback."""
+"""Smoke tests of a GPU. These tests report versions and clocks, and try each family of kernels with its compile time.
+Then they load a model, and check that it uses no fallback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPECIAL = LayerGeometry(64, 8, 64, 64, window=128, has_sinks=True)
 
 
 def smoke(device: torch.device, dtype: torch.dtype, *, quick: bool) -> Figures:
-    """Versions, clocks, and each family's trial."""
+    """Report versions and clocks, and try each family of kernels."""
     yield {"what": "versions", **{name: _version(name) for name in _PACKAGES}}
     if (told := _clocks()) is not None:
         yield {"what": "nvidia-smi", "told": told}
@@ -57,8 +57,8 @@ def _tried(name: str, trial: Callable[[], str | None]) -> dict[str, Any]:
 
 
 def _trials(device: torch.device, dtype: torch.dtype, *, quick: bool) -> dict[str, Callable[[], str | None]]:
-    """Return a trial of each family of kernels that this device supports, by name. A trial returns its error, or
-    None."""
+    """Return by name a function that tries a family of kernels, for each family that this device supports. The function
+    returns its error, or None."""
     geometry = Geometry(dict(enumerate((*_SHAPES, _SPECIAL))), 2)
     trials: dict[str, Callable[[], str | None]] = {
         "attention": lambda: self_test.find_problem(create_kernel("auto", device, dtype), geometry, dtype, device, 16),
@@ -78,7 +78,7 @@ def _trials(device: torch.device, dtype: torch.dtype, *, quick: bool) -> dict[st
 
 
 def _codes(device: torch.device, dtype: torch.dtype) -> str | None:
-    """4 bits in groups of 128, as AWQ and GPTQ have them."""
+    """Try weights of 4 bits in groups of 128 inputs, as AWQ and GPTQ store them."""
     weight = torch.randint(16, (512, 1_024), dtype=torch.uint8, device=device)
     scales, zeros = (
         torch.rand(512, 8, device=device).half(),
@@ -89,7 +89,7 @@ def _codes(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _adapters(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Check adapters of every layer of a small model; on CUDA the fused kernels have to compute them."""
+    """Check adapters for every layer of a small model; on CUDA the fused kernels must compute them."""
     from bridle.model.adapters import ModelAdapters
     from bridle.model.lora_layers import Sites
 
@@ -125,8 +125,8 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Figures:
 
 
 def ways(executor: LocalExecutor) -> dict[str, Any]:
-    """Return the way in which each part is computed. On CUDA everything has a kernel or graphs: a part without them is
-    a failure."""
+    """Return for each part of a step whether kernels or graphs compute it. On CUDA each part must have a kernel or
+    graphs; a part without them is a failure."""
     runner = executor.runner
     kernel, sizes_of = runner.attention.kernel, getattr(runner.graphs, "sizes_of", lambda kind: ())
     found = {
@@ -150,7 +150,7 @@ def _version(name: str) -> str | None:
 
 
 def _clocks() -> str | None:
-    """Return the driver's data of the card; None where there is none."""
+    """Return the GPU's data from `nvidia-smi`; None without that program."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ("nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader")

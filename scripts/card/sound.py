@@ -1,7 +1,7 @@
-"""A plugin of pytest for tests on a GPU: ends a worker whose device was lost, so that xdist puts another in its place.
+"""A pytest plugin for tests on a GPU: it ends a test worker whose device was lost, so that xdist starts another worker.
 
-After an illegal access every further call of CUDA in the process fails: without this all later tests of the worker
-would.
+After an illegal memory access, every further CUDA call of the process fails. Without this plugin, all later tests of
+the worker would fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pytest_runtest_protocol(item: Any) -> Iterator[None]:
 
 
 def is_sound() -> bool:
-    """Return whether the device still answers; true where this process has none."""
+    """Return whether the device still answers; true if this process uses no device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return True

@@ -31,7 +31,7 @@ _PEER_STEP, _PEER_PAGE = 512, 32
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Scale of the measurement: batches and contexts of decoding, prompts (number, tokens), steps."""
+    """Scale of the measurement: batch sizes and contexts of decoding, prompts as (number, tokens), and steps."""
 
     model: str
     batches: tuple[int, ...]
@@ -44,18 +44,20 @@ class Race:
     joining: int = 8  # tokens of a prompt that joins others
 
     def scenes(self) -> list[tuple[int, int]]:
-        """Batches and contexts for whose tokens there is room."""
+        """Return the batch sizes and contexts whose tokens fit into the KV cache."""
         pairs = ((batch, context) for context in self.contexts for batch in self.batches)
         return [(batch, context) for batch, context in pairs if self._needed(batch, context) <= self.max_tokens]
 
     def _needed(self, batch: int, context: int) -> int:
-        """Tokens of a scene. A sequence continues drawing while the prompts of others are read, in many steps."""
+        """Return the tokens of KV that a scene needs. A sequence continues to sample while the prompts of others are
+        read, in many steps."""
         reading = batch * context // 2_048 + batch
         return batch * (context + reading + self.num_steps + 2 * WARM_UP + 16)
 
     @property
     def num_tokens(self) -> int:
-        """The room for all scenes and prompts, one at a time. Raises `OutOfBlocks` if it is too little for any."""
+        """The tokens of KV for the largest scene or set of prompts, because they are measured one at a time. Raises
+        `OutOfBlocks` if the KV is too small for every scene."""
         if not self.scenes():
             raise OutOfBlocks(f"there is room for {self.max_tokens} tokens, less than the smallest scene takes")
         prompts = (count * (length + 16) for count, length in self.prompts)
@@ -63,8 +65,8 @@ class Race:
 
 
 class BareLoop:
-    """The bare loop: bridle's kernels and graphs over bridle's cache, without an engine. Every sequence takes the most
-    probable token. No request starts or ends, and the host reads the tokens only at the end."""
+    """The bare loop: bridle's kernels and graphs over bridle's cache, without an engine. Every sequence continues with
+    its most probable token. No request starts or ends, and the host reads the tokens only at the end."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._runner, self._size = executor.runner, executor.info.block_size
@@ -73,8 +75,8 @@ class BareLoop:
         self.has_graph = False  # the last step's
 
     def run(self, batch: int, context: int, num_steps: int) -> BaselineRun:
-        """`num_steps` steps of `batch` sequences behind `context` tokens, whatever the cache holds of those. Outputs
-        lack the tokens that were sampled before the clock started."""
+        """Run `num_steps` decode steps of `batch` sequences after `context` tokens; the content of their KV does not
+        matter. The outputs do not include tokens that were sampled before the clock started."""
         mirrors = [CachedRequestState() for _ in range(batch)]
         length = context + num_steps + WARM_UP
         needed = -(-length // self._size)
@@ -91,7 +93,7 @@ class BareLoop:
         return watch.stop(torch.stack(drawn, 1).tolist())
 
     def joined(self, lengths: list[int], context: int, num_steps: int, *, has_graphs: bool) -> BaselineRun:
-        """The same step over and over: chunks of these lengths, each behind `context` tokens."""
+        """Run the same step repeatedly: prompt chunks of these lengths, each after `context` tokens."""
         mirrors = [CachedRequestState() for _ in lengths]
         needed = [-(-(context + length) // self._size) for length in lengths]
         for mirror, length, first, count in zip(mirrors, lengths, accumulate(needed, initial=0), needed, strict=False):
@@ -125,20 +127,20 @@ class BareLoop:
 
 
 def prompts_of(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Tokens that look like nothing in particular, different for each prompt."""
+    """Return prompts of arbitrary tokens, different for each prompt."""
     return [
         [3 + (number * 7_919 + place * 31) % (vocab_size - 3) for place in range(length)] for number in range(count)
     ]
 
 
 def peers(plan: Race, device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]) -> Figures:
-    """transformers' figures of one model; those for which there is no time left are left out."""
+    """Yield transformers' figures of one model; figures for which no time remains are left out."""
     yield from _generated(plan, device, dtype, has_time)
     gc.collect()  # or there would be two models, and a cache
 
 
 def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
-    """Bridle's figures of one model; those for which there is no time left are left out."""
+    """Yield bridle's figures of one model; figures for which no time remains are left out."""
     executor, sizes = make_executor(plan.model, device, dtype, num_tokens=plan.num_tokens, num_seqs=max(plan.batches))
     peer, loop = EnginePeer(executor), BareLoop(executor)
     vocab_size = executor.info.vocab_size
@@ -196,7 +198,7 @@ def _decoded(
 
 
 def prompt_joins(loop: BareLoop, plan: Race) -> dict[str, Any]:
-    """Steps in which a prompt joins sequences that decode, with graphs and without."""
+    """Compare steps in which a prompt joins decoding sequences, with CUDA graphs and without."""
     batch, context = max(scene for scene in plan.scenes() if scene[0] <= _JOINED)
     lengths = [*[1] * (batch - 1), plan.joining]
     graph = loop.joined(lengths, context - plan.joining, plan.num_steps, has_graphs=True)
@@ -214,7 +216,7 @@ def prompt_joins(loop: BareLoop, plan: Race) -> dict[str, Any]:
 
 
 def _filtered(peer: EnginePeer, plan: Race, prompts: list[list[int]]) -> dict[str, Any]:
-    """Decoding with a temperature and top-p."""
+    """Measure decoding with a temperature and top-p."""
     peer.start(prompts, plan.num_steps + WARM_UP, top_p=0.95)
     peer.advance_at_once(WARM_UP)
     step = peer.advance_at_once(plan.num_steps).seconds / plan.num_steps
@@ -239,7 +241,7 @@ def _read(peer: EnginePeer, sizes: Sizes, rates: Rates, prompts: list[list[int]]
 
 
 def _generated(plan: Race, device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]) -> Figures:
-    """transformers' `generate` and `generate_batch` on the shortest context."""
+    """Yield figures of transformers' `generate` and `generate_batch` on the shortest context."""
     model = make_model(plan.model, device, dtype, "sdpa")
     context, vocab_size = min(plan.contexts), SHAPES[plan.model]["vocab_size"]
     for batch in plan.batches:
@@ -253,7 +255,7 @@ def _generated(plan: Race, device: torch.device, dtype: torch.dtype, has_time: C
 
 
 def _decoded_by(peer: Peer, plan: Race, prompts: list[list[int]]) -> dict[str, Any]:
-    """From a run of one new token and one of several."""
+    """Return the figure of one decode step: the difference between a run of several new tokens and a run of one."""
     peer.generate(prompts, 1)  # the first run of a shape takes longer
     first, full = (peer.generate(prompts, count).seconds for count in (1, plan.peer_steps + 1))
     step = (full - first) / plan.peer_steps if full > first else None  # else lost in noise

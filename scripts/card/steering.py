@@ -1,5 +1,5 @@
-"""Cost of steering and adapters on a GPU: the same sequences with masks, forced tokens, forks, Python controllers
-and adapters, each compared to none."""
+"""Cost of controllers and adapters on a GPU. The same sequences run with masks, forced tokens, forks, Python
+controllers and adapters, each compared with none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOST_MEMORY = 16 << 30
 
 
 class Masked(Controller):
-    """Allows every other token."""
+    """Allows every second token of the vocabulary."""
 
     def __init__(self, vocab_size: int) -> None:
         self._mask = mask_of(range(3, vocab_size, 2), vocab_size)
@@ -41,7 +41,7 @@ class Masked(Controller):
 
 
 class Forcing(Controller):
-    """Of eight tokens, samples four and forces four."""
+    """Alternates: samples four tokens, then forces four."""
 
     def next(self, view: SequenceView) -> Decision:
         if len(view.generated) % 8 == 4:
@@ -50,7 +50,7 @@ class Forcing(Controller):
 
 
 class ForkingController(Controller):
-    """Four outputs of one, from the first token on."""
+    """Forks one output into four at its first token."""
 
     has_forked = False
 
@@ -62,7 +62,7 @@ class ForkingController(Controller):
 
 
 class Idle(Controller):
-    """Is asked, and wants nothing."""
+    """Is asked before each token, and always answers "sample"."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.sample()
@@ -70,7 +70,7 @@ class Idle(Controller):
 
 @dataclass(frozen=True, slots=True)
 class SteeringScene:
-    """Number of requests, and the controller of each by its index."""
+    """Requests of one measurement: their number, and the controller of each request by its index."""
 
     name: str
     num_requests: int
@@ -91,7 +91,7 @@ def scenes(batch: int, vocab_size: int) -> list[SteeringScene]:
 
 
 def steer(executor: LocalExecutor, batch: int, num_steps: int, has_time: Callable[[], bool]) -> Figures:
-    """Tokens per second of each scene, and over those of the first."""
+    """Yield the tokens per second of each scene, also relative to the first scene."""
     base = 0.0
     vocab_size = executor.info.vocab_size
     for scene in scenes(batch, vocab_size):
@@ -104,7 +104,7 @@ def steer(executor: LocalExecutor, batch: int, num_steps: int, has_time: Callabl
 
 
 def requests_of(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[Request]:
-    """The requests of a scene, long enough for some steps."""
+    """Return the requests of a scene, long enough for the measured steps."""
     # Whoever forces tokens has eight of them in the steps of four.
     sampling = SamplingParams(max_tokens=4 * (num_steps + WARM_UP) + 64, temperature=0.0, ignore_eos=True)
     return [
@@ -114,7 +114,8 @@ def requests_of(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[R
 
 
 def speed_of(engine: Engine, requests: Sequence[Request], num_steps: int) -> dict[str, Any]:
-    """Return the speed of steps once all requests have begun. They are then cancelled, and the executor stays."""
+    """Return the speed of steps after all requests have begun to decode. The requests are cancelled afterwards, and the
+    executor stays open."""
     for request in requests:
         engine.add(request)
     begun: set[str] = set()
@@ -148,7 +149,7 @@ def _stepped(engine: Engine) -> list[TokenEvent]:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Adapters in rotation on every `stride`th sequence."""
+    """Adapters that every `stride`th sequence uses in rotation."""
 
     targets: str
     num_adapters: int
@@ -158,7 +159,7 @@ class Mix:
 def adapt(
     executor: LocalExecutor, batch: int, num_steps: int, mixes: Sequence[Mix], has_time: Callable[[], bool]
 ) -> Figures:
-    """Tokens per second with adapters of rank 16, and over those without."""
+    """Yield the tokens per second with adapters of rank 16, also relative to the speed without adapters."""
     vocab_size = executor.info.vocab_size
     plain = SteeringScene("none", batch, lambda number: None)
     base = speed_of(engine_over(executor), requests_of(plain, num_steps, vocab_size), num_steps)
@@ -177,14 +178,14 @@ def adapt(
 
 
 def lacks_graphs(executor: LocalExecutor) -> bool:
-    """Return whether steps with adapters are slower than they have to be: on CUDA they have graphs, as others."""
+    """Return whether steps with adapters lack CUDA graphs, although steps without adapters have them on CUDA."""
     graphs, kind = executor.runner.graphs, GraphKind(has_adapters=True)
     has_graphs = isinstance(graphs, StepGraphs) and bool(graphs.sizes_of(kind))
     return executor.info.device.startswith("cuda") and not has_graphs
 
 
 def engine_over(executor: LocalExecutor, **further: Any) -> Engine:
-    """An engine that restarts its count of steps."""
+    """Return a new engine over the executor, whose step counter starts again."""
     executor.reset()
     return Engine(executor, EngineConfig(enable_prefix_caching=False), **further)
 

@@ -1,6 +1,7 @@
-"""Cost of Wasm controllers on a GPU: every sequence has one, in a runtime process of its own, compared to none.
+"""Cost of Wasm controllers on a GPU: every sequence has a controller, which runs in another process, compared with no
+controllers.
 
-One controller allows everything. The other one computes its masks by walking the whole vocabulary in each step, so it
+One controller allows every token. The other one computes its masks by walking the whole vocabulary in each step, so it
 measures the processor as well.
 """
 
@@ -23,7 +24,8 @@ _MODULES = {"Wasm controllers": guests.trivial, "Wasm controllers with masks": g
 
 
 def steer(executor: LocalExecutor, batch: int, num_steps: int, base: float, has_time: Callable[[], bool]) -> Figures:
-    """Tokens per second with each module, and over the `base` without. Without the packages this is a failure."""
+    """Yield the tokens per second with each module, also relative to `base`, the speed without controllers. Missing
+    packages are a failure."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if lacking:
         yield {"what": "Wasm controllers", "failed": f"Wasm controllers need {', '.join(lacking)}"}

@@ -1,7 +1,8 @@
-"""The packages that the validation of a GPU needs and the machine's image lacks: `scripts/card-wheels` fetches them.
+"""The packages that the validation of a GPU needs and that the GPU machine's image lacks; `scripts/card-wheels` fetches
+them.
 
-They follow from the requirements of bridle and its tests, down to packages that the image has (`image.txt`, their
-names). The checkout and the wheels travel together, so both are bounded.
+They are the requirements of bridle and its tests, without the packages that the image has, whose names are in
+`image.txt`. The checkout and the wheels are sent together, so the size of both is limited.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MACHINE |= {"platform_machine": "x86_64", "platform_python_implementation": "CP
 
 
 def needed(*, serve: bool) -> list[str]:
-    """The packages to bring, `serve` with those of the server and of Wasm controllers."""
+    """Return the names of the packages to send; `serve` includes those of the server and of Wasm controllers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     roots = [Requirement(line).name for line in project["dependencies"]]
     roots = [name for name in roots if serve or canonicalize_name(name) not in SERVER]
@@ -42,13 +43,13 @@ def needed(*, serve: bool) -> list[str]:
 
 
 def image() -> set[str]:
-    """The packages of the image."""
+    """Return the names of the packages in the image."""
     names = (Path(__file__).parent / "image.txt").read_text(encoding="utf-8").split()
     return {canonicalize_name(name) for name in names}
 
 
 def missing(roots: Iterable[str], there: set[str]) -> set[str]:
-    """`roots` and all their requirements, down to packages that are `there`."""
+    """Return `roots` and all their requirements, except packages that are in `there`."""
     found: set[str] = set()
     left = [canonicalize_name(name) for name in roots]
     while left:
@@ -64,13 +65,13 @@ def missing(roots: Iterable[str], there: set[str]) -> set[str]:
 
 
 def tree_bytes() -> int:
-    """The bytes of the files that git tracks."""
+    """Return the total bytes of the files that git tracks."""
     listed = subprocess.run(("git", "ls-files", "-z"), cwd=ROOT, capture_output=True, check=True).stdout
     return sum((ROOT / name).stat().st_size for name in listed.decode().split("\0") if name and (ROOT / name).is_file())
 
 
 def problem(folder_bytes: int, tree: int) -> str | None:
-    """Return why these cannot travel, or None."""
+    """Return the reason why wheels and checkout are too large to be sent, or None."""
     if folder_bytes > WHEELS:
         return f"the wheels have {folder_bytes} bytes; at most {WHEELS} leave room for the checkout"
     if folder_bytes + tree > LIMIT:
