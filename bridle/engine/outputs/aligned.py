@@ -26,8 +26,8 @@ _LEAST = -80.0
 @dataclass(slots=True)
 class MassNode:
     """A node of the trie, for a beginning of the output that was tried. `chance` is the probability of the last token
-    of this beginning. `left` is the share of this beginning's continuations that may still be allowed. `kept` is the
-    share that the mask left for the next token (None: not known yet)."""
+    of the beginning that the node stands for. `left` is the share of this beginning's continuations that may still be
+    allowed. `kept` is the share that the mask left for the next token (None: not known yet)."""
 
     chance: float = 1.0
     left: float = 1.0

@@ -116,8 +116,8 @@ def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) ->
 
 
 def _placed(decoder: TextDecoder, lead: Sequence[int], tokens: Sequence[int]) -> tuple[set[tuple[int, int, int]], str]:
-    """Return the tokens, and the text. Each token has its end in the text, and its number among tokens with the same
-    end."""
+    """Return the tokens, and the text. Each returned token has the position of its end in the text, and its number
+    among tokens with the same end."""
     state, parts, end, same = decoder.open(lead, False), list[str](), 0, 0
     found = set[tuple[int, int, int]]()
     for token in tokens:

@@ -156,8 +156,9 @@ class OutputText:
         return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
     def close(self, hidden: str) -> tuple[int, str] | None:
-        """End the text, so that possible matches count as matches. Returns the number of tokens to remove, and the text
-        that replaces these tokens and the whole `hidden` text. If nothing is removed, the result is None."""
+        """End the text: what may become a stop string or banned phrase now counts as one. Returns the number of tokens
+        to remove, and the text that replaces these tokens and the whole `hidden` text. If nothing is removed, the
+        result is None."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None
