@@ -1,7 +1,7 @@
 """Values that are kept for users for a limited time. The number and the bytes of values are limited, per user and in
 total. A value is visible only to its user. If a user exceeds a limit, the oldest entry of the user is evicted. If a
-total limit is exceeded, the user with the most entries (or bytes) loses the oldest entry. So no user can evict entries
-of others by storing too much. Times come from the given clock. The store does not interpret the values."""
+total limit is exceeded, the oldest entry of the user with the most entries (or bytes) is evicted. So no user can evict
+entries of others by storing too much. Times come from the given clock. The store does not interpret the values."""
 
 from __future__ import annotations
 
