@@ -95,7 +95,7 @@ NAMED_MODELS = (
     _one("Laguna", "laguna", "laguna"),
     _one("LongCat Flash", "longcat_flash"),
     _one("Muse Glimmer 30B", "muse_glimmer", "muse-glimmer", SEEING),
-    _one("Inkling", "inkling_mm_model", "", SEEING, "layers of its own kinds"),
+    _one("Inkling", "inkling_mm_model", "", SEEING, "unsupported kinds of layers"),
 )
 
 
@@ -135,7 +135,7 @@ def _file(model: NamedModel, known: set[str]) -> str:
     if not model.gguf:
         return "no: llama.cpp lacks it"
     missing = [arch for arch in model.gguf if arch not in known]
-    return f"no: `{missing[0]}` is not read" if missing else ", ".join(f"`{arch}`" for arch in model.gguf)
+    return f"no: bridle does not read `{missing[0]}`" if missing else ", ".join(f"`{arch}`" for arch in model.gguf)
 
 
 def named_table(states: Mapping[str, str]) -> str:
