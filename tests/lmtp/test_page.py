@@ -42,7 +42,7 @@ def test_the_page_has_all_features_and_fields() -> None:
 
 def test_the_page_has_the_limits_of_the_code() -> None:
     settings = LmtpSettings()
-    assert f"{settings.max_buffers} of them" in PAGE
-    kept = f"at most {settings.max_detached} streams and {settings.max_replay_size:,} tokens and alternatives"
+    assert f"at most {settings.max_buffers} buffers" in PAGE
+    kept = f"at most {settings.max_detached} streams, with at most {settings.max_replay_size:,} tokens in total"
     assert kept in PAGE.replace("\n", " ")
     assert Session()._max_streams == settings.max_streams
