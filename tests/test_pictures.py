@@ -425,13 +425,13 @@ def test_the_pages_program_runs(llm: LLM, tmp_path: Path, capsys: pytest.Capture
 def test_the_pages_figures() -> None:
     limits = MediaLimits()
     assert limits.max_images == 16 and "in a request | 16 |" in PAGE
-    assert (limits.max_image_bytes, limits.max_total_bytes) == (16 << 20, 24 << 20) and "16 MiB, 24 MiB" in PAGE
-    assert (LEAST_SIDE, MOST_SIDE, MOST_RATIO) == (2, 16_384, 200) and "2 to 16,384 pixels, none more than 200" in PAGE
+    assert (limits.max_image_bytes, limits.max_total_bytes) == (16 << 20, 24 << 20) and "16 MiB; 24 MiB" in PAGE
+    assert (LEAST_SIDE, MOST_SIDE, MOST_RATIO) == (2, 16_384, 200) and "2 to 16,384 pixels, at most 200 times" in PAGE
     assert limits.max_pixels == 64_000_000 and "64 million" in PAGE
     assert limits.max_shown_pixels == 2_000_000 and "more than 2 million pixels" in PAGE
     assert KEPT_BYTES == 256 << 20 and MAX_MEDIA_BYTES == 48 << 20 and "48 MiB of arrays" in PAGE
     assert limits.max_array_bytes == 512 << 20 and "request's images | 512 MiB |" in PAGE
-    assert MAX_HELD_BYTES == 1 << 30 and "unfinished requests | 1 GiB; beyond that, a request gets status 429 |" in PAGE
+    assert MAX_HELD_BYTES == 1 << 30 and "unfinished requests | 1 GiB; beyond this limit, a request gets 429 |" in PAGE
     assert (
         MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30}
         and SEEING_BODY_BYTES == 32 << 20
