@@ -190,11 +190,11 @@ def test_the_pages_program_runs(folder: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_the_pages_figures() -> None:
     limits = MediaLimits()
-    assert (limits.max_sounds, limits.max_videos) == (16, 4) and "in a request | 16, 4 |" in PAGE
-    assert (limits.max_sound_seconds, limits.max_video_seconds) == (1_800, 3_600) and "| 1,800, 3,600 |" in PAGE
+    assert (limits.max_sounds, limits.max_videos) == (16, 4) and "| 16 sounds, 4 videos |" in PAGE
+    assert (limits.max_sound_seconds, limits.max_video_seconds) == (1_800, 3_600) and "| 1,800 s; 3,600 s |" in PAGE
     assert (LEAST_RATE, MOST_RATE, MOST_CHANNELS) == (1_000, 384_000, 16)
-    assert "| 1,000 to 384,000, at most 16 |" in PAGE
+    assert "| 1,000 to 384,000 samples per second, at most 16 channels |" in PAGE
     assert MOST_FRAME_PIXELS == 10_000_000 and "| 10 million |" in PAGE
-    assert (limits.max_frames, limits.max_video_pixels) == (240, 16_000_000) and "| 240, 16 million |" in PAGE
+    assert (limits.max_frames, limits.max_video_pixels) == (240, 16_000_000) and "| 240; 16 million |" in PAGE
     assert limits.decode_seconds == 20 and "| 20 seconds for each sound or video |" in PAGE
     assert CHOSEN_RATE == 2 == Frames().rate and Frames().fewest == 4 and "at least 4" in PAGE
