@@ -62,7 +62,9 @@ def load(executor: object, request: pb.LoadAdapterRequest) -> None:
         return
     files = open_adapter(Path(request.source), Path(request.root))
     if files.digest != request.digest:
-        raise AdapterRefused("the adapter's files on the shard's machine differ from the router's", "source")
+        raise AdapterRefused(
+            "the adapter's files on the shard's machine differ from the files on the server's machine", "source"
+        )
     device.read(request.name, files)
 
 

@@ -36,7 +36,7 @@ class Tls:
 
     def server(self) -> grpc.ServerCredentials:
         if self.certificate is None or self.key is None:
-            raise InvalidRequest("TLS needs a certificate and its key", "tls_cert")
+            raise InvalidRequest("TLS needs both a certificate and its private key", "tls_cert")
         pair = self.key.read_bytes(), self.certificate.read_bytes()
         authority = None if self.authority is None else self.authority.read_bytes()
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
@@ -71,7 +71,9 @@ def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
     fails."""
     check_address(address)
     if tls is None and not address.startswith("unix:") and not _is_loopback(address):
-        raise InvalidRequest(f"{address} can be reached by others: give it a TLS certificate, or use 127.0.0.1", "tls")
+        raise InvalidRequest(
+            f"other machines can reach the address {address}: give it a TLS certificate, or listen on 127.0.0.1", "tls"
+        )
     try:
         if tls is None:
             port = server.add_insecure_port(address)

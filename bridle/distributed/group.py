@@ -48,9 +48,8 @@ _BEAT_SECONDS, SILENCE_SECONDS = 0.25, 1.0
 
 
 def end_group(reason: str) -> None:
-    """End this process at once. An orderly exit could hang, because other threads may wait for a lost rank in a
-    collective operation."""
-    _log.error("%s: the group ends", reason)
+    """End this process at once. An orderly exit could hang: other threads may wait for a lost rank in a collective."""
+    _log.error("%s: the tensor-parallel group ends", reason)
     os._exit(MEMBER_LOST)
 
 
@@ -186,11 +185,11 @@ class GroupExecutor:
             self._members.broadcast(pb.StepRequest(plan=encode_plan(plan)))
             self._executor.forward(plan)
         except OSError as error:
-            raise ShardUnavailable(f"a rank of the group has ended: {error}") from error
+            raise ShardUnavailable(f"a rank of the tensor-parallel group has ended: {error}") from error
         except InternalError as error:
             if error.__cause__ is None:  # every rank refused the plan in the same way, before any of them began
                 raise
-            raise ShardUnavailable(f"the group is out of step: {error}") from error
+            raise ShardUnavailable(f"a rank of the tensor-parallel group did not run the same step: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Sample tokens on rank 0, which has all logits."""
@@ -259,6 +258,6 @@ def follow(executor: Executor, source: BinaryIO) -> int:
             executor.forward(plan)
         except BridleError as error:
             if error.__cause__ is not None:
-                _log.error("this rank is out of step: %s", error)
+                _log.error("this rank cannot run the same step as rank 0: %s", error)
                 return MEMBER_LOST
     return 0

@@ -52,7 +52,7 @@ class GroupMedia:
         try:
             self._broadcast(request)
         except OSError as error:  # the group is about to end
-            raise ShardUnavailable(f"a rank of the group has ended: {error}") from error
+            raise ShardUnavailable(f"a rank of the tensor-parallel group has ended: {error}") from error
 
 
 class MemberMedia:
@@ -84,7 +84,7 @@ class MemberMedia:
             self._assembly = part.head.key, Assembly(part.head)
             return
         if self._assembly is None:
-            raise ProtocolError("got a part of an image before its head")
+            raise ProtocolError("got data of an image before the message that begins the image")
         key, assembly = self._assembly
         if assembly.add(part.data):
             self._assembly = None
@@ -92,7 +92,7 @@ class MemberMedia:
 
     def _await(self, key: bytes) -> None:
         if key not in self._encoding:
-            raise ProtocolError(f"picture {key.hex()} should be ready, but was not received")
+            raise ProtocolError(f"image {key.hex()} is needed now, but was not received")
         self._encoding.pop(key).result()
 
     def _drop(self, request: pb.DropMediumRequest) -> None:

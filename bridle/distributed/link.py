@@ -118,7 +118,9 @@ class ShardLink:
         fails."""
         data = request.SerializeToString()
         if len(data) > MAX_MESSAGE_BYTES:
-            raise InternalError(f"a step's message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+            raise InternalError(
+                f"the message of a step to the shard has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}"
+            )
         self._outbox.put(data)
 
     def load_adapter(self, request: pb.LoadAdapterRequest) -> None:
@@ -149,7 +151,7 @@ class ShardLink:
             data = next(self._call)
         except (grpc.RpcError, StopIteration) as error:
             self.cut(f"the stream ended: {_details(error)}")
-            raise ShardUnavailable(f"the shard at {self.address} is lost: {self.reason}") from None
+            raise ShardUnavailable(f"the connection to the shard at {self.address} is lost: {self.reason}") from None
         self._step = None
         reply: pb.StepReply = pb.StepReply.FromString(data)
         return reply
@@ -204,15 +206,20 @@ class ShardLink:
 def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
     """Decode a shard's description of itself: the model, the model's memory in bytes, and the shard's process id."""
     if reply.protocol != PROTOCOL:
-        raise ProtocolError(f"the shard speaks protocol {reply.protocol} (bridle {reply.version}), not {PROTOCOL}")
+        raise ProtocolError(
+            f"the shard speaks protocol {reply.protocol} (bridle {reply.version}); this router speaks protocol "
+            f"{PROTOCOL}"
+        )
     if reply.kv not in ("paged", "sequences"):
-        raise ProtocolError(f"the shard keeps KV by {reply.kv!r}; must be 'paged' or 'sequences'")
+        raise ProtocolError(f"the shard has a KV cache of kind {reply.kv!r}; must be 'paged' or 'sequences'")
     fields: dict[str, Any] = {name: getattr(reply, name) for name in ExecutorInfo.__slots__}
     fields["eos_token_ids"] = tuple(reply.eos_token_ids)
     fields["unnamed"] = read_unnamed(reply.unnamed, "the shard's description")
     fields["task"] = reply.task or "generate"
     if fields["task"] not in get_args(Task):
-        raise ProtocolError(f"the shard's model is for {reply.task[:100]!r}; known are {', '.join(get_args(Task))}")
+        raise ProtocolError(
+            f"the shard's model has the task {reply.task[:100]!r}; must be one of {', '.join(get_args(Task))}"
+        )
     return ExecutorInfo(**fields), reply.num_bytes, reply.pid
 
 

@@ -148,8 +148,8 @@ class RoutedRequest:
         if is_same:
             return
         if is_repeatable(self.request.controller):
-            raise InternalError(f"the output was regenerated and gives {again} instead of {before}; it cannot continue")
+            raise InternalError(f"the output was generated again, with {again} instead of {before}; it cannot continue")
         raise ControllerError(
-            "the request lost its replica, and its controller does something else when it is run again: the output "
+            "the replica of the request ended, and the controller did something else when it ran again: the output "
             "cannot continue"
         )

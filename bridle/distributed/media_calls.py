@@ -94,14 +94,14 @@ class Assembly:
         self._missing = sum(self._sizes)
         if not head.key or not 0 < len(self._sizes) <= _MAX_ARRAYS or self._missing > MAX_MEDIUM_BYTES:
             raise ProtocolError(
-                f"an image with {len(head.key)} bytes of key came, with {len(self._sizes)} arrays of {self._missing} "
-                f"bytes; at most {_MAX_ARRAYS} of {MAX_MEDIUM_BYTES}"
+                f"an image has a key of {len(head.key)} bytes, and {len(self._sizes)} arrays of {self._missing} "
+                f"bytes in all; it must have a key, and 1 to {_MAX_ARRAYS} arrays of at most {MAX_MEDIUM_BYTES} bytes"
             )
 
     def add(self, data: bytes) -> bool:
         """Add the next part. Returns whether the image is complete."""
         if len(data) > self._missing:
-            raise ProtocolError(f"{len(data)} bytes of an image came where {self._missing} are missing")
+            raise ProtocolError(f"got {len(data)} bytes of an image that lacks only {self._missing} bytes")
         self._data += data
         self._missing -= len(data)
         return not self._missing
@@ -109,7 +109,7 @@ class Assembly:
     def medium(self) -> MultiModalItem:
         """Return the complete image."""
         if self._missing:
-            raise ProtocolError(f"an image ended {self._missing} bytes early")
+            raise ProtocolError(f"an image ended, but {self._missing} bytes of it are missing")
         view, start, arrays = memoryview(self._data), 0, []
         for array, size in zip(self._head.arrays, self._sizes, strict=True):
             data = bytes(view[start : start + size])
@@ -125,16 +125,18 @@ def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
         if part.HasField("head"):
             assembly = Assembly(part.head)
         elif assembly is None:
-            raise ProtocolError("got a part of an image before its head")
+            raise ProtocolError("got data of an image before the message that begins the image")
         else:
             assembly.add(part.data)
     if assembly is None:
-        raise ProtocolError("expected the first part of an image")
+        raise ProtocolError("got no data of an image; expected the message that begins the image")
     return assembly.medium()
 
 
 def _size(array: pb.MediumArray) -> int:
     if array.dtype not in _ITEM_BYTES:
-        raise ProtocolError(f"an array of {array.dtype[:40]!r} came; known are {', '.join(_ITEM_BYTES)}")
+        raise ProtocolError(
+            f"an image has an array of type {array.dtype[:40]!r}; must be one of {', '.join(_ITEM_BYTES)}"
+        )
     num_items: int = math.prod(array.shape)
     return _ITEM_BYTES[array.dtype] * num_items

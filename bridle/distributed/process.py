@@ -42,9 +42,8 @@ def run_shard(
     losses: list[ShardUnavailable] = []
 
     def lose(error: ShardUnavailable) -> None:
-        """Stop serving, because only a new process can use the device again. The router already knows about the
-        loss."""
-        _log.error("the device is lost, this shard stops: %s", error)
+        """Stop serving: the router has been notified, and only a new process can use the device again."""
+        _log.error("the device can no longer compute, and this shard stops: %s", error)
         losses.append(error)
         ended.set()
 
@@ -59,7 +58,9 @@ def run_shard(
         if warm:
             found = run_in_thread(lambda: warm_up(executor))
             times = found.num_tokens, 1e3 * found.seconds, found.num_seqs, 1e3 * found.decode_seconds
-            _log.info("warm: %d prompt tokens in %.0f ms, a token for %d sequences in %.0f ms", *times)
+            _log.info(
+                "warm-up done: %d prompt tokens took %.0f ms, one token for each of %d sequences took %.0f ms", *times
+            )
         server, bound = start_shard(Shard(executor, on_device_lost=lose), address, tls)
         on_listening(bound)
         ended.wait()

@@ -112,7 +112,9 @@ class ShardExecutor:
         `sample`."""
         link = self._reachable()
         if self.used not in (None, link):
-            raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
+            raise ShardUnavailable(
+                f"the connection to the shard at {self.address} was lost; another shard process runs there now"
+            )
         if self.used is None:
             self.used, self._names, self._sent = link, SamplingNames(), SentVectors(self.control_vectors)
         for message in self._sent.messages(plan):
@@ -124,7 +126,7 @@ class ShardExecutor:
         """Send the sample batch and wait for the sampled tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self.used
         if link is None:
-            raise InternalError(f"the batch of step {batch.step} was received without a forward pass")
+            raise InternalError(f"step {batch.step} samples tokens, but had no forward pass")
         step, num_tokens, began = self._plan
         reply = self._ask(link, batch.step, pb.StepRequest(batch=encode_batch(batch, self._names)), "result")
         if step == batch.step:
@@ -139,7 +141,7 @@ class ShardExecutor:
         error, or `ShardUnavailable`."""
         link, size = self.used, self.info.embedding_size
         if link is None:
-            raise InternalError(f"embeddings of step {step} are requested without a forward pass")
+            raise InternalError(f"step {step} asks for embeddings, but had no forward pass")
         most = max(MAX_NUMBERS // max(size, 1), 1)
         vectors: list[array[float]] = []
         for at in range(0, len(logits_rows), most):
@@ -157,7 +159,7 @@ class ShardExecutor:
             reply = link.receive()
             found = reply.WhichOneof("kind")
             if found is None:
-                raise ProtocolError(f"a reply without content came to step {step}")
+                raise ProtocolError(f"the shard answered step {step} with an empty reply")
             if getattr(reply, found).step < step:
                 continue
             if found == "failure":
@@ -166,7 +168,7 @@ class ShardExecutor:
                     link.cut(str(error))  # it would fail each further step as well, and each would count as a loss
                 raise error
             if found != kind:
-                raise ProtocolError(f"{found} came to step {step} instead of {kind}")
+                raise ProtocolError(f"the shard answered step {step} with {found} instead of {kind}")
             return reply
 
     def reset(self) -> None:
@@ -180,7 +182,9 @@ class ShardExecutor:
     def _reachable(self) -> ShardLink:
         link = self.link
         if link is None or link.is_lost:
-            raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
+            raise ShardUnavailable(
+                f"the shard at {self.address} is not connected: {self._why or 'the connection was lost'}"
+            )
         return link
 
     def close(self) -> None:
@@ -215,7 +219,7 @@ class ShardExecutor:
             link.close()
             if not self._closed.is_set():
                 self.num_losses += 1
-                _log.error("the shard at %s is lost: %s", self.address, link.reason)
+                _log.error("the connection to the shard at %s is lost: %s", self.address, link.reason)
                 self._tell(lambda link=link: self._on_loss(link.pid, link.reason))  # type: ignore[misc]
                 self._tell(self.on_change)
         if self.link is not None:
@@ -245,7 +249,7 @@ class ShardExecutor:
             if self.media is not None:
                 self.media.epoch += 1
             self.link = link
-            _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
+            _log.info("the shard at %s is connected again after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)
             return
 
@@ -264,7 +268,7 @@ class ShardExecutor:
         try:
             callback()
         except Exception:
-            _log.exception("a callback for the loss of the shard failed")
+            _log.exception("a callback after the lost connection to the shard failed")
 
 
 def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:

@@ -48,7 +48,7 @@ class ReplicatedLoRAStore:
         with self._lock:
             if self._known.pop(key, None) is not None:
                 self._tell(m.RemoveAdapter(key))
-                self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
+                self._settle(key, UnknownAdapter("the adapter was removed while the request waited", "adapter"))
 
     def status(self, key: str) -> AdapterStatus:
         """Return the adapter's most advanced state in any replica, and the total number of its users."""
@@ -65,7 +65,7 @@ class ReplicatedLoRAStore:
         future: Future[None] = Future()
         with self._lock:
             if key not in self._known:
-                raise UnknownAdapter("the adapter was removed", "adapter")
+                raise UnknownAdapter("the adapter was removed while the request waited", "adapter")
             self._fetches.setdefault(key, []).append(future)
             self._failed[key] = {}
             self._tell(m.FetchAdapter(key))

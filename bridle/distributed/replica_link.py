@@ -128,7 +128,7 @@ class ReplicaLink:
             while True:
                 message = m.read_by_router(self._read_frame(sock, pid))
                 if isinstance(message, m.Handshake):
-                    raise ProtocolError("received a second greeting")
+                    raise ProtocolError("the replica sent a second Handshake")
                 self._owner.note_events(self.number, message)
                 if isinstance(message, m.Events) and not is_proven:
                     is_proven = True
@@ -149,7 +149,7 @@ class ReplicaLink:
                 self._cut(sock)
                 writer.join()
         if pid and not self._closed.is_set():
-            _log.error("replica %d (pid %d) is lost: %s", self.number, pid, reason)
+            _log.error("the connection to replica %d (pid %d) is lost: %s", self.number, pid, reason)
             self._on_loss(pid, reason)
             self._owner.on_disconnect(self.number, reason)
 
@@ -157,14 +157,15 @@ class ReplicaLink:
         message = m.read_by_router(self._read_frame(sock))
         if not isinstance(message, m.Handshake) or message.protocol != m.PROTOCOL:
             raise ProtocolError(
-                f"the replica sent a greeting with {type(message).__name__}; this router speaks protocol {m.PROTOCOL}"
+                f"the first message of the replica is a {type(message).__name__}; expected a Handshake of protocol "
+                f"{m.PROTOCOL}"
             )
         return message
 
     def _read_frame(self, sock: socket.socket, pid: int = 0) -> bytes:
         (size,) = m.HEADER.unpack(_read(sock, m.HEADER.size, pid))
         if size > m.MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes was announced; at most {m.MAX_FRAME_BYTES}")
+            raise ProtocolError(f"the replica announced a frame of {size} bytes; at most {m.MAX_FRAME_BYTES}")
         return _read(sock, size, pid)
 
     def _cut(self, sock: socket.socket | None = None) -> None:

@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
     """Convert packed logit biases to a dictionary, which is also their type after decoding."""
     if isinstance(value, LogitBias):
         return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
+    raise NotImplementedError(f"a value of type {type(value).__name__} cannot be sent to a replica")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -185,7 +185,7 @@ def frame(message: msgspec.Struct) -> bytes:
     """Encode a message, preceded by its length."""
     data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a message has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
+        raise ProtocolError(f"a message between server and replica has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(data)) + data
 
 
@@ -201,7 +201,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{len(data)} bytes received are not a message: {error}") from error
+        raise ProtocolError(f"{len(data)} bytes between server and replica are not a valid message: {error}") from error
 
 
 # -- values ----------------------------------------------------------------------------------------------------
@@ -211,11 +211,15 @@ def pack_request(request: Request) -> Submit:
     """Convert a request to a message. Raises `UnsupportedFeature` for objects that exist only in this process, and
     `MediaRefused` for images that are too large for a message."""
     if request.stopping:
-        raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
+        raise UnsupportedFeature(
+            "stopping: custom stopping criteria need an engine in this process; replicas do not support them",
+            "stopping",
+        )
     num_bytes = sum(medium.num_bytes for medium in request.media)
     if num_bytes > MAX_MEDIA_BYTES:
         raise MediaRefused(
-            f"the images make {num_bytes} bytes for the model; at most {MAX_MEDIA_BYTES} can be sent to a replica"
+            f"the request's images have {num_bytes} bytes after preprocessing; at most {MAX_MEDIA_BYTES} can be sent "
+            "to a replica"
         )
     plain = request if request.controller is None else replace(request, controller=None)
     return Submit(plain, pack_controller(request.controller))

@@ -85,7 +85,7 @@ class ReplicaServer:
             parts = self._client, self._config, self._make_grammar, self._adapters, self._desk, self._vectors
             await _Conversation(*parts, reader, writer).run()
         except ProtocolError as error:
-            _log.error("the router's conversation ended: %s", error)
+            _log.error("the connection to the router ended with an error: %s", error)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             _log.info("the router has disconnected")
         finally:
@@ -171,7 +171,7 @@ class _Conversation:
     async def _read_frame(self) -> bytes:
         (size,) = m.HEADER.unpack(await self._reader.readexactly(m.HEADER.size))
         if size > m.MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes was announced; at most {m.MAX_FRAME_BYTES}")
+            raise ProtocolError(f"the router announced a frame of {size} bytes; at most {m.MAX_FRAME_BYTES}")
         return await self._reader.readexactly(size)
 
     def _submit(self, message: m.Submit) -> None:

@@ -156,5 +156,5 @@ def check_limits(limits: ToolLimits) -> None:
     for name in ("max_argument_bytes", "max_result_bytes"):
         if getattr(limits, name) > _MAX_MESSAGE_BYTES:
             raise InvalidRequest(
-                f"{name} is {getattr(limits, name)}; at most {_MAX_MESSAGE_BYTES} with replicas", "tools"
+                f"{name} is {getattr(limits, name)}; with replicas it must be at most {_MAX_MESSAGE_BYTES}", "tools"
             )

@@ -101,7 +101,7 @@ class RouterVectors:
         try:
             self._change(self._store, message)
         except BridleError as error:
-            _log.error("control vector %s of the router: %s", message.name, error)
+            _log.error("control vector %s, which the router sent, cannot be used: %s", message.name, error)
 
     def _change(self, store: ControlVectors, message: VectorMessage) -> None:
         if isinstance(message, PutVector):

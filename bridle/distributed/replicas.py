@@ -92,7 +92,7 @@ class ReplicaSet:
             while len(self._up) < num_needed:
                 if not is_starting() or remaining <= 0:
                     raise errors.ShardUnavailable(
-                        f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s"
+                        f"only {len(self._up)} of {num_needed} replicas started within {timeout:g} s"
                     )
                 self.changed.wait(0.1)
                 remaining -= 0.1
@@ -124,10 +124,12 @@ class ReplicaSet:
             if self._is_closed:
                 raise errors.EngineClosed("the replicas are closed and accept no requests")
             if request.id in self._live:
-                raise errors.InvalidRequest(f"a request with id {request.id!r} is running", "id")
+                raise errors.InvalidRequest(
+                    f"a request with id {request.id!r} is running already; choose another id", "id"
+                )
             num_running = max(len(self._up), 1) * self.info.max_num_seqs
             if len(self._live) >= num_running + self._hello.max_waiting:
-                raise errors.Overloaded(f"{len(self._live)} requests run or wait already")
+                raise errors.Overloaded(f"{len(self._live)} requests run or wait already, which is the limit")
             if self.control_vectors is not None:
                 live.vectors = self.control_vectors.open(vector_names(request.sampling)).values()
             self._live[request.id] = live
@@ -210,7 +212,7 @@ class ReplicaSet:
         with self.changed:
             self._learn(number, hello)
             self._up[number], self.loads[number] = None, 0
-            _log.info("replica %d is up, pid %d", number, hello.pid)
+            _log.info("replica %d has started, pid %d", number, hello.pid)
             self.adapters.note_up(number, hello.adapters)
             if self.control_vectors is not None:
                 self.control_vectors.note_up(number)
@@ -227,7 +229,8 @@ class ReplicaSet:
             self.homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
         elif not is_same_model(hello.info, self._hello.info):
             raise errors.ShardUnavailable(
-                f"replica {number} serves another model: {hello.info} instead of {self._hello.info}"
+                f"replica {number} serves another model than the first replica: {hello.info} instead of "
+                f"{self._hello.info}"
             )
         if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
             self._hello = hello
@@ -241,7 +244,7 @@ class ReplicaSet:
         with self.changed:
             if isinstance(message, m.Heartbeat):
                 if not message.is_healthy:
-                    raise errors.ShardUnavailable("its model is not available")
+                    raise errors.ShardUnavailable("no replica of the model is available")
                 self._up[number] = message
                 self.adapters.note_news(number, message.adapters)
             elif isinstance(message, AdapterFetched):

@@ -43,7 +43,7 @@ class ShardSession:
         try:
             request = pb.StepRequest.FromString(data)
         except DecodeError as error:
-            raise ProtocolError(f"{len(data)} bytes received are not a step request: {error}") from error
+            raise ProtocolError(f"{len(data)} bytes from the router are not a valid step request: {error}") from error
         match request.WhichOneof("kind"):
             case "plan":
                 self._forward(request.plan)
@@ -59,7 +59,10 @@ class ShardSession:
                 self._executor.reset()
                 forget_vectors(self._executor)
             case kind:
-                raise ProtocolError(f"a step request of kind {kind} came; this shard speaks an older protocol")
+                raise ProtocolError(
+                    f"got a step request of kind {kind}, which this shard does not know; it speaks an older protocol "
+                    "than the router"
+                )
         return None
 
     def _forward(self, message: pb.Plan) -> None:

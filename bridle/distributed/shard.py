@@ -84,7 +84,7 @@ class Shard:
             self.executor.reset()
             span.end(num_steps=self.num_steps - num_before)
             self.taken.release()
-            _log.info("the router has disconnected, step %d", self.num_steps)
+            _log.info("the router has disconnected after step %d", self.num_steps)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session, num_before = ShardSession(self.executor, self._lose), self.num_steps

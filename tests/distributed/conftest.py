@@ -1,4 +1,4 @@
-"""Shared machines pause at random: silence does not count as a failure, unless a test is about it."""
+"""Shared machines pause at random, so silence of a process does not count as a failure except in tests of it."""
 
 from __future__ import annotations
 

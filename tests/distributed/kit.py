@@ -1,4 +1,4 @@
-"""Shards in this process, for any executor, on a unix socket of their own."""
+"""Shards in this process, for any executor, each on its own unix socket."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PATIENT = Timings(patience=PATIENCE, connect=PATIENCE, least_step=PATIENCE)
 
 
 class Host:
-    """A shard whose executor can be exchanged between two routers. A lost device is there again at once, like for the
-    next process."""
+    """A shard whose executor can be replaced between two routers. A lost device is available again at once, as in a new
+    process."""
 
     def __init__(self, executor: Executor, address: str) -> None:
         self.shard = Shard(executor, on_device_lost=self._find_again)
         self.server, self.address = start_shard(self.shard, address)
 
     def connect(self, executor: Executor | None = None, **options: Any) -> ShardExecutor:
-        """A router's end, over `executor` if given."""
+        """A router's connection to the shard, through `executor` if given."""
         if executor is not None:
             self.shard.executor = executor
         return ShardExecutor(self.address, **{"timings": PATIENT, **options})
@@ -42,7 +42,7 @@ class Host:
         self.shard.is_lost = False
 
     def wait_free(self) -> None:
-        """Until the router before has gone."""
+        """Wait until the previous router has disconnected."""
         with self.shard.taken:
             pass
 
@@ -52,7 +52,7 @@ class Host:
 
 @contextlib.contextmanager
 def hosted(executor: Executor) -> Iterator[Host]:
-    """A shard over `executor`."""
+    """A shard that serves `executor`."""
     with tempfile.TemporaryDirectory(prefix="bridle-test-") as folder:
         host = Host(executor, f"unix:{Path(folder) / 'shard.sock'}")
         try:
@@ -68,7 +68,7 @@ def channel_to(host: Host) -> Iterator[grpc.Channel]:
 
 
 def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
-    """Return a shard's answer to one of the operators' questions."""
+    """Return a shard's answer to a status request of an operator."""
     with channel_to(host) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
         return call(request, timeout=PATIENCE)
@@ -79,7 +79,7 @@ Said = dict[tuple[str, int], list[int]]
 
 
 def said_by(engine: Engine, wanted: Iterable[Request]) -> Said:
-    """Return the tokens of requests that are added together, none of which fails."""
+    """Return the tokens of requests that start together. No request may fail."""
     for request in wanted:
         engine.add(request)
     found: Said = {}

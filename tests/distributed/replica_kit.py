@@ -1,4 +1,4 @@
-"""Replicas in this process, each with an engine of its own over a scripted executor."""
+"""Replicas in this process, each with its own engine and a scripted executor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
 
 
 class LocalReplica:
-    """An engine and its server, in a thread with an event loop."""
+    """A replica: an engine and its server, in a thread with an event loop."""
 
     def __init__(
         self, path: Path, engine: Engine, config: EngineConfig, desk: RemoteToolExecutor | None = None
@@ -55,20 +55,20 @@ class LocalReplica:
             runner.run(main())
 
     def cut(self) -> None:
-        """The process is gone, as far as a router can see."""
+        """Close the connections, which a router sees as the end of the process."""
         if self._thread.is_alive():
             assert self._ended is not None
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()
 
     def stop(self) -> None:
-        """It is gone altogether."""
+        """Stop the replica completely."""
         self.cut()
         self.engine.close()
 
 
 class Replicas:
-    """Some replicas and a router over them."""
+    """Some replicas and their router."""
 
     def __init__(self, folder: Path, executors: list[Executor], config: EngineConfig, **options: Any) -> None:
         self._config = config

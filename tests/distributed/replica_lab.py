@@ -1,8 +1,7 @@
-"""Two replicas in the place of a lab's engine: requests cross a router and two sockets, and come back as events.
+"""Two replicas replace a lab's engine: requests pass a router and two sockets, and return as events.
 
-The replicas are engines of this process, each on a thread of its own, so that a property's controllers, which are
-functions, need not travel: the wire names them. Each engine is checked after each of its steps, as a lab checks its
-own.
+The replicas are engines of this process, each in its own thread. The controllers of a test are functions, so the
+messages have only their names. Each engine is checked after each step, like the engine of a lab.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _PATIENCE = 0.005
 
 
 class CheckedEngine(Engine):
-    """An engine that looks itself over after each step; what is wrong ends its thread, and with it every stream."""
+    """An engine that checks itself after each step. A failed check ends its thread and every stream."""
 
     def __init__(self, executor: ScriptedExecutor, config: EngineConfig, pool: FakeControllerPool, lab: Lab) -> None:
         self._checked = executor, pool
@@ -51,7 +50,7 @@ class CheckedEngine(Engine):
 
 
 class _Pools:
-    """The controllers of all replicas, as a lab looks at them; their engines' threads drive them."""
+    """The controller pools of all replicas, as a lab sees them. The engines' threads call the pools."""
 
     def __init__(self, pools: list[FakeControllerPool]) -> None:
         self._pools = pools
@@ -68,7 +67,7 @@ class _Pools:
 
 
 class _Router(ReplicaSet):
-    """A replica set that says when there is news."""
+    """A replica set that signals new events."""
 
     def __init__(self, paths: list[str], news: threading.Event) -> None:
         self._news = news
@@ -80,11 +79,11 @@ class _Router(ReplicaSet):
 
 
 class ReplicaLab:
-    """Router's side of two replicas."""
+    """A lab whose engine is a router with two replicas."""
 
     @staticmethod
     def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let a property's controllers cross the wire by name; replicas of this process share its worst moments."""
+        """Send the controllers of a test by name, and allow long pauses, because the replicas share this process."""
         names = count()
         known: dict[int, object] = {}
         pack, unpack = replica_messages.pack_controller, replica_messages.unpack_controller
@@ -130,7 +129,7 @@ class ReplicaLab:
         self._router.release_retained_kv(request_id)
 
     def step(self) -> list[Event]:
-        """Return the events of all replicas that have arrived, or arrive soon."""
+        """Return the events of all replicas that have arrived or arrive within a short time."""
         self._news.wait(_PATIENCE)
         self._news.clear()
         events: list[Event] = []
@@ -142,10 +141,10 @@ class ReplicaLab:
         return events
 
     def check_integrity(self) -> None:
-        """Every engine does it for itself."""
+        """Do nothing, because every engine checks itself."""
 
     def statistics(self) -> EngineStatistics:
-        """Sums over the engines, as of now."""
+        """The current statistics, summed over the engines."""
         total = EngineStatistics()
         for replica in self._replicas:
             add_beat(total, pack_beat(True, replica.engine.statistics()))

@@ -1,7 +1,7 @@
-"""A scripted model over two processes: each mixes every other position of what it reads, and gloo adds the parts up.
+"""A scripted model in two processes: each process computes every second position, and gloo adds the parts.
 
-Run as a program, this is rank 1: it follows rank 0's plans as any rank does. Which executor it follows them on is read
-from a file at each reset, so that one process serves the labs of many tests.
+Run as a program, this module is rank 1, which follows rank 0's plans like any rank. Rank 1 reads its executor from a
+file at each reset, so that one process serves the labs of many tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LOW = np.uint64((1 << 32) - 1)
 
 
 class SplitModel(ScriptedModel):
-    """A rank's part of `whole`: what positions add to a row is summed over the ranks, as in a row-parallel layer."""
+    """A rank's part of `whole`. The contributions of positions to a row are summed over the ranks, as in a row-parallel
+    layer."""
 
     def __init__(self, whole: ScriptedModel, rank: int) -> None:
         super().__init__(whole.vocab_size, whole.seed, whole.next_token, whole.spread)
@@ -53,7 +54,7 @@ class SplitModel(ScriptedModel):
 
 
 class Rank:
-    """Implements `Executor` over this rank's part of a scripted one."""
+    """Implements `Executor` with this rank's part of a scripted model."""
 
     def __init__(self, executor: ScriptedExecutor, rank: int) -> None:
         self._executor = executor
@@ -64,7 +65,7 @@ class Rank:
         return self._executor.info
 
     def forward(self, plan: StepPlan) -> None:
-        """The executor's own forward with the model split; other callers of the model meanwhile have the whole one
+        """Run the executor's forward pass with the split model. Afterwards, other callers have the whole model
         again."""
         whole = self._executor.model
         self._executor.model = SplitModel(whole, self._rank)
@@ -104,7 +105,7 @@ def resets_of(options: Path) -> Path:
 
 
 class Follower(Rank):
-    """Rank 1's executor: another one whenever the file has changed."""
+    """Rank 1's executor. It is replaced when the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +114,7 @@ class Follower(Rank):
         super().__init__(ScriptedExecutor(), 1)
 
     def reset(self) -> None:
-        """Begin again. Rank 0 gets the number of resets, so that it changes the file at none that is late."""
+        """Begin again. Rank 0 gets the number of resets, so that it does not change the file before a late reset."""
         self._begin_again()
         self._num_resets += 1
         resets = resets_of(self._path)
@@ -132,7 +133,7 @@ class Follower(Rank):
         self._hang_at = told.get("hang_at")
 
     def forward(self, plan: StepPlan) -> None:
-        """Hangs at the forward pass of that number, if there is to be one."""
+        """Run a forward pass. It hangs at the pass with the given number."""
         if self._hang_at is not None and self._executor.num_forwards == self._hang_at:
             threading.Event().wait()
         super().forward(plan)

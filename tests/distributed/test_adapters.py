@@ -1,4 +1,5 @@
-"""Adapters behind shards: the router decides, the shard reads; what is said is what the model says in one process."""
+"""Adapters with shards: the router decides which are loaded, and the shard reads the files. Outputs equal those of one
+process."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def run(executor: Executor, folder: Path, between: Callable[[], None] = lambda: 
 
 
 def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
-    """And after a loss too, for which the shard has forgotten all adapters."""
+    """This also holds after a lost connection, when the shard has dropped all adapters."""
     here, behind = load_executor(config_of("llama")), load_executor(config_of("llama"))
     expected = run(here, tmp_path)
     assert expected[0]["r0", 0] != expected[0]["r1", 0]
@@ -108,7 +109,7 @@ def host() -> Iterator[Host]:
 
 
 def calling(host: Host) -> CalledDevice:
-    """Return a device over the shard's unary calls, without a stream."""
+    """Return a device that uses the shard's unary calls, without a stream."""
     return CalledDevice(
         {},
         lambda request: check(ask(host, "LoadAdapter", request, pb.LoadAdapterReply)),
@@ -117,7 +118,7 @@ def calling(host: Host) -> CalledDevice:
 
 
 def test_what_a_shard_refuses_is_told_in_its_words(host: Host, tmp_path: Path) -> None:
-    """A scripted executor has no adapters; a real one looks at the files itself."""
+    """A scripted executor supports no adapters, and a real executor checks the files itself."""
     files = open_adapter(write_adapter(tmp_path))
     with pytest.raises(UnsupportedFeature, match="applies no adapters"):
         calling(host).read("poet", files)
@@ -131,7 +132,7 @@ def test_other_files_than_the_router_knows_are_refused(host: Host, tmp_path: Pat
     files = open_adapter(write_adapter(tmp_path, require_device(executor).layers))
     calling(host).read("poet", files)
     write_adapter(tmp_path, require_device(executor).layers, seed=1)
-    with pytest.raises(AdapterRefused, match="differ from the router's"):
+    with pytest.raises(AdapterRefused, match="differ from the files on"):
         calling(host).read("poet", files)
     (tmp_path / "adapter_model.safetensors").unlink()
     with pytest.raises(AdapterRefused, match="has no adapter_model"):

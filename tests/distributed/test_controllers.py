@@ -79,7 +79,7 @@ def test_a_budget_of_thoughts_travels_with_its_sentence() -> None:
 
 
 async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None:
-    """A few free tokens, then digits, as in one process; a bad grammar ends its request and nothing else."""
+    """A few free tokens are followed by digits, as in one process. An invalid grammar ends only its request."""
     model = scripted_model()
     assert model.constraints is not None
     grammar = await compile_grammar(model.constraints, Regex("[0-9]{4}"))

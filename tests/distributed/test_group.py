@@ -1,4 +1,4 @@
-"""The ranks of a group watch each other: one that ends, hangs or does not come to a collective is noticed."""
+"""The ranks of a tensor-parallel group watch each other: a rank that ends, hangs or misses a collective is noticed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan(step: int) -> StepPlan:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_to_a_collective_loses_the_step() -> None:
-    """Its heart beats all the time, so only the collective's own limit can tell."""
+    """The rank sends heartbeats all the time, so only the time limit of the collective detects it."""
     ranks = TwoRanks()
     try:
         ranks.open()
@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_come_to_a_collective_loses_the_step() -> None:
         both.reset()
         both.forward(plan(1))
         both.sample(SampleBatch(1))
-        with pytest.raises(ShardUnavailable, match="out of step"):
+        with pytest.raises(ShardUnavailable, match="did not run the same step"):
             both.forward(plan(2))
         assert ranks.losses == []
     finally:
@@ -68,7 +68,7 @@ def test_a_rank_that_is_gone_is_a_lost_shard() -> None:
     members = Members([[sys.executable, "-c", ""]], on_loss=lambda reason: None)
     try:
         members.wait()
-        with pytest.raises(ShardUnavailable, match="a rank of the group has ended"):
+        with pytest.raises(ShardUnavailable, match="a rank of the tensor-parallel group has ended"):
             GroupExecutor(ScriptedExecutor(), members).forward(plan(1))
     finally:
         members.close()

@@ -1,5 +1,5 @@
-"""Images behind shards: the router decides which features stay, the shard encodes, and what is said is what the model
-says in one process; after a loss too."""
+"""Images with shards: the router decides which image features stay, and the shard encodes. Outputs equal those of one
+process, also after a lost connection."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def requests(folder: Path) -> list[Request]:
-    """One of text, and three of images: the first two of the same one."""
+    """One request with text, and three with images. The first two have the same image."""
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None
     name = tokenizer.token_text(reader.placeholder)
@@ -71,7 +71,8 @@ def requests(folder: Path) -> list[Request]:
 
 
 def engine_over(executor: Executor) -> Engine:
-    """In chunks that cut images; nothing is cached, so that each round needs all features."""
+    """An engine with chunks that split images, and without prefix caching, so that each round needs all image
+    features."""
     device = find_media(executor)
     assert device is not None
     return Engine(
@@ -98,7 +99,7 @@ def rounds(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["paligemma", "qwen3_vl"])
 def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[str], Path]) -> None:
-    """And after a loss, for which the shard has forgotten all images."""
+    """This also holds after a lost connection, when the shard has dropped all images."""
     folder = folders(family)
     expected, num_encoded = rounds(load_executor(config_of(folder)), folder)
     num_media = len({medium.key for request in requests(folder) for medium in request.media})
@@ -198,7 +199,7 @@ def test_a_model_of_text_alone_takes_none() -> None:
 
 
 class Eyes:
-    """A device that records its requests, and breaks on chosen ones."""
+    """A device that records its requests, and fails on chosen requests."""
 
     def __init__(self) -> None:
         self.epoch, self.max_bytes, self.row_bytes = 0, 100, 4
@@ -268,7 +269,7 @@ def test_a_rank_that_fell_behind_says_so(ranks: Any) -> None:
         group.encode(MEDIUM)
     with pytest.raises(ProtocolError, match="was not received"):
         member.handle(pb.StepRequest(medium_ready=MEDIUM.key))
-    with pytest.raises(ProtocolError, match="before its head"):
+    with pytest.raises(ProtocolError, match="before the message that begins"):
         member.handle(pb.StepRequest(medium_part=pb.MediumPart(data=b"1")))
 
 
@@ -294,7 +295,7 @@ def test_the_text_part_says_whether_a_model_can_be_shared(family: str, folders: 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [0, 2])
 def test_served_models_take_pictures_behind_shards(num_replicas: int, folders: Callable[[str], Path]) -> None:
-    """As the server loads them: a shard beside it, or replicas with a shard each."""
+    """The models are loaded like in the server, with one shard or with replicas that have a shard each."""
     folder = folders("llava")
     expected = rounds(load_executor(config_of(folder)), folder)[0][0]
     if num_replicas:

@@ -1,5 +1,5 @@
-"""A network between a router and its shard that is slow, breaks off or goes silent: streams continue, token for
-token."""
+"""If the network between a router and its shard is slow, fails or goes silent, streams continue with the same
+tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOW = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
 
 
 class Proxy:
-    """Passes on what comes to `address`, `delay` seconds late, unless it is stopped."""
+    """A proxy that forwards data to `address` with a delay of `delay` seconds, unless it is stopped."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -42,7 +42,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def reset(self) -> None:
-        """Break off every connection."""
+        """Reset every connection."""
         with self._lock:
             broken, self._sockets = self._sockets, []
         for each in broken:
@@ -52,7 +52,7 @@ class Proxy:
             each.close()
 
     def stall(self) -> None:
-        """Nothing passes any more, without notice."""
+        """Silently stop forwarding data."""
         self._flows.clear()
 
     def flow(self) -> None:
@@ -94,7 +94,7 @@ def proxy() -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def streaming(proxy: Proxy, num_tokens: int, timings: Timings) -> Iterator[tuple[ShardExecutor, Crowd]]:
-    """Streams over the proxy, which at last have said what they would have said without one."""
+    """Streams through the proxy. In the end they must have the same output as without the proxy."""
     made = requests(8, num_tokens)
     executor = ShardExecutor(proxy.address, timings=timings)
     with AsyncEngine(Engine(executor)) as engine:

@@ -1,4 +1,5 @@
-"""The choice among replicas: the one that has the prompt's beginning, unless that has too much to do."""
+"""The choice of a replica: the router takes the replica that has cached the prompt's beginning, unless that replica has
+too much work."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_a_busy_or_absent_home_is_left() -> None:
 
 
 def test_a_home_may_be_ahead_by_what_it_saves() -> None:
-    """Its part of the prompt would have to be computed elsewhere."""
+    """The replica with the cached beginning may have more work than others, up to the work that its cache saves."""
     router = PrefixRouter(2, block_size=100)
     for length in (2_000, 3_000):
         prompt = range(length, 2 * length + 1)
@@ -102,7 +103,8 @@ moves = st.lists(st.tuples(prompts, st.sampled_from(["", "b"]), st.integers(0, 2
 
 @given(moves)
 def test_no_more_is_counted_on_than_was_sent_there(moves: list[tuple[tuple[int, ...], str, int, bool]]) -> None:
-    """To the same replica, in the life that it has now, under the same salt; and never the whole prompt."""
+    """Only prompts that went to the same replica since its start, with the same salt, count as cached, and never the
+    whole prompt."""
     router = PrefixRouter(3, block_size=2, max_blocks=20)
     sent: list[set[tuple[str, tuple[int, ...]]]] = [set(), set(), set()]
     for prompt, salt, number, is_lost in moves:
@@ -155,8 +157,8 @@ def test_the_search_goes_around(loads: list[int], start: int) -> None:
 
 
 def hit_rate(number_for: Any, num_replicas: int = 4) -> float:
-    """Share of prompt tokens found in a cache: many users with a system prompt each, on engines that cannot hold the
-    prompts of all of them."""
+    """The share of cached prompt tokens for many users with their own system prompts, on engines that cannot cache all
+    of these prompts."""
     engines = [Engine(make_executor(num_blocks=160)) for _ in range(num_replicas)]
     random = Random(1)
     systems = [tuple(random.randrange(30) for _ in range(64)) for _ in range(24)]

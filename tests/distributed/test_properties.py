@@ -1,4 +1,4 @@
-"""The engine's properties, unchanged, with its executor behind a shard or two ranks, and with two engines behind a
+"""The engine's properties, unchanged, with an executor in a shard or in two ranks, and with two engines and a
 router."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.few(3)  # each way once; `tests/engine` has all cases i
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every property takes every way; the engine's own settings, and what else holds of forks and rewinds, only the
-    first one, unless all is to be run."""
+    """Every property runs with every setup. Tests of engine settings, forks and rollbacks run only with the first
+    setup, unless all tests are requested."""
     name, _, module = metafunc.definition.name.partition("__")
     is_property = module in ("engine_properties", "") and name != "test_no_knob_changes_an_output"
     ways = [
@@ -40,14 +40,14 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 @pytest.fixture(autouse=True)
 def _through(way: Way, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every lab of a test is made over the way."""
+    """Each lab of a test uses the setup."""
     way.enter(monkeypatch)
     yield
     way.leave()
 
 
 def again(invariant: Callable[..., None]) -> Any:
-    """A property of the engine with as many examples as suit a stream."""
+    """A property of the engine with a number of examples that is suitable for a stream."""
     test = getattr(invariant, "hypothesis", None)
     if test is None:
         return invariant
@@ -67,7 +67,7 @@ for module in (engine_properties, fork_properties, rewind_properties):
 
 
 def test_vectors_are_those_of_an_engine_here(way: Way) -> None:
-    """Of texts that are computed in one step and in many, beside the tokens of others, in little room."""
+    """The texts are computed in one step and in several steps, next to tokens of other requests, with little memory."""
     lab = Lab(vocab_size=8, num_blocks=16, embedding_size=5, max_num_batched_tokens=7)
     prompts = [[number % 8 for number in range(length)] for length in (1, 3, 8, 20, 33)]
     texts = [make_request(prompt, max_tokens=1, embeds=True) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The generated module is that of the committed `.proto`."""
+"""The generated module matches the committed `.proto` file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real model through a shard in a process of its own, started by the command line: bit for bit what it says here."""
+"""A real model in a shard process, started by the command line, gives the same output as in this process, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.fakes import tiny_checkpoints
 
 
 class Masked(Controller):
-    """Allows every third token, a different third at each step."""
+    """A controller that allows a third of the tokens, a different third at each step."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.sample(view.mask_of(range(len(view.tokens) % 3, view.vocab_size, 3)))

@@ -1,4 +1,5 @@
-"""Adapters at several replicas: each gets the list of all, and a registry sees them as one."""
+"""Adapters with several replicas: each replica gets the list of all adapters, and a registry sees the replicas as one
+device."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> AdapterFiles:
 
 
 class Wires:
-    """Two replicas without sockets; what they say is encoded and decoded all the same."""
+    """Two replicas without sockets. Their messages are still encoded and decoded."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self.router = ReplicatedLoRAStore(self.send)

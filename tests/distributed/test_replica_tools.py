@@ -1,4 +1,5 @@
-"""Tools with replicas: controllers run in the replicas, tools run with the router, and no call is made twice."""
+"""Tools with replicas: controllers run in the replicas, tools run in the router's process, and no call is made
+twice."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_controllers_of_replicas_call_tools_of_the_router(tools: Tools) -> None:
 
 
 def test_a_lost_replicas_calls_are_not_made_again(tools: Tools) -> None:
-    """Those that were answered are answered alike, and one under way continues."""
+    """Calls that have a result get the same result again, and a running call continues."""
     desk = desk_of(tools)
     with replicated(tools=desk) as made:
         controller = asks(
@@ -78,7 +79,8 @@ def test_a_lost_replicas_calls_are_not_made_again(tools: Tools) -> None:
 
 
 def test_what_is_kept_of_answers_is_bounded(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it an output of a lost replica ends, and calls nothing a second time."""
+    """If an output's results exceed the limit, the output ends when its replica is lost, and no tool is called
+    again."""
     monkeypatch.setattr(replica_tools, "MAX_KEPT", 3)
     desk = desk_of(tools)
     with replicated(tools=desk) as made:
@@ -176,5 +178,7 @@ def test_without_a_router_calls_end(tools: Tools) -> None:
 
 
 def test_limits_beyond_a_message_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="max_result_bytes is 104857600; at most 33554432 with replicas"):
+    with pytest.raises(
+        InvalidRequest, match="max_result_bytes is 104857600; with replicas it must be at most 33554432"
+    ):
         check_limits(ToolLimits(max_result_bytes=100 << 20))

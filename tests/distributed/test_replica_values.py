@@ -94,7 +94,7 @@ def test_every_event_comes_back(event: Event) -> None:
 
 
 def test_every_kind_of_event_has_a_form() -> None:
-    """Also where a class without slots, of which one with slots was made, was not collected yet."""
+    """This also holds if Python has not yet freed the class without slots from which a class with slots was made."""
     defined = {each for each in vars(outputs).values() if isinstance(each, type) and issubclass(each, Event)}
     assert set(replica_messages.FORM_OF) == defined - {Event}
 
@@ -107,7 +107,7 @@ def test_events_keep_their_names_and_fields(kind: type[Event]) -> None:
 
 
 def test_an_event_with_a_new_field_travels() -> None:
-    """Nothing is written a second time: what an event gains goes along by itself."""
+    """A new field of an event is sent without any further code."""
 
     @dataclass(slots=True)
     class Moved(PromptEvent):

@@ -1,4 +1,4 @@
-"""Several replicas behave like one engine, also when some of them are lost."""
+"""Several replicas behave like one engine, even if some of them are lost."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from tests.waiting import PATIENCE, until
 
 
 def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
-    """All events of all requests, which run together."""
+    """All events of all requests, which run at the same time."""
     streams = [client.submit(request) for request in requests]
     return {stream.request_id: [event for events in stream for event in events] for stream in streams}
 
 
 def essence(events: dict[str, list[Event]]) -> object:
-    """Return the clients' view, in an order that replicas do not change."""
+    """Return the clients' data in an order that does not depend on the replicas."""
     found = {}
     for request_id, each in events.items():
         (got,) = replay([event for event in each if not isinstance(event, Resuming)]).values()
@@ -77,7 +77,7 @@ def test_two_replicas_say_what_one_engine_says() -> None:
 
 
 def test_a_replicas_load_is_what_it_has_to_compute() -> None:
-    """A prompt that its cache has counts for little, so that others do not look less busy than it is."""
+    """A cached prompt counts little, so that a replica with such prompts does not look busier than others."""
     loads: list[list[float]] = []
 
     class Watching(PrefixRouter):
@@ -98,7 +98,7 @@ def test_a_replicas_load_is_what_it_has_to_compute() -> None:
 
 
 class Gate:
-    """A device that stops after some steps until it is let on."""
+    """A device that stops after some steps until the test lets it continue."""
 
     def __init__(self, num_steps: int) -> None:
         self._left = num_steps
@@ -187,7 +187,7 @@ def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pyte
 
 
 class Fragile(ScriptedExecutor):
-    """One whose device may go away."""
+    """An executor whose device can be lost."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(vocab_size=32, num_blocks=512, block_size=4, **options)
@@ -196,7 +196,7 @@ class Fragile(ScriptedExecutor):
 
 
 def test_what_a_replica_without_its_model_held_goes_on_elsewhere() -> None:
-    """As when the shard behind it is killed: it is there, and cannot compute."""
+    """A replica whose shard was killed still runs, but cannot compute."""
     requests = some_requests(12, n=1, max_tokens=20, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
     gates = [Gate(9), Gate(9)]
     executors = [Fragile(on_forward=gate) for gate in gates]
@@ -230,7 +230,7 @@ def test_what_is_not_understood_loses_the_replica_and_no_request(monkeypatch: py
 
 
 def test_what_no_frame_holds_breaks_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many long answers in one step take several frames."""
+    """Many long answers in one step need several frames."""
     requests = some_requests(40, n=1, max_tokens=8, stop=(), stop_token_ids=(), prompt_logprobs=None)
     wordy = make_request(tuple(range(30)) * 20, max_tokens=1, prompt_logprobs=5)
     with replicated(1) as made:
@@ -309,6 +309,6 @@ def test_statistics_are_sums() -> None:
 
 def test_replicas_that_do_not_come_are_told(tmp_path: Any) -> None:
     client = ReplicaSet([str(tmp_path / "none.sock")])
-    with pytest.raises(ShardUnavailable, match=r"0 of 1 replicas came up within 0\.1 s"):
+    with pytest.raises(ShardUnavailable, match=r"0 of 1 replicas started within 0\.1 s"):
         client.start(1, 0.1)
     client.close()

@@ -1,4 +1,4 @@
-"""Tests that a continuation goes to the replica with its parked KV."""
+"""Tests that a continued conversation goes to the replica with its retained KV."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_it_is_bounded_and_its_two_maps_agree(kept: list[tuple[int, int, int]]) 
 
 
 def test_a_continuation_finds_its_replica_also_when_that_is_the_busiest() -> None:
-    """Conversations that begin alike: each continues where it was, though the router thinks of their common prompt
-    alone, and though that replica has all the load."""
+    """Conversations with the same beginning each continue on their own replica, even if it has all the load and the
+    router knows only the common prompt."""
     random = {"temperature": 2.0, "min_tokens": 6, "max_tokens": 200, "stop_token_ids": range(16), "parks": True}
     with replicated(2, config=EngineConfig(park_memory=1 << 20)) as made:
         said: list[tuple[str, list[int]]] = []

@@ -1,4 +1,4 @@
-"""A shard answers its router, and refuses what it must with a sentence."""
+"""A shard answers its router, and refuses invalid requests with a clear error."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_columns_that_do_not_fit_fail_the_step(host: Host) -> None:
     link = executor.used
     assert link is not None
     link.send(pb.StepRequest(plan=pb.Plan(step=2, seq_ids=[1])))
-    with pytest.raises(ProtocolError, match="a column has 0 entries"):
+    with pytest.raises(ProtocolError, match="a list in the message has 0 entries"):
         executor.sample(SampleBatch(2))
     executor.close()
 
@@ -186,7 +186,7 @@ def test_an_answer_that_does_not_fit_fails_its_step_only(host: Host) -> None:
 
     executor = host.connect(Silent(num_blocks=8))
     executor.forward(plan(1))
-    with pytest.raises(ProtocolError, match="has 0 entries for 1 rows"):
+    with pytest.raises(ProtocolError, match="has 0 entries for 1 batch rows"):
         executor.sample(batch(1))
     executor.reset()
     executor.forward(plan(2))
@@ -236,7 +236,7 @@ def test_more_vectors_than_a_message_holds_are_refused_before_any_is_made(monkey
         executor = host.connect()
         executor.forward(plan(1))
         executor.sample(batch(1))
-        with pytest.raises(ProtocolError, match="3 vectors of 5 numbers are asked for; at most 10 numbers"):
+        with pytest.raises(ProtocolError, match="3 embeddings of 5 values; at most 10 values"):
             executor.embed(1, [0, 0, 0])
         assert len(executor.embed(1, [0])) == 1  # the stream goes on
         executor.close()
@@ -245,7 +245,7 @@ def test_more_vectors_than_a_message_holds_are_refused_before_any_is_made(monkey
 def test_what_cannot_be_embedded_is_told() -> None:
     with embedding_host() as host:
         executor = host.connect()
-        with pytest.raises(InternalError, match="without a forward pass"):
+        with pytest.raises(InternalError, match="had no forward pass"):
             executor.embed(1, [0])
         executor.forward(plan(1))
         executor.sample(batch(1))
@@ -255,7 +255,7 @@ def test_what_cannot_be_embedded_is_told() -> None:
 
 
 def test_a_shard_that_gives_no_vectors_says_so(host: Host) -> None:
-    """The engine does not even ask."""
+    """The engine does not ask the shard for embeddings."""
     executor = host.connect()
     assert executor.info.embedding_size == 0
     executor.forward(plan(1))
@@ -277,8 +277,8 @@ def test_a_lost_device_is_told_to_the_process() -> None:
 
 
 def test_a_shard_without_its_device_is_used_no_more() -> None:
-    """While its process ends it would fail step after step, and a request that is computed alone in the third loss in a
-    row ends."""
+    """Otherwise the ending process would fail each step, and a request that runs alone in three failures in a row would
+    end."""
     with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
         host.shard.on_device_lost = lambda error: None
         executor = host.connect()
@@ -311,7 +311,7 @@ def test_addresses_that_are_none(address: str) -> None:
 
 
 def test_only_loopback_without_tls() -> None:
-    with pytest.raises(InvalidRequest, match="can be reached by others"):
+    with pytest.raises(InvalidRequest, match="other machines can reach"):
         listen(grpc.server(None), "0.0.0.0:0")
 
 

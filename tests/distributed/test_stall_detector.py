@@ -1,4 +1,4 @@
-"""A process that a busy machine keeps waiting is no process that hangs."""
+"""A process that waits on a busy machine is not reported as hung."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_name_may_look_like_a_state(tmp_path: Path) -> None:
 
 
 def once_held_up(monkeypatch: pytest.MonkeyPatch, module: object) -> list[int]:
-    """Every process is held up when it is looked at first, and never again."""
+    """A fake in which every process is delayed at its first check only."""
     asked: list[int] = []
     monkeypatch.setattr(module, "is_held_up", lambda pid: asked.append(pid) or len(asked) == 1)
     return asked

@@ -1,4 +1,5 @@
-"""The stream between a router and a shard is one trace: a span at either end, the shard's within the router's."""
+"""The stream between a router and a shard is one trace: both ends have a span, and the shard's span is a child of the
+router's."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.engine.support import make_request
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Exporter of the spans of both ends, which share this process."""
+    """An exporter of the spans of both ends, which run in this process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace_context.trace, "get_tracer", lambda name: provider.get_tracer(name))

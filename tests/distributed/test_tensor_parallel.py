@@ -1,4 +1,4 @@
-"""Two processes that share a model say what one says; what cannot be shared is refused."""
+"""Two processes that share a model give the output of one process. Models that cannot be split are refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_two_ranks_say_what_one_process_says(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_two_ranks_embed_as_one_process_does(family: str) -> None:
-    """But for the order in which parts are added up."""
+    """Embeddings are equal except for rounding, because the parts are added in another order."""
     found, wanted = vectors_of(launch_group(config_of(family))), vectors_of(load_executor(config_of(family)))
     assert len(found) == 3
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
@@ -100,7 +100,8 @@ def test_two_ranks_embed_as_one_process_does(family: str) -> None:
 def test_ranks_size_their_pools_together(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each runs its part of the largest step in a trial pool; all get the pool of the one that has least memory."""
+    """Each rank runs its part of the largest step with a trial pool. All ranks get the pool size of the rank with the
+    least memory."""
     alone = replace(config_of("llama"), num_blocks=None, block_size=4, max_model_len=64, step_tokens=16, step_seqs=4)
     command, lost = group._command, SimpleQueue[str]()
     monkeypatch.setattr(

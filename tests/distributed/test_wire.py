@@ -1,4 +1,5 @@
-"""Tests of messages between processes: a round trip keeps them equal, and oversized ones are refused with an error."""
+"""Tests of messages between processes: a round trip keeps messages equal, and oversized messages are refused with an
+error."""
 
 from __future__ import annotations
 
@@ -182,7 +183,7 @@ def test_vectors_survive_the_wire(size: int, count: int, data: st.DataObject) ->
 
 
 def test_a_shard_reads_no_field_that_is_not_sent() -> None:
-    """The model's side is the same code wherever it runs: what it looks at must have arrived."""
+    """The executor's code is the same in a shard, so every field that it reads must be in the message."""
     text = "".join(path.read_text() for path in (ROOT / "bridle/model").rglob("*.py"))
     unsent = {field.name for field in fields(SamplingParams)} - set(SENT_WITH_DRAWS)
     assert not unsent & set(re.findall(r"sampling\.(\w+)", text.replace("bridle.model.sampling.", "")))
@@ -203,7 +204,7 @@ def test_slots_are_bounded() -> None:
     names = SamplingNames(num_slots=3)
     slots = [names.name([SamplingParams()])[0][0] for _ in range(10)]
     assert set(slots) == {0, 1, 2}
-    with pytest.raises(ProtocolError, match=f"slot {MAX_SLOTS} is out of range"):
+    with pytest.raises(ProtocolError, match=f"slot {MAX_SLOTS}; slots go from 0"):
         SamplingSlots().learn(encode_sampling(SamplingParams(), MAX_SLOTS))
 
 
@@ -235,11 +236,14 @@ def test_long_messages_are_cut() -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (pb.Plan(step=7, seq_ids=[1, 2], starts=[0]), "plan of step 7: a column has 1 entries for 2 rows"),
-        (pb.Plan(step=7, fork_parents=[1]), "a column has 0 entries for 1 rows"),
-        (pb.Plan(step=7, copy_sources=[1]), "a column has 0 entries for 1 rows"),
-        (pb.Plan(step=7, seq_ids=[], num_runs=[1]), "a column has 1 entries for 0 rows"),
-        (pb.Plan(step=7, new_tokens=[1]), "the rows have 0 entries in all, but 1 came"),
+        (
+            pb.Plan(step=7, seq_ids=[1, 2], starts=[0]),
+            "plan of step 7: a list in the message has 1 entries for 2 batch rows",
+        ),
+        (pb.Plan(step=7, fork_parents=[1]), "a list in the message has 0 entries for 1 batch rows"),
+        (pb.Plan(step=7, copy_sources=[1]), "a list in the message has 0 entries for 1 batch rows"),
+        (pb.Plan(step=7, seq_ids=[], num_runs=[1]), "a list in the message has 1 entries for 0 batch rows"),
+        (pb.Plan(step=7, new_tokens=[1]), "the batch rows need 0 entries in all, but the message has 1"),
     ],
 )
 def test_plans_that_do_not_fit(message: pb.Plan, why: str) -> None:
@@ -254,12 +258,18 @@ def one_row(**more: Any) -> pb.Batch:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (one_row(), "slot 0 was never filled"),
+        (one_row(), "slot 0, which has no sampling parameters"),
         (one_row(samplings=[pb.Sampling(top_p=2.0)]), "sampling slot 0: top_p is 2.0"),
-        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[2], mask_rows=[b""]), "entry 2 of 2"),
-        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[1, 1]), "2 entries for 1 rows"),
-        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], num_bias=[3]), "3 entries in all, but 0 came"),
-        (pb.Batch(step=7, score_seq_ids=[1]), "0 entries for 1 rows"),
+        (
+            one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[2], mask_rows=[b""]),
+            "entry 2, but there are 2",
+        ),
+        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[1, 1]), "2 entries for 1 batch rows"),
+        (
+            one_row(samplings=[encode_sampling(SamplingParams(), 0)], num_bias=[3]),
+            "3 entries in all, but the message has 0",
+        ),
+        (pb.Batch(step=7, score_seq_ids=[1]), "0 entries for 1 batch rows"),
     ],
 )
 def test_batches_that_do_not_fit(message: pb.Batch, why: str) -> None:
@@ -268,7 +278,7 @@ def test_batches_that_do_not_fit(message: pb.Batch, why: str) -> None:
 
 
 def test_results_that_do_not_fit() -> None:
-    with pytest.raises(ProtocolError, match="entry 5 of 1"):
+    with pytest.raises(ProtocolError, match="entry 5, but there are 1"):
         decode_result(
             pb.Result(
                 tokens=[1], logprob_rows=[5], logprobs=pb.Logprobs(tokens=[1], logprobs=[0.0], ranks=[0], num_top=[0])
@@ -279,13 +289,13 @@ def test_results_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("result", "why"),
     [
-        (StepResult(1, [1], [None], [[]]), "has 1 entries for 2 rows"),
-        (StepResult(1, [1, 9], [None, None], [[]]), "tokens from 1 to 9 came; the vocabulary has 9"),
-        (StepResult(1, [-2, 1], [None, None], [[]]), "tokens from -2 to 1 came"),
-        (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 rows"),
-        (StepResult(1, [1, 2], [None, None], [[]], draws=[None]), "has 1 entries for 2 rows"),
-        (StepResult(1, [1, 2], [None, None], [[]], probes=[()]), "has 1 entries for 2 rows"),
-        (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 rows"),
+        (StepResult(1, [1], [None], [[]]), "has 1 entries for 2 batch rows"),
+        (StepResult(1, [1, 9], [None, None], [[]]), "token ids from 1 to 9; the vocabulary has 9"),
+        (StepResult(1, [-2, 1], [None, None], [[]]), "token ids from -2 to 1"),
+        (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 batch rows"),
+        (StepResult(1, [1, 2], [None, None], [[]], draws=[None]), "has 1 entries for 2 batch rows"),
+        (StepResult(1, [1, 2], [None, None], [[]], probes=[()]), "has 1 entries for 2 batch rows"),
+        (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 batch rows"),
     ],
 )
 def test_results_that_answer_another_batch(result: StepResult, why: str) -> None:
@@ -296,7 +306,9 @@ def test_results_that_answer_another_batch(result: StepResult, why: str) -> None
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (3, 2), (4, 1), (2, 3)])
 def test_vectors_that_do_not_fit(count: int, size: int) -> None:
-    with pytest.raises(ProtocolError, match=f"16 bytes came for vectors of 2 numbers; {count} of {size} were asked"):
+    with pytest.raises(
+        ProtocolError, match=f"16 bytes of embeddings with 2 values each; expected {count} embeddings with {size}"
+    ):
         decode_vectors(encode_vectors(3, 2, [array("f", [1, 0])] * 2), count, size)
 
 
@@ -316,11 +328,11 @@ def plan_with_runs(**changed: Any) -> pb.Plan:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"run_grids": [1, 2]}, "a column has 2 entries for 3 rows"),
-        ({"run_lengths": []}, "a column has 0 entries for 1 rows"),
-        ({"run_media": [1]}, "entry 1 of 1 is named"),
-        ({"run_paces": [1.0, 2.0]}, "a column has 2 entries for 1 rows"),
-        ({"num_runs": [2]}, "the rows have 2 entries in all, but 1 came"),
+        ({"run_grids": [1, 2]}, "a list in the message has 2 entries for 3 batch rows"),
+        ({"run_lengths": []}, "a list in the message has 0 entries for 1 batch rows"),
+        ({"run_media": [1]}, "refers to entry 1, but there are 1"),
+        ({"run_paces": [1.0, 2.0]}, "a list in the message has 2 entries for 1 batch rows"),
+        ({"num_runs": [2]}, "the batch rows need 2 entries in all, but the message has 1"),
     ],
 )
 def test_places_of_pictures_that_do_not_fit(changed: dict[str, Any], why: str) -> None:
@@ -339,13 +351,13 @@ def plan_with_vectors(**changed: Any) -> pb.Plan:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"span_lengths": []}, "a column has 0 entries for 1 rows"),
-        ({"num_spans": [2]}, "the rows have 2 entries in all, but 1 came"),
-        ({"scales": [1.0, 2.0]}, "a column has 1 entries for 2 rows"),
-        ({"scale_vectors": [1]}, "entry 1 of 1 is named"),
-        ({"num_probes": [2]}, "the rows have 2 entries in all, but 1 came"),
-        ({"probe_vectors": [7]}, "entry 7 of 1 is named"),
-        ({"probe_layers": []}, "a column has 0 entries for 1 rows"),
+        ({"span_lengths": []}, "a list in the message has 0 entries for 1 batch rows"),
+        ({"num_spans": [2]}, "the batch rows need 2 entries in all, but the message has 1"),
+        ({"scales": [1.0, 2.0]}, "a list in the message has 1 entries for 2 batch rows"),
+        ({"scale_vectors": [1]}, "refers to entry 1, but there are 1"),
+        ({"num_probes": [2]}, "the batch rows need 2 entries in all, but the message has 1"),
+        ({"probe_vectors": [7]}, "refers to entry 7, but there are 1"),
+        ({"probe_layers": []}, "a list in the message has 0 entries for 1 batch rows"),
     ],
 )
 def test_control_vectors_that_do_not_fit(changed: dict[str, Any], why: str) -> None:
@@ -360,7 +372,7 @@ def test_directions_survive_the_wire() -> None:
     message = pb.ControlVector.FromString(encode_vector("a#1", given).SerializeToString())
     found = decode_vector(message, 8)
     assert list(found) == list(given) and all(found[layer].equal(given[layer]) for layer in given)
-    with pytest.raises(ProtocolError, match="96 bytes for 3 x 7"):
+    with pytest.raises(ProtocolError, match="not the size of 3 layers of 7 values"):
         decode_vector(message, 7)
 
 
@@ -392,16 +404,16 @@ HEAD = pb.MediumHead(key=b"x", num_rows=1, arrays=[pb.MediumArray(name="a", dtyp
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ([], "the first part"),
-        ([pb.MediumPart(data=b"1")], "before its head"),
-        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12")], "ended 2 bytes early"),
-        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of an image came where 4 are missing"),
-        ([pb.MediumPart(head=pb.MediumHead(key=b"x"))], "with 0 arrays"),
-        ([pb.MediumPart(head=pb.MediumHead(arrays=HEAD.arrays))], "0 bytes of key"),
-        ([pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="object")]))], "of 'object' came"),
+        ([], "got no data of an image"),
+        ([pb.MediumPart(data=b"1")], "before the message that begins"),
+        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12")], "2 bytes of it are missing"),
+        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of an image that lacks only 4"),
+        ([pb.MediumPart(head=pb.MediumHead(key=b"x"))], "and 0 arrays"),
+        ([pb.MediumPart(head=pb.MediumHead(arrays=HEAD.arrays))], "a key of 0 bytes"),
+        ([pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="object")]))], "of type 'object'"),
         (
             [pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="int64", shape=[1 << 40])]))],
-            f"at most 16 of {512 << 20}",
+            f"1 to 16 arrays of at most {512 << 20}",
         ),
     ],
 )

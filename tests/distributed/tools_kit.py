@@ -24,7 +24,7 @@ def asks(*calls: tuple[Any, ...]) -> Any:
 
 
 class Tools:
-    """Functions that count, and one that waits until it is let go."""
+    """Tool functions that count their calls, and one that waits until the test releases it."""
 
     def __init__(self) -> None:
         self.num: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def written(text: str) -> list[int]:
 
 
 class Asks(Controller):
-    """Calls tools one after the other, and writes each answer, or why there is none."""
+    """A controller that calls tools one after the other, and writes each result or error."""
 
     def __init__(self, argument: Any) -> None:
         self.calls = [list(call) for call in argument]

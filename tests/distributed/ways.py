@@ -1,8 +1,8 @@
-"""Ways to reach an engine's executor, or an engine, over which the engine's properties are tested.
+"""Setups with several processes, in which the engine's properties are tested.
 
-Each way gives a `Lab`, so the properties themselves are the same for all. `one shard` puts the executor behind a
-stream. `two ranks` splits its model over two processes that add up their parts with gloo. `two replicas` puts two
-engines behind a router, over sockets.
+Each setup provides a `Lab`, so the property tests are the same for all. `one shard` runs the executor in a shard, over
+a stream. `two ranks` splits the model over two processes that add their parts with gloo. `two replicas` connects two
+engines to a router, over sockets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tests.waiting import until
 
 
 class Way:
-    """Open for a module's tests; `enter` lets the labs of one test use it, `leave` closes what they made."""
+    """A setup for the tests of a module. `enter` lets the labs of one test use it, and `leave` closes their
+    resources."""
 
     #: What a property of the engine's may be left out for, by name: it looks at what is elsewhere here.
     looks_inside: ClassVar[frozenset[str]] = frozenset()
@@ -53,12 +54,12 @@ class Way:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were computed this way."""
+        """The number of steps that this setup computed."""
         raise NotImplementedError
 
 
 class OneShard(Way):
-    """A stream to a shard, another one for each engine; the one before has let go by then."""
+    """A shard with a new stream for each engine. The previous stream is closed first."""
 
     def open(self) -> None:
         self._host = self.stack.enter_context(hosted(ScriptedExecutor()))
@@ -88,7 +89,7 @@ class OneShard(Way):
 
 
 class TwoRanks(OneShard):
-    """The shard is rank 0 of a group, in this process; rank 1 is a process of its own."""
+    """A tensor-parallel group: the shard is rank 0 in this process, and rank 1 is another process."""
 
     def open(self) -> None:
         super().open()
@@ -129,7 +130,7 @@ class TwoRanks(OneShard):
 
 
 class CountingMembers(Members):
-    """Counts the resets that it broadcasts."""
+    """Group members that count the broadcast resets."""
 
     num_resets = 0
 
@@ -139,7 +140,7 @@ class CountingMembers(Members):
 
 
 class TwoReplicas(Way):
-    """Two engines, each with an executor and controllers of its own, behind a router."""
+    """Two engines, each with its own executor and controllers, and their router."""
 
     looks_inside = frozenset(
         {

@@ -52,7 +52,7 @@ def receive_vector(executor: Executor, message: pb.ControlVector) -> None:
     """Store or drop the control vector of a message. Raises `ProtocolError` if the vector does not fit the model."""
     store = find_vectors(executor)
     if store is None:
-        raise ProtocolError(f"control vector {message.key!r} came; this model applies none")
+        raise ProtocolError(f"got control vector {message.key!r} for a model that applies no control vectors")
     if message.layers:
         store.hold(message.key, decode_vector(message, store.hidden_size))
     else:
@@ -79,7 +79,10 @@ def decode_vector(message: pb.ControlVector, hidden_size: int) -> Directions:
 
     layers, num_bytes = list(message.layers), len(message.values)
     if num_bytes != len(layers) * hidden_size * _NUMBER_BYTES:
-        raise ProtocolError(f"control vector {message.key!r}: {num_bytes} bytes for {len(layers)} x {hidden_size}")
+        raise ProtocolError(
+            f"control vector {message.key!r} has {num_bytes} bytes; this is not the size of {len(layers)} layers of "
+            f"{hidden_size} values"
+        )
     rows = torch.from_numpy(np.frombuffer(message.values, _NUMBER).astype(np.float32)).view(len(layers), hidden_size)
     return dict(zip(layers, rows, strict=True))
 

@@ -48,7 +48,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
     raise UnsupportedFeature(
-        f"a {kind} cannot be sent to a replica; only constraints, Wasm controllers and policies can: use one replica",
+        f"a {kind} cannot be sent to a replica; only constraints, Wasm controllers and policies can. Serve the model "
+        "with one replica",
         "controller",
     )
 
@@ -93,7 +94,7 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | N
         case {"free": dict() as form}:
             return _unpack_free(form, grammar)
         case _:
-            raise ProtocolError(f"received a controller of unknown kind {next(iter(plain), '')!r}")
+            raise ProtocolError(f"got a controller of unknown kind {next(iter(plain), '')!r}")
 
 
 def _pack_free(part: ReasoningThenGrammar) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def require_embedder(executor: Executor) -> Embedder:
     """Return the executor, which must support embeddings. Raises `UnsupportedFeature` otherwise."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
-    raise UnsupportedFeature("this model computes no embeddings here", "model")
+    raise UnsupportedFeature("this server computes no embeddings with this model", "model")
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
@@ -29,7 +29,9 @@ def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
     embedder, size = require_embedder(executor), executor.info.embedding_size
     num_rows = len(message.logits_rows)
     if num_rows * size > MAX_NUMBERS:
-        raise ProtocolError(f"{num_rows} vectors of {size} numbers are asked for; at most {MAX_NUMBERS} numbers")
+        raise ProtocolError(
+            f"a message asks for {num_rows} embeddings of {size} values; at most {MAX_NUMBERS} values in all"
+        )
     return encode_vectors(message.step, size, embedder.embed(message.step, list(message.logits_rows)))
 
 
@@ -43,8 +45,8 @@ def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[
     num_bytes = _NUMBER_BYTES * size
     if message.size != size or len(message.values) != num_rows * num_bytes:
         raise ProtocolError(
-            f"vectors of step {message.step}: {len(message.values)} bytes came for vectors of {message.size} numbers; "
-            f"{num_rows} of {size} were asked for"
+            f"embeddings of step {message.step}: got {len(message.values)} bytes of embeddings with {message.size} "
+            f"values each; expected {num_rows} embeddings with {size} values"
         )
     values = message.values
     return [_swapped(array("f", values[at : at + num_bytes])) for at in range(0, len(values), num_bytes)]

@@ -63,7 +63,7 @@ class SamplingSlots:
         """Store the object of a message in its slot. Raises `ProtocolError` if the slot or the values are not
         allowed."""
         if message.slot >= MAX_SLOTS:
-            raise ProtocolError(f"sampling slot {message.slot} is out of range; there are {MAX_SLOTS}")
+            raise ProtocolError(f"sampling parameters for slot {message.slot}; slots go from 0 to {MAX_SLOTS - 1}")
         self._slots[message.slot] = decode_sampling(message)
 
     def get(self, slot: int) -> SamplingParams:
@@ -71,7 +71,7 @@ class SamplingSlots:
         try:
             return self._slots[slot]
         except KeyError:
-            raise ProtocolError(f"sampling slot {slot} was never filled") from None
+            raise ProtocolError(f"a batch row uses sampling slot {slot}, which has no sampling parameters") from None
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:

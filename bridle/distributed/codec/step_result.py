@@ -90,7 +90,7 @@ def _decode_draws(message: pb.Result, what: str) -> list[Draw | None]:
     for row, *rest in zip(message.changed_rows, after, message.num_allowed, message.taken, strict=True):
         draw, (odds, num_allowed, taken) = item(draws, row, what), rest
         if draw is None:
-            raise ProtocolError(f"{what}: row {row} was changed by its mask, but is not traced")
+            raise ProtocolError(f"{what}: batch row {row} has a token changed by its mask, but no trace")
         draws[row] = Draw(draw.before, odds, num_allowed or None, taken)
     return draws
 
@@ -104,7 +104,9 @@ def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> Ste
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ProtocolError(f"{what}: tokens from {min(tokens)} to {max(tokens)} came; the vocabulary has {vocab_size}")
+        raise ProtocolError(
+            f"{what}: got token ids from {min(tokens)} to {max(tokens)}; the vocabulary has {vocab_size} tokens"
+        )
     for column in (result.mus, result.draws, result.probes):
         if column:
             check_lengths(what, len(batch.rows), column)
