@@ -34,7 +34,7 @@ def decode_answers(message: str) -> list[Answer]:
         except (ValueError, RecursionError) as error:
             if head[1] not in _READERS or answers:
                 return answers
-            raise ProtocolError(f"the payload of {head[1]} is not JSON: {error}") from None
+            raise ProtocolError(f"the payload of the server's message {head[1]} is not JSON: {error}") from None
         read = _READERS.get(head[1])
         if read is not None:
             given = bodies if isinstance(bodies, list) else [bodies]

@@ -39,13 +39,15 @@ def parse_line(text: str) -> Line:
     options = _options(text, marks)
     for name in _OURS:
         if name in options:
-            raise InvalidRequest(f"{name}= cannot be set here: the client sets it", name)
+            raise InvalidRequest(f"{name}= cannot be set here, because the client sets it", name)
     given = options.pop("prompt", None)
     if given is None:
         return Line(prompt, options)
     is_tokens = isinstance(given, list) and all(type(token) is int for token in given)
     if prompt or not (isinstance(given, str) or is_tokens):
-        raise InvalidRequest("prompt= takes a text in quotes or a list of token ids, and nothing before it", "prompt")
+        raise InvalidRequest(
+            "prompt= needs a text in quotes or a list of token ids, and no other prompt before it", "prompt"
+        )
     return Line(given, options)
 
 
@@ -64,7 +66,7 @@ def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
                 break
         else:
             first = text[mark.end() : ends[at]].strip()
-            raise InvalidRequest(f"{mark[1]}={first}: {first!r} is not a literal; text needs quotes", mark[1])
+            raise InvalidRequest(f"{mark[1]}={first}: {first!r} is not a valid value; text needs quotes", mark[1])
         if mark[1] in options:
             raise InvalidRequest(f"{mark[1]}= is given twice", mark[1])
         options[mark[1]] = value

@@ -95,7 +95,9 @@ def _model(name: str, value: Any) -> str:
 
 def _text(name: str, value: Any) -> str:
     if not (isinstance(value, str) and 0 < len(value) <= _MAX_NAME_CHARS):
-        raise InvalidRequest(f"{name} is {short_repr(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
+        raise InvalidRequest(
+            f"{name} is {short_repr(value)}; must be a text of 1 to {_MAX_NAME_CHARS} characters", name
+        )
     return value
 
 
@@ -136,7 +138,7 @@ def _said(name: str, value: Any) -> str:
 
 def _rewind(name: str, value: Any) -> str:
     if value not in ("hold", "event"):
-        raise InvalidRequest(f"{name} is {short_repr(value)}; must be one of hold, event", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be 'hold' or 'event'", name)
     return str(value)
 
 
@@ -166,7 +168,7 @@ def _bias(name: str, value: Any) -> Mapping[int, float]:
     try:
         return dict(zip(map(int, given), map(float, given.values()), strict=True))
     except (TypeError, ValueError, OverflowError):
-        raise InvalidRequest("logit_bias must map token ids to numbers", name) from None
+        raise InvalidRequest("logit_bias must be an object that maps token ids to numbers", name) from None
 
 
 #: Fields that are not read by their annotation.

@@ -138,4 +138,4 @@ def _check(line: Line) -> None:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise InvalidRequest(f"{name}= cannot be sent: {value!r} has no JSON form", name) from None
+            raise InvalidRequest(f"{name}= cannot be sent: {value!r} cannot be written as JSON", name) from None

@@ -61,7 +61,9 @@ class Stream:
 
     def enter(self, state: StreamState) -> None:
         if state not in _STREAM_STEPS[self.state]:
-            raise InternalError(f"stream {self.id!r} cannot go from {self.state.value} to {state.value}")
+            raise InternalError(
+                f"stream {self.id!r} cannot change from state {self.state.value} to state {state.value}"
+            )
         self.state = state
 
 
@@ -259,5 +261,5 @@ class Session:
 
     def _enter(self, state: SessionState) -> None:
         if state not in _SESSION_STEPS[self.state]:
-            raise InternalError(f"a session cannot go from {self.state.value} to {state.value}")
+            raise InternalError(f"a session cannot change from state {self.state.value} to state {state.value}")
         self.state = state

@@ -1,4 +1,5 @@
-"""Servers for tests of clients: one behaves like the real server, others break their connections as the test says."""
+"""Servers for tests of clients: one behaves like the original server, and others break their connections as the test
+decides."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ EOS = 0
 
 
 def next_token(context: Sequence[int]) -> int:
-    """Greedy decoding of a model whose next token depends on all that comes before."""
+    """The greedy next token of a model, which depends on all previous tokens."""
     state = 7
     for token in context:
         state = (state * 31 + token + 1) % 1_000_003
@@ -32,9 +33,9 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
 
 @dataclass
 class GenuineLike:
-    """Answers as the real server does, deviations included: the last token twice, floats beside JSON, unknown fields
-    refused, garbage answered by closing. `leak` more tokens than asked for, as when another request of the batch wants
-    them. `edit` may change or add frames."""
+    """A server with the original's deviations: it sends the last token twice, writes floats that are not JSON, refuses
+    unknown fields, and closes the connection on garbage. It sends `leak` more tokens than requested, as if another
+    request of the batch needed them. `edit` may change or add frames."""
 
     leak: int = 0
     edit: Callable[[str], Iterable[str]] = lambda frame: (frame,)
@@ -87,8 +88,8 @@ def _token(stream_id: Any, token: int, reason: str | None, top: bool = True) -> 
 
 
 class CutCarrier:
-    """Breaks each connection after a number of bytes: `cuts` are (to the client, to the server) for one connection
-    after another; later ones hold. What is half sent never arrives."""
+    """Breaks each connection after a number of bytes. `cuts` has (to the client, to the server) for each connection in
+    order; later connections stay open. Incomplete messages never arrive."""
 
     name = "a carrier that breaks"
 

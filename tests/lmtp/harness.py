@@ -1,4 +1,4 @@
-"""An LMTP server in this process over a scripted model, and a client that sends lines."""
+"""An LMTP server in this process with a scripted model, and a client that sends lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = PATIENCE
 
 
 class Wire:
-    """The client's end of a link: lines out, objects in."""
+    """The client's end of a link, which sends lines and receives objects."""
 
     def __init__(self, link: MemoryLink) -> None:
         self.link = link
@@ -30,14 +30,14 @@ class Wire:
         self._objects: list[tuple[str, Object]] = []
 
     async def send(self, kind: str, body: Any = None, **fields: Any) -> None:
-        """Send a message; fields are those of its object, `model` is added."""
+        """Send a message with the given fields and `model`."""
         if body is None:
             body = {"model": NAME, **fields}
         await self.link.send(f"{kind} {body if isinstance(body, str) else json.dumps(body)}")
 
     async def next(self) -> tuple[str, Object]:
-        """The next object that the server sent, with its type. Whether a waiting request is reported depends on the
-        machine; that is ignored unless `tells_waiting`."""
+        """The next object from the server, with its type. Reports of waiting requests depend on the machine, and are
+        ignored unless `tells_waiting`."""
         found = await self._next()
         while found[1].get("event") == "queued" and not self.tells_waiting:
             found = await self._next()
@@ -53,7 +53,7 @@ class Wire:
         return self._objects.pop(0)
 
     async def stream(self, stream_id: Any = 1) -> list[Object]:
-        """The objects of one stream to its end, whatever comes between them."""
+        """All objects of one stream up to its end. Objects of other streams are skipped."""
         found = []
         while True:
             kind, body = await self.next()
@@ -64,12 +64,12 @@ class Wire:
                 return found
 
     async def ask(self, kind: str, **fields: Any) -> list[Object]:
-        """Send a request and read its stream."""
+        """Send a request, and read its stream."""
         await self.send(kind, **{"stream_id": 1, **fields})
         return await self.stream(fields.get("stream_id", 1))
 
     async def hello(self) -> Object:
-        """Say that this client knows the extensions."""
+        """Tell the server that this client knows the protocol's extensions."""
         await self.send("MODEL_INFO", stream_id="hello", data={"lmtp": {"version": 1}})
         return (await self.stream("hello"))[0]
 
@@ -95,7 +95,7 @@ class Setup:
         return Wire(ours)
 
     async def settle(self) -> None:
-        """Wait until nothing runs and every block is free or cached."""
+        """Wait until no request runs and every KV block is free or cached."""
         async with asyncio.timeout(SECONDS):
             while True:
                 now = self.model.client.statistics()
@@ -115,7 +115,7 @@ class Setup:
 async def running(
     model: LoadedModel | None = None, settings: LmtpSettings | None = None, admission: Admission | None = None
 ) -> AsyncIterator[Setup]:
-    """A server over `model` (a scripted one by default)."""
+    """A server of `model`, by default a scripted model."""
     setup = Setup(model or scripted_model(), settings, admission)
     try:
         yield setup

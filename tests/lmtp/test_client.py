@@ -1,4 +1,4 @@
-"""The client against servers that deviate, fail, lag and lie; every wait is for an event."""
+"""The client with servers that deviate, fail, are slow, or send wrong data. The tests wait only for events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HASTY = RetryPolicy(first_token=0.02, between_tokens=0.02, backoff=0.0, retries=
 
 
 class Scripted:
-    """A server with the extensions; `script(request, link)` answers each GENERATE and SCORE of a connection."""
+    """A server with the extensions. `script(request, link)` answers each GENERATE and SCORE of a connection."""
 
     def __init__(
         self, script: Callable[[dict[str, Any], ClientChannel], Awaitable[None]], features: Any = FEATURES

@@ -21,7 +21,8 @@ PATIENT = RetryPolicy(backoff=0.001, max_backoff=0.05, retries=100, connect_atte
 
 
 class BadNetwork:
-    """Forwards connections to a server in pieces of any size, some late, and resets most of them sooner or later."""
+    """A proxy that forwards data to a server in random pieces, some of them late, and resets most connections at some
+    time."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""The programs of docs/lmtp-client.md run as they stand, but for the server's address."""
+"""The programs of docs/lmtp-client.md run unchanged, except for the server's address."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_any_interleaving_keeps_the_order_within_each_stream(seed: int, prompts:
 
 
 class Shuffling:
-    """Takes all requests first; then answers them in random turns, several objects to a frame."""
+    """A server that reads all requests first, and then answers them in random order, with several objects per frame."""
 
     def __init__(self, seed: int, num_streams: int) -> None:
         self._random = random.Random(seed)

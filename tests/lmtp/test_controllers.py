@@ -1,4 +1,5 @@
-"""Wasm controllers on GENERATE: clients that ask for events see rewinds and forks, others see only final text."""
+"""Wasm controllers on GENERATE: clients that request events see rollbacks and forks, and other clients see only final
+text."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _unhurried(prefix: Sequence[int]) -> int:
-    """Long texts come slowly: what is to be cancelled is not over when a late reader has read of it."""
+    """A server whose long texts come slowly, so that an output still runs when a slow reader wants to cancel it."""
     if len(prefix) > 50:
         time.sleep(0.02)
     return 70
@@ -77,7 +78,7 @@ def await_more(found: list[Object]) -> bool:
 
 
 def replayed(found: list[Object]) -> dict[int, str]:
-    """The text of each branch, as a client of events puts it together."""
+    """The text of each branch, as a client assembles it from events."""
     texts = {0: ""}
     for body in found:
         branch = body.get("branch", 0)
@@ -150,12 +151,13 @@ async def engine_request(model: Any, **fields: Any) -> Any:
     ],
 )
 async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any, ignores: bool) -> None:
-    """As over HTTP: unless the client has its word on it."""
+    """Like over HTTP, the controller decides the end unless the client sets a limit."""
     assert (await engine_request(model, **fields)).sampling.ignore_eos is ignores
 
 
 async def test_several_controllers_in_order(model: Any) -> None:
-    """That of the field itself first, then those of the list, the constraint last; `none` is none."""
+    """The order is the controller in `controller`, the list in `controllers`, and then the constraint. `none` means no
+    controller."""
     further = ("b", {"controller": "c", "controller_arg": {"d": 1}}, "none")
     request = await engine_request(
         model, controller="a", controller_arg="x", controllers=further, constraint={"regex": "a+"}
@@ -186,19 +188,22 @@ async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: A
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"controller": ""}, "controller has 0 characters; must be 1 to 200"),
-        ({"controller": "x" * 201}, "controller has 201 characters; must be 1 to 200"),
+        ({"controller": ""}, "the name in controller has 0 characters; must have 1 to 200"),
+        ({"controller": "x" * 201}, "the name in controller has 201 characters; must have 1 to 200"),
         ({"controllers": ("x", 5)}, r"controllers\[1\] is 5; must be a name, or an object with controller and"),
         (
             {"controllers": ({"controller": "x", "arg": 1},)},
-            r"controllers\[0\] has a field 'arg'; known are controller",
+            r"controllers\[0\] has an unknown field 'arg'; its fields are controller",
         ),
-        ({"controllers": ({"controller": "none", "controller_arg": "x"},)}, "controller_arg needs a controller"),
+        (
+            {"controllers": ({"controller": "none", "controller_arg": "x"},)},
+            "controller_arg is given without a controller",
+        ),
         ({"controllers": ("x",) * 9}, "controllers has 9 entries; at most 8"),
         ({"controller": "x", "controllers": ("x",) * 8}, "the request has 9 controllers; at most 8"),
         ({"controllers": ("x",) * 8, "constraint": {"regex": "a+"}}, "the request has 9 controllers; at most 8"),
-        ({"controller_arg": "x"}, "controller_arg needs a controller"),
-        ({"controller": "none", "controller_arg": "x"}, "controller_arg needs a controller"),
+        ({"controller_arg": "x"}, "controller_arg is given without a controller"),
+        ({"controller": "none", "controller_arg": "x"}, "controller_arg is given without a controller"),
     ],
 )
 async def test_what_does_not_go_together_is_refused(model: Any, fields: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The server stays up whatever clients send, and keeps nothing of clients that have left."""
+"""The server survives any messages of clients, and frees all resources of clients that have disconnected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AT_ONCE = 25
 
 
 class Fuzzer:
-    """Makes frames, most of them nearly right."""
+    """A generator of frames, most of which are almost valid."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -111,7 +111,7 @@ class Fuzzer:
 
 
 async def visit(url: str, seed: int, num_frames: int) -> None:
-    """One client: sends what it likes, reads or does not, and leaves in a way of its own."""
+    """One client that sends random frames, reads or does not read, and disconnects in a random way."""
     fuzzer = Fuzzer(seed)
     reads = fuzzer.chance.random() < 0.8
     socket = await connect(url, compression=None, open_timeout=PATIENCE, close_timeout=5, max_size=None)
@@ -151,7 +151,7 @@ async def fuzz(url: str, num_connections: int, num_frames: int, first_seed: int)
 
 
 async def idle(model: LoadedModel, endpoint: LmtpEndpoint) -> None:
-    """Wait until the server has noticed that everybody is gone, and what has keys was forgotten."""
+    """Wait until the server has noticed that all clients have disconnected, and has dropped streams with keys."""
     async with asyncio.timeout(PATIENCE):
         while True:
             now = model.client.statistics()

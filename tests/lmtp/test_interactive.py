@@ -1,4 +1,4 @@
-"""The interactive client: what lines mean, what is shown, and the readme's session at a real terminal."""
+"""The interactive client: the meaning of input lines, the output, and the README's session in a real terminal."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def test_a_typed_line_is_parsed(text: str, line: Line) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("a x=b", "'b' is not a literal"),
-        ("a x=", "is not a literal"),
-        ("a x=1 y", "'1 y' is not a literal"),
-        ("a x=__import__('os').getcwd()", "is not a literal"),
-        ("a x=" + "(" * 5000, "is not a literal"),
+        ("a x=b", "'b' is not a valid value"),
+        ("a x=", "is not a valid value"),
+        ("a x=1 y", "'1 y' is not a valid value"),
+        ("a x=__import__('os').getcwd()", "is not a valid value"),
+        ("a x=" + "(" * 5000, "is not a valid value"),
         ("a x=1 x=2", "is given twice"),
         ("a model='b'", "cannot be set here"),
         ("a stream_id=1", "cannot be set here"),
-        ("a prompt='b'", "nothing before it"),
+        ("a prompt='b'", "no other prompt before it"),
         ("prompt=[1, 'a']", "in quotes or a list"),
     ],
 )
@@ -85,7 +85,7 @@ def test_any_literal_is_read_back(prompt: str, options: dict[str, Any]) -> None:
 
 
 class Recorder:
-    """A `Screen` that remembers."""
+    """A `Screen` that records its output."""
 
     def __init__(self) -> None:
         self.shown: list[tuple[Any, ...]] = []
@@ -154,8 +154,8 @@ async def test_several_prompts_at_once_and_bad_lines_between(registry: ModelRegi
     screen = await run(registry, "One", "", "Two max_tokens=b", "Two foo=1", "Three x={1}", "Four", "quit", "Five")
     assert screen.texts(1) == screen.texts(3) == "General Kenobi"
     notes = [each[1] for each in screen.shown if each[0] == "note"]
-    assert "max_tokens=b: 'b' is not a literal" in notes[0]
-    assert "no JSON form" in notes[1]
+    assert "max_tokens=b: 'b' is not a valid value" in notes[0]
+    assert "cannot be written as JSON" in notes[1]
     assert notes[2].startswith("[2]") and "foo" in notes[2]
     assert ("begin", 4, "Five") not in screen.shown
 
@@ -223,7 +223,7 @@ def test_the_session_of_the_readme_at_a_terminal() -> None:
 
 
 def read_until(descriptor: int, end: str) -> str:
-    """Return a terminal's output until `end` follows something new."""
+    """Return a terminal's new output, up to the text `end`."""
     shown = ""
     while not shown.endswith(end):
         shown += os.read(descriptor, 1024).decode(errors="replace")

@@ -1,4 +1,5 @@
-"""The text form of messages: what is written is read again, what is read never breaks, and what old peers see."""
+"""The text form of messages: written messages can be read again, any input can be decoded or refused, and old peers see
+known fields."""
 
 from __future__ import annotations
 

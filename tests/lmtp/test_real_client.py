@@ -1,6 +1,6 @@
-"""The real LMQL 0.7.3, unmodified, in an environment of its own, against bridle's server: every kind of query.
+"""The unmodified LMQL 0.7.3, in its own virtual environment, runs every kind of query with bridle's server.
 
-BRIDLE_LMQL_ENV names a folder that keeps the environment for the next time.
+BRIDLE_LMQL_ENV names a folder that keeps the environment for later runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def results(
     python: Path,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """All queries, to both ways of serving."""
+    """The results of all queries, with both commands that serve a model."""
     with serving(request.param, "demo", "--port", "0") as endpoint:
         return ask(python, tmp_path_factory.mktemp("queries"), endpoint)
 

@@ -1,4 +1,4 @@
-"""The real LMQL 0.7.3 and adapters: a program chooses one by its name in the place of a model's."""
+"""The real LMQL 0.7.3 with adapters: a program chooses an adapter by its name instead of a model's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(python: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:  # noqa: F811
-    """All queries against one server, whose adapter `clerk` is loaded when a query names it."""
+    """The results of all queries with one server, which loads the adapter `clerk` when a query names it."""
     flags = ("--adapter", f"pirate={folder / 'pirate'}", "--adapters-dir", str(folder / "later"))
     home = tmp_path_factory.mktemp("queries")
     with serving("serve-model", "demo", "--port", "0", *flags) as endpoint:

@@ -1,4 +1,4 @@
-"""Tests of the encoder from events to LMTP answers. They cover every rule of a stream, without an engine."""
+"""Tests of the encoder from events to LMTP answers. The tests cover every rule of a stream, without an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EOS = 99
 
 
 class Steered:
-    """A controller that announces how much it may take back."""
+    """A controller that announces its maximum rollback."""
 
     def __init__(self, max_rewind: int | None = None) -> None:
         self.max_rewind = max_rewind
@@ -44,7 +44,7 @@ def told(of: GenerateTeller, *batches: list[EngineEvent]) -> list[StreamAnswer]:
 
 
 def shape(answers: list[StreamAnswer]) -> list[Any]:
-    """Tokens with their finish, codes of errors, names of events."""
+    """The essential data of objects: tokens with their finish reason, error codes, and names of events."""
     return [
         (answer.token, answer.finish_reason)
         if isinstance(answer, Token)
@@ -197,7 +197,7 @@ def test_events_for_those_who_asked() -> None:
 
 @st.composite
 def histories(draw: Any) -> list[list[EngineEvent]]:
-    """Generate batches of events of a controller with a bound on rewinds, for one output."""
+    """Generate batches of events for one output of a controller with a maximum rollback."""
     batches: list[list[EngineEvent]] = []
     length = 0
     for number in range(draw(st.integers(0, 12))):

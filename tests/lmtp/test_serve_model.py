@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest
 
 
 def settings_of(*words: str) -> Any:
-    """The settings that a command line gives."""
+    """The settings that a command line results in."""
     _, bound, _ = app.parse_args(["serve-model", *words], exit_on_error=False, print_error=False)
     given = {"lmtp": LmtpOptions(), "models": serve_model.ModelSetOptions(), "access": serve_model.AccessOptions()}
     given |= {name: bound.arguments[name] for name in given if name in bound.arguments}
@@ -56,7 +56,7 @@ def test_flags_choose_types_of_weights(words: list[str], dtype: str, quantizatio
 
 
 def test_pages_of_an_origin_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over HTTP and over LMTP alike, as with `bridle serve`."""
+    """Pages of the origin may call HTTP and LMTP, like with `bridle serve`."""
     origin, seen = "http://page.example", []
     assert settings_of("demo", "--cors-origin", origin).http.cors_origins == (origin,)
     monkeypatch.setattr(serve_model, "serve_sockets", lambda settings, limits, lmtp: seen.append(limits))
@@ -72,7 +72,7 @@ def test_a_type_that_there_is_not() -> None:
 def test_static_in_either_word_and_not_with_auto() -> None:
     for flag in ("--static", "--single_thread"):
         assert settings_of("demo", flag).models.is_static
-        with pytest.raises(InvalidRequest, match="static and auto"):
+        with pytest.raises(InvalidRequest, match="static cannot be combined with"):
             settings_of("auto", flag)
 
 

@@ -1,4 +1,5 @@
-"""A server as its clients see it: text, buffers, resuming, cancelling, limits. A real engine over a scripted model."""
+"""The server from a client's view: text, buffers, resumed and cancelled streams, and limits, with a real engine and a
+scripted model."""
 
 from __future__ import annotations
 
@@ -135,8 +136,8 @@ async def test_what_is_wrong_with_buffers() -> None:
 
 @contextlib.asynccontextmanager
 async def stopping(num_steps: int) -> AsyncIterator[tuple[Setup, Callable[[int], Awaitable[None]]]]:
-    """A server whose device stops after `steps` steps, and a function that waits for a number of cancelled requests and
-    lets it continue."""
+    """A server whose device stops after `steps` steps. The function waits for a number of cancelled requests, and then
+    lets the device continue."""
     may_go_on, left = threading.Event(), iter(range(num_steps))
     model = scripted_model(on_forward=lambda plan: next(left, None) is None and may_go_on.wait(PATIENCE) and None)
     engine: Any = model.client
@@ -350,7 +351,7 @@ jobs = st.fixed_dictionaries(
 def test_streams_share_a_batch_and_nothing_else(
     shared_model: LoadedModel, todo: list[tuple[int, dict[str, Any]]]
 ) -> None:
-    """Any interleaving keeps the order within each stream, and each gets just what it would get alone."""
+    """Any interleaving keeps the order within each stream, and each stream gets the output that it would get alone."""
 
     async def run() -> None:
         async with running(lent(shared_model)) as setup:
@@ -382,7 +383,7 @@ async def test_prefixes_are_computed_once() -> None:
 
 
 async def test_half_a_large_vocabulary_in_a_mask() -> None:
-    """A message of a megabyte, most of whose ids the model does not even have."""
+    """A message of one megabyte, most of whose token ids the model does not have."""
     async with running() as setup:
         wire = setup.connect()
         bias = {str(token): 100 for token in range(1, 128_000, 2)}
@@ -457,7 +458,7 @@ async def test_notices_for_those_who_know_them() -> None:
 
 
 class Loader:
-    """Loads scripted models, slowly if need be."""
+    """A loader of scripted models, which can be slow."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -527,7 +528,8 @@ def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pyte
 
 
 def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> None:
-    """The turns of a server that has spent its share: nobody's next message is heard before they say so."""
+    """The throttle of a server that has used its share: no user's next message is read before the test grants a
+    turn."""
 
     async def settled() -> None:
         for _ in range(50):
@@ -571,7 +573,7 @@ def test_a_flood_of_messages_that_are_no_requests_ends_in_a_reason(monkeypatch: 
             await wire.next()
             for _ in range(2 * MAX_USELESS):  # in no time is so much allowed again
                 await wire.link.send("NONE")
-            said = "too many messages that are no requests: at most 1000 at once, and 10 a second after that"
+            said = "too many messages that are no requests: at most 1000 at once, and then 10 per second"
             told: list[Object] = []
             with contextlib.suppress(ConnectionLost):
                 while True:
@@ -586,7 +588,7 @@ def test_a_flood_of_messages_that_are_no_requests_ends_in_a_reason(monkeypatch: 
 
 
 def test_immediate_answers_are_charged_and_tokens_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second passes whenever answers are written, and at no other time."""
+    """The test's clock advances one second for each write of answers, and at no other time."""
     seconds = 0.0
 
     def written(answers: Any) -> Any:

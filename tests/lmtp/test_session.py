@@ -1,4 +1,4 @@
-"""The state machine of a connection: each stream ends exactly once, with all events in any order."""
+"""The state machine of a connection: each stream ends exactly once, for all events in any order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(session: Session, line: str = GENERATE) -> Stream:
 
 
 def errors(actions: list[Action]) -> list[tuple[Any, str]]:
-    """Stream and code of the failures among some actions."""
+    """The stream id and error code of each failure in a list of actions."""
     sent = [action.answer for action in actions if isinstance(action, Send)]
     return [(answer.stream_id, answer.code) for answer in sent if isinstance(answer, Failure)]
 
@@ -154,16 +154,16 @@ def test_close_stops_everything_silently() -> None:
 
 def test_wrong_steps_are_bugs() -> None:
     stream = Stream(1, StreamState.ENDED)
-    with pytest.raises(InternalError, match="cannot go from ended to running"):
+    with pytest.raises(InternalError, match="cannot change from state ended to state running"):
         stream.enter(StreamState.RUNNING)
     session = Session()
     session.close()
-    with pytest.raises(InternalError, match="cannot go from closed to draining"):
+    with pytest.raises(InternalError, match="cannot change from state closed to state draining"):
         session._enter(SessionState.DRAINING)
 
 
 class Conversation(RuleBasedStateMachine):
-    """A client, workers and a server that do anything at any time. The log of what goes out must make sense."""
+    """A client, workers and a server that act at random times. The log of sent messages must follow the protocol."""
 
     @initialize()
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Traces of LMTP: each request is a span, in the trace that the upgrade of its connection named."""
+"""OpenTelemetry traces of LMTP: each request has a span, in the trace that the connection's upgrade request named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE = 'SCORE {"model": "fake", "prompt": [5], "scored": [6, 7], "stream_id": 1
 
 
 class Spans(SpanExporter):
-    """Spans to be waited for: an answer may be here before its span has ended."""
+    """An exporter whose spans tests wait for, because an answer may arrive before its span has ended."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[ReadableSpan] = SimpleQueue()
@@ -37,7 +37,7 @@ class Spans(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def next_request(self) -> tuple[ReadableSpan, set[str]]:
-        """The next span of a request, and the names of its children, which end before it."""
+        """The next span of a request, and the names of its child spans, which end earlier."""
         children = set()
         while (span := self._queue.get(timeout=PATIENCE)).kind is not SpanKind.SERVER:
             children.add(span.name)
@@ -61,7 +61,7 @@ def connected(model: LoadedModel, spans: Spans, headers: dict[str, str]) -> Iter
 
 
 def ask(socket: ClientConnection, message: str) -> None:
-    """Send a request and read its stream to the end."""
+    """Send a request, and read its stream to the end."""
     socket.send(message)
     finish = None
     while finish is None:

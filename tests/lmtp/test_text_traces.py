@@ -1,4 +1,4 @@
-"""Traces of texts over LMTP: a stream's records add up to its tokens, and its server keeps the same."""
+"""Traces of outputs over LMTP: a stream's records add up to its tokens, and the server stores the same trace."""
 
 from __future__ import annotations
 

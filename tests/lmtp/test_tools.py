@@ -1,4 +1,5 @@
-"""Tools under GENERATE: the operator's answer into the stream, a client receives the calls that it has to answer."""
+"""Tools with GENERATE: results of the operator's tools go into the stream, and a client receives the calls that it must
+answer."""
 
 from __future__ import annotations
 
@@ -74,13 +75,13 @@ async def test_a_client_answers_on_its_connection(setup: Setup, fields: Object) 
     expected = {"yes": "yes", "{'b': 1}": '{"b": 1}', "None": "refused"}[str(fields.get("result"))]
     assert text_of(await wire.stream()) == expected
     (again,) = await wire.ask("TOOL_RESULT", id=event["id"], result="late")
-    assert "waits for an answer of this user's" in again["error"]
+    assert "of this user waits for an answer" in again["error"]
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"id": "x"}, "no call 'x' waits for an answer of this user's"),
+        ({"id": "x"}, "no tool call 'x' of this user waits for an answer"),
         ({}, "'id' is missing"),
         ({"id": 7}, "id is 7"),
         ({"id": "x", "error": 1}, "error is 1; must be text"),
@@ -97,7 +98,7 @@ async def test_answers_to_nothing_are_refused_and_the_connection_stays(setup: Se
 
 
 async def test_our_client_answers(setup: Setup) -> None:
-    """While it reads the stream that asks."""
+    """bridle's client answers a tool call while it reads the stream with the call."""
     async with Client(MemoryCarrier(setup.server.serve), NAME) as client:
         asked = {"controller": "class:Says", "controller_arg": "ask", "client_tools": ["ask"], "max_tokens": 8}
         stream = await client.generate("x", text=True, **asked)
@@ -112,7 +113,8 @@ async def test_our_client_answers(setup: Setup) -> None:
 
 
 async def test_a_client_of_the_original_protocol_is_told_of_no_call(setup: Setup) -> None:
-    """Its stream waits, and the answer comes over HTTP; nothing that it does not know is sent."""
+    """The stream waits, and the result comes over HTTP. The server sends no message that the original protocol
+    lacks."""
     wire, desk = setup.connect(), setup.model.tools
     await begin(wire, "ask", client_tools=["ask"])
     assert desk is not None

@@ -1,8 +1,10 @@
-"""Recorded exchanges of clients with the original server, replayed: same form, without its faults.
+"""Replays of recorded exchanges with the original server: bridle's answers have the same form, without the original's
+faults.
 
-The requests are the recorded ones. The model is a script with the same vocabulary (346 ids, 0 begins and ends a text).
-It always prefers token 240, as the recorded model did. Log-probabilities are its own, so form is compared, not digits.
-Where the original doubles, mixes, hangs or closes the connection, `docs/lmtp.md` says what happens instead.
+The requests are the recorded ones. The scripted model has the same vocabulary (346 ids; id 0 begins and ends a text).
+The model always prefers token 240, like the recorded model. Its log-probabilities differ from the recorded ones, so the
+tests compare their form, not their digits. If the original repeats or mixes answers, hangs or closes the connection,
+bridle does what `docs/lmtp.md` describes.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ async def setup() -> AsyncIterator[Setup]:
 
 
 async def replay(setup: Setup, frame: str, stream_id: Any = 1) -> list[Object]:
-    """The objects that answer one recorded frame."""
+    """Replay one recorded frame, and return the objects of its answer."""
     wire = setup.connect()
     await wire.link.send(frame)
     found = await wire.stream(stream_id)
@@ -64,7 +66,7 @@ def generate(fields: str, stream_id: int = 3) -> str:
 
 
 def check_tokens(found: list[Object], num: int, finish: str, num_top: int = 1, keys: list[str] | None = None) -> None:
-    """Answer rules that hold for every stream."""
+    """Check the rules that hold for the answers of every stream."""
     assert len(found) == num
     for body in found:
         assert list(body) == (keys or TOKEN_KEYS)

@@ -1,4 +1,4 @@
-"""Servers behind carriers other than WebSockets: memory, a socket pair, a Unix-domain socket."""
+"""Servers with other transports than WebSockets: memory, a socket pair, and a Unix domain socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_client_is_served(connect: Connect, tmp_path: Path) -> None:
 
 
 async def test_standard_input_and_output() -> None:
-    """Pipes, as a parent process holds them; a line that is too long says nothing, and the next one is read."""
+    """The server uses pipes of a parent process. A line that is too long is ignored, and the next line is read."""
     (from_parent, to_child), (from_child, to_parent) = os.pipe(), os.pipe()
     with ExitStack() as files:
         source, parent_in = (files.enter_context(os.fdopen(each, "rb")) for each in (from_parent, from_child))

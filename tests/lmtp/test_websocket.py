@@ -1,4 +1,4 @@
-"""LMTP on the port of the HTTP server: who may come in, what `/` means, large messages, two processes."""
+"""LMTP on the port of the HTTP server: access, the meaning of `/`, large messages, and two processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_socket(address: str, path: str = "/", **options: Any) -> ClientConnecti
 
 
 def ask(socket: ClientConnection, message: str) -> list[Any]:
-    """The objects of one stream."""
+    """Send a request, and return the objects of its stream."""
     socket.send(message)
     found: list[Any] = []
     while not found or not (found[-1].get("finish_reason") or "error" in found[-1] or "model_info" in found[-1]):

@@ -253,7 +253,8 @@ class Client:
     def _encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         if self.tokenizer is None:
             raise UnsupportedFeature(
-                f"{self._connection.carrier.name} accepts only tokens: give the client a tokenizer, or send tokens",
+                f"the server {self._connection.carrier.name} accepts only tokens: give the client a tokenizer, or "
+                "send tokens",
                 "prompt",
             )
         return tuple(self.tokenizer.encode(text, add_special_tokens=is_start))

@@ -49,7 +49,7 @@ class ClientConnection:
             if self._greeted.is_set() or await self._wait_for_greeting():
                 return self._exchange.features
             await asyncio.sleep(self.patience.pause(attempt))
-        raise ConnectionLost(f"{self.carrier.name} closes each connection before it has announced its features")
+        raise ConnectionLost(f"the server {self.carrier.name} closes each connection before it announces its features")
 
     async def _wait_for_greeting(self) -> bool:
         """Wait until the server has announced its features. Returns False if the connection was lost first."""

@@ -160,7 +160,7 @@ class ClientProtocol:
         try:
             answers = decode_answers(frame)
         except ProtocolError as error:
-            log.warning("a frame of the server was dropped: %s", error)
+            log.warning("a frame from the server is invalid and was ignored: %s", error)
             return [], []
         self.num_answers += len(answers)
         failed: list[StreamProgress] = []
@@ -192,7 +192,7 @@ class ClientProtocol:
         if isinstance(answer, m.EventMessage):
             self.on_event(answer)
         elif isinstance(answer, m.Msg) and answer.error:
-            log.warning("the server reports: %s", answer.error)
+            log.warning("the server reports an error: %s", answer.error)
 
     def _take(self, item: StreamProgress | PendingCall, answer: m.Answer) -> None:
         if isinstance(answer, m.EventMessage) and answer.position is None:

@@ -28,7 +28,8 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.connect_attempts < 1 or self.retries < 0:
             raise InvalidRequest(
-                f"connect_attempts is {self.connect_attempts} and retries {self.retries}; must be at least 1 and 0",
+                f"connect_attempts is {self.connect_attempts} and must be at least 1; retries is {self.retries} and "
+                "must be at least 0",
                 "patience",
             )
 

@@ -53,7 +53,9 @@ class LineTransport:
 
     async def send(self, message: str) -> None:
         if "\n" in message:
-            raise ProtocolError("a message on a line transport must be one line")
+            raise ProtocolError(
+                "the message has a line break; on standard input and output each message must be one line"
+            )
         try:
             self._writer.write(message.encode() + b"\n")
             await self._writer.drain()
@@ -64,7 +66,9 @@ class LineTransport:
         try:
             line = await self._reader.readline()
         except ValueError as error:
-            raise ConnectionLost(f"{self.name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
+            raise ConnectionLost(
+                f"{self.name} sent a line of more than {MAX_MESSAGE_BYTES} bytes, the limit"
+            ) from error
         except OSError as error:
             raise ConnectionLost(f"the connection to {self.name} broke: {error}") from error
         if not line.endswith(b"\n"):  # an incomplete line at the end of the stream is not a message
@@ -166,7 +170,7 @@ class MemoryLink:
             self._room.clear()
             await self._room.wait()
         if self._is_cut():
-            raise ConnectionLost("the channel is closed")
+            raise ConnectionLost("the connection is closed")
         self._outgoing.put_nowait(message)
 
     def _is_cut(self) -> bool:
@@ -177,7 +181,7 @@ class MemoryLink:
         message = None if self._closed else await self._incoming.get()
         if message is None:
             self._closed = True
-            raise ConnectionLost("the channel is closed")
+            raise ConnectionLost("the connection is closed")
         self.peer._room.set()
         return message
 

@@ -61,7 +61,7 @@ class Buffers:
         but earlier requests still use it. Raises `InvalidRequest` if there are too many buffers."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(
-                f"the connection has {self.max_buffers} buffers, which is the maximum: drop one", "name"
+                f"the connection has {self.max_buffers} buffers, which is the limit: drop one of them", "name"
             )
         self.drop(name)
         buffer = self._named[name] = PrefixBuffer(self, name, model)
@@ -91,8 +91,8 @@ class Buffers:
             return
         if self._num_tokens + num_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"buffer {buffer.name!r} of {num_tokens} tokens does not fit: the connection's buffers hold "
-                f"{self._num_tokens} of at most {self.max_tokens}",
+                f"buffer {buffer.name!r} of {num_tokens} tokens does not fit: the connection's buffers have "
+                f"{self._num_tokens} tokens, and at most {self.max_tokens}",
                 "prompt",
             )
         buffer.num_tokens = num_tokens

@@ -78,7 +78,9 @@ async def _seen(
         return context, NO_SIGHTS
     if asked.save is not None:
         what = "images" if asked.images else "audio" if asked.audio else "video"
-        raise UnsupportedFeature(f"a buffer has only tokens: a stream with {what} cannot be saved as one", "save")
+        raise UnsupportedFeature(
+            f"a buffer stores only tokens: a stream with {what} cannot be saved as a buffer", "save"
+        )
     given = ("images", "image", asked.images), ("audio", "audio", asked.audio), ("video", "video", asked.video)
     sources = [source for field, modality, urls in given for source in _sources(urls, field, modality)]
     return await process_multimodal_async(model, context, sources)
@@ -87,7 +89,7 @@ async def _seen(
 def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
     for number, url in enumerate(urls):
         if not isinstance(url, str):
-            raise InvalidRequest(f"{field}[{number}] is a {type(url).__name__}; must be a URL", field)
+            raise InvalidRequest(f"{field}[{number}] is a {type(url).__name__}; must be a URL, as a text", field)
     return [Source(url, f"{field}[{number}]", modality=modality) for number, url in enumerate(urls)]
 
 
@@ -122,7 +124,9 @@ def _first_token(model: LoadedModel) -> int:
         return bos
     if model.info.eos_token_ids:
         return model.info.eos_token_ids[0]
-    raise InvalidRequest("'prompt' is empty, and the model has no token that begins a text", "prompt")
+    raise InvalidRequest(
+        "'prompt' is empty, and the model has no BOS or EOS token to begin with; send a token", "prompt"
+    )
 
 
 def _limit(serving: RequestLifecycle, asked: Generate, num_context: int) -> int | None:
@@ -157,7 +161,7 @@ def _options(asked: Generate) -> dict[str, Any]:
         if kinds is None:
             row = BY_NAME.get(name)
             why = f": {row.why}" if row is not None and row.why else ""
-            raise InvalidRequest(f"{name[:100]!r} is not a field of GENERATE{why}", name[:100])
+            raise InvalidRequest(f"{name[:100]!r} is not a field of a GENERATE message{why}", name[:100])
         if type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)

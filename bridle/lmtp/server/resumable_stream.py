@@ -111,7 +111,8 @@ class ResumableStream(StreamRelay):
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
-                f"position is {position}; answers {self.num_forgotten} to {end} of this stream are available",
+                f"position is {position}; must be from {self.num_forgotten} to {end}, the answers of this stream "
+                "that are still stored",
                 "position",
             )
         if self.streams is not None:
@@ -147,7 +148,7 @@ class ReplayBuffer:
         """Return the stream with that key. Raises `UnknownStream`."""
         relay = self._relays.get(key)
         if relay is None:
-            raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have expired", "key")
+            raise UnknownStream(f"no stream has the key {key[1]!r}; it may have expired", "key")
         return relay
 
     def same(self, key: Key, asked: Generate) -> ResumableStream | None:
@@ -157,7 +158,7 @@ class ReplayBuffer:
         if relay is None:
             return None
         if _content(asked) != relay.content:
-            raise InvalidRequest(f"key {key[1]!r} belongs to another request; choose a new key", "key")
+            raise InvalidRequest(f"the key {key[1]!r} belongs to another request; choose a new key", "key")
         return relay
 
     def add(self, streams: StreamOwner, stream: Stream, key: Key, asked: Generate) -> ResumableStream:

@@ -136,7 +136,9 @@ class Streams:
             return
         try:
             if self._num_filling >= self._home.settings.max_buffers:
-                raise Overloaded(f"{self._num_filling} buffers are being filled; wait for one of them")
+                raise Overloaded(
+                    f"{self._num_filling} buffers are being filled, which is the limit; wait for one of them"
+                )
             parent = self._buffers.find(asked.parent, asked.model, "parent")
             buffer = self._buffers.reserve(asked.name, asked.model)
         except BridleError as error:

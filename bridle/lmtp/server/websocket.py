@@ -47,7 +47,7 @@ class LmtpEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
-            raise TypeError(f"an LMTP endpoint serves WebSockets, not {scope['type']}")
+            raise TypeError(f"an LMTP endpoint accepts only WebSocket connections, not {scope['type']}")
         if not may_connect(scope["headers"], self.server.settings.allowed_origins):
             await send({"type": "websocket.close", "code": 1008, "reason": "pages of this origin may not connect"})
             return
@@ -81,7 +81,7 @@ class WebSocketLink:
         try:
             await self._send({"type": "websocket.send", "text": message})
         except (OSError, RuntimeError) as error:  # the error of ASGI servers for a closed connection
-            raise ConnectionLost(f"the client is gone: {error or type(error).__name__}") from error
+            raise ConnectionLost(f"the client has disconnected: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:
         while True:

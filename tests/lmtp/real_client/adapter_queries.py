@@ -1,7 +1,7 @@
-"""Queries for the real LMQL that choose adapters; run by its own interpreter:
-`python adapter_queries.py ENDPOINT TOKENIZER CERTIFICATE NAME...`, each name one of a model or of an adapter.
+"""Queries for the real LMQL that choose adapters. LMQL's interpreter runs them: `python adapter_queries.py ENDPOINT
+TOKENIZER CERTIFICATE NAME...`. Each NAME is a model or an adapter.
 
-Prints one line of JSON. Imports nothing of ours.
+Prints one line of JSON. Imports no module of bridle.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Programs of the genuine client, run against bridle's server."""
+"""Programs for the original LMQL client, which run against bridle's server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.sources import ROOT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with LMQL."""
+    """The Python interpreter of a virtual environment with LMQL."""
     kept = os.environ.get("BRIDLE_LMQL_ENV")
     return lmql_python(Path(kept) if kept else tmp_path_factory.mktemp("lmql"), packages=CLIENT_PACKAGES)
 
 
 @contextlib.contextmanager
 def serving(*words: str) -> Iterator[str]:
-    """`HOST:PORT` of the demo model, as the words of a command serve it."""
+    """`HOST:PORT` of a server that the given command line starts for the demo model."""
     command = [sys.executable, "-m", "bridle", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -41,7 +41,7 @@ def serving(*words: str) -> Iterator[str]:
 
 
 def run_program(python: Path, folder: Path, program: Path, *words: str) -> dict[str, Any]:
-    """The JSON that a program of LMQL's users prints in its last line."""
+    """Run a program with LMQL, and return the JSON in its last line of output."""
     own = {"HOME": str(folder), "TMPDIR": str(folder)}  # it leaves compiled queries behind
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **own}
     done = subprocess.run(

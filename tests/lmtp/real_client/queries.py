@@ -1,7 +1,7 @@
-"""Queries for the real LMQL; run by its own interpreter: `python queries.py ENDPOINT MODEL TOKENIZER CERTIFICATE
-[NAME...]`. An empty endpoint is LMQL's own default.
+"""Queries for the real LMQL. LMQL's interpreter runs them: `python queries.py ENDPOINT MODEL TOKENIZER CERTIFICATE
+[NAME...]`. An empty endpoint means LMQL's default.
 
-Prints one line of JSON: for each query what it gave, or `error`. Imports nothing of ours.
+Prints one line of JSON with the result or `error` of each query. Imports no module of bridle.
 """
 
 import asyncio
