@@ -1,8 +1,8 @@
-"""Controllers for tests, written as WebAssembly text by small Python functions: one list of actions for each call.
+"""Controllers for tests. Small Python functions write them as WebAssembly text, from one list of actions for each call.
 
 `guest2([step, step, ...])` is a controller of dialect 2 whose n-th mid callback performs the n-th step (the last one
-again and again). A step is a list of actions; an action is WAT text. `#` in a result stands for the name of the mask
-that was made last, `$0`, `$1`, ... for the names of earlier ones.
+again and again). A step is a list of actions, and an action is WAT text. In a result, `#` means the last mask, and
+`$0`, `$1`, ... mean earlier masks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _PRELUDE = """
 
 
 def _place(data: bytes) -> str:
-    """Stands for the address of some bytes until a module is built."""
+    """A placeholder for the address of some bytes, until a module is built."""
     return f"@{data.hex()}@"
 
 
@@ -101,7 +101,7 @@ def say(text: str) -> str:
 
 
 def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
-    """Hand a set of tokens to the host."""
+    """An action that gives a set of tokens to the host as a mask."""
     row = bytearray(4 * ((vocab_size + 31) // 32) + 4)
     for token in tokens:
         row[token >> 3] |= 1 << (token & 7)
@@ -114,7 +114,7 @@ def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
 
 
 def result(value: Any) -> str:
-    """Return JSON. Text is used unchanged."""
+    """An action that returns JSON. Text is used unchanged."""
     template = value if isinstance(value, str) else json.dumps(value)
     parts = ["(global.set $length (i32.const 0))"]
     for piece in re.split(r"(\"?#\"?|\"?\$\d\"?)", template):
@@ -141,7 +141,7 @@ def load(name: str) -> str:
 
 
 def by_branch(*steps: Step) -> str:
-    """Do the n-th step in the n-th sequence of the fork group."""
+    """A step that does the n-th given step in the n-th sequence of the fork group."""
     text = ""
     for index, step in enumerate(steps):
         text += f"(if (i32.eq (call $my_index) (i32.const {index})) (then {chr(10).join(step)}))\n"
@@ -171,7 +171,7 @@ SAMPLE_ALL_OF = "#"
 
 
 def sample(tokens: Sequence[int], vocab_size: int, **more: Any) -> list[str]:
-    """A step: sample among tokens."""
+    """A step that samples one of the given tokens."""
     return [mask(tokens, vocab_size), result({"branches": [{"sample_mask": "#", "splices": [], **more}]})]
 
 
@@ -181,7 +181,7 @@ def splice(tokens: Sequence[int], backtrack: int = 0) -> dict[str, Any]:
 
 
 def force(tokens: Sequence[int], backtrack: int = 0) -> list[str]:
-    """A step: append tokens."""
+    """A step that appends tokens."""
     return [result({"branches": [splice(tokens, backtrack)]})]
 
 
@@ -292,7 +292,7 @@ _CORE = {
 def component(
     steps: list[list[str]], create: str = "(i32.store8 (i32.const 32) (i32.const 0))", data: str = ""
 ) -> bytes:
-    """A controller whose n-th call of `next` does the n-th step; each step leaves its decision by `$decide`."""
+    """A component whose n-th call of `next` does the n-th step. Each step sets its decision with `$decide`."""
     exports = "".join(f'(export "{name}" {kind})' for name, kind in _HOST.items())
     lowered = "".join(
         f'(core func ${name} (canon lower (func $host "{name}") (memory (core memory $libc "memory"))'
@@ -334,7 +334,7 @@ def component(
 
 
 def texts(*pieces: Any) -> tuple[str, list[str]]:
-    """A data segment, and for each piece the two numbers that point at it."""
+    """A data segment, and the address and length of each piece in it."""
     data, numbers, place = "", [], 1024
     for piece in pieces:
         raw = (piece if isinstance(piece, str) else json.dumps(piece)).encode()

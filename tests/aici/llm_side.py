@@ -1,6 +1,6 @@
-"""A minimal engine side of the AICI runtime protocol, written from its specification alone: no code of bridle.
+"""A minimal engine side of the AICI runtime protocol, written from the specification without any code of bridle.
 
-It creates the shared objects, starts a runtime, talks to it on both channels, and looks at raw bytes.
+It creates the shared objects, starts a runtime, uses both channels, and checks raw bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RuntimeDied(Exception):
-    """The runtime's process ended."""
+    """Raised if the runtime's process has ended."""
 
 
 class Llm:
-    """Creates everything, starts the runtime, and cleans up in `close`, whatever happened."""
+    """An engine that creates the shared objects and starts the runtime. `close` cleans up after any error."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class Llm:
         return reply
 
     def main(self, **request: Any) -> dict[str, Any]:
-        """Any request on the main channel; gives the whole reply."""
+        """Send any request on the main channel, and return the whole reply."""
         return self.raw("main", json.dumps(request).encode())
 
     def begin_side(self, *, user: str | None = None, admin: bool = False, **request: Any) -> str:
-        """Send on the side channel; gives the id to wait for."""
+        """Send a request on the side channel, and return the id of the reply to wait for."""
         rid = uuid.uuid4().hex[:16]
         request["$rid"] = rid
         if user is not None:
@@ -182,7 +182,7 @@ class Llm:
     def instantiate(
         self, module: str, arg: Any = "", prompt: Any = (1,), user: str | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Gives the request id and the whole reply."""
+        """Instantiate a controller. Returns the request id and the whole reply."""
         req_id = f"run-{uuid.uuid4()}"
         prompt = list(prompt) if not isinstance(prompt, str) else prompt
         reply = self.side(op="instantiate", req_id=req_id, prompt=prompt, module_id=module, module_arg=arg, user=user)
@@ -191,7 +191,7 @@ class Llm:
     # -- dialect 2 -----------------------------------------------------------------------------------------
 
     def mid(self, *ops: dict[str, Any], freed: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-        """A step of dialect 2; gives the data."""
+        """Run a step of dialect 2, and return its data."""
         filled = [{"backtrack": 0, "tokens": [], "sampled": None, **op} for op in ops]
         reply = self.main(op="mid_process", ops=filled, freed=list(freed), **more)
         assert reply["type"] == "ok", reply
@@ -203,7 +203,7 @@ class Llm:
         return found
 
     def settle(self, data: dict[str, Any], seq: int, limit: float = math.inf) -> dict[str, Any]:
-        """Ask again, a limited number of times, while the sequence only reports that it is late."""
+        """Repeat the request, a limited number of times, while the sequence reports that it is late."""
         answer = self.answer(data, seq)
         logs = ""
         end = time.monotonic() + PATIENCE
@@ -220,13 +220,13 @@ class Llm:
         return self.settle(self.mid({"id": seq, "req_id": req_id}), seq)
 
     def next(self, seq: int, tokens: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-        """One further step of one sequence."""
+        """Run one further step of one sequence."""
         sampled = tokens[0] if len(tokens) == 1 else None
         op = {"id": seq, "tokens": list(tokens), "sampled": sampled, **more}
         return self.settle(self.mid(op), seq)
 
     def row(self, data: dict[str, Any], index: int, vocab_size: int) -> list[int]:
-        """The tokens that a row allows."""
+        """The tokens that a mask row allows."""
         stride, first = data["mask_num_bytes"], data["first_mask_byte_offset"]
         raw = self.bin[first + index * stride : first + (index + 1) * stride]
         if data["dtype"] == "bool":
@@ -253,7 +253,7 @@ class Llm:
         return found
 
     def workers(self) -> list[int]:
-        """Processes two levels below the runtime: the nursery's children."""
+        """Processes two levels below the runtime, which are the children of the fork server."""
         parents = {}
         for pid in self.descendants():
             with contextlib.suppress(OSError):  # it may have ended since
@@ -262,7 +262,7 @@ class Llm:
         return [pid for pid, parent in parents.items() if parent in nursery]
 
     def close(self) -> None:
-        """End the runtime the way the original engine does, and check that it takes everything with it."""
+        """End the runtime like the original engine, and check that all of its processes and shared objects are gone."""
         try:
             if self.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

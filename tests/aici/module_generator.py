@@ -1,5 +1,5 @@
-"""Generated Wasm modules: mutated ones, ones with shuffled sections, and valid ones of random code. The random code
-calls every function of a host with random arguments. The modules follow from a seed."""
+"""Generated Wasm modules: mutated modules, modules with shuffled sections, and valid modules with random code. The
+random code calls every function of a host with random arguments. A seed determines the modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def corpus() -> tuple[bytes, ...]:
 
 
 def make_module(seed: int) -> bytes:
-    """The module of a seed."""
+    """Make the Wasm module for a random seed."""
     rng = random.Random(seed)
     make: Callable[[random.Random], bytes] = rng.choice(
         (_mutated, _shuffled, _random_code, _random_code, _random_answer)
@@ -59,7 +59,7 @@ def _mutated(rng: random.Random) -> bytes:
 
 
 def _shuffled(rng: random.Random) -> bytes:
-    """Sections of a core module left out, doubled, swapped, or with a size that is not theirs."""
+    """A core module whose sections are left out, doubled, swapped, or have a wrong size."""
     parts = list(sections(rng.choice(corpus()[:3])))
     for _ in range(rng.randint(1, 3)):
         place, other = rng.randrange(len(parts)), rng.randrange(len(parts))
@@ -85,7 +85,7 @@ def _shuffled(rng: random.Random) -> bytes:
 
 
 def _random_code(rng: random.Random) -> bytes:
-    """Every callback does something random with the host."""
+    """A module whose callbacks call the host at random."""
     code = _Code(rng)
     prompt = "(call $answer (i32.const 1024) (i32.const 2))"
     mid = "(call $answer (i32.const 1040) (i32.const 99))"
@@ -108,7 +108,7 @@ def _random_code(rng: random.Random) -> bytes:
 
 
 def _random_answer(rng: random.Random) -> bytes:
-    """Well-behaved code that answers almost the right JSON."""
+    """Valid code that returns JSON with small errors."""
     code = _Code(rng)
     first, second = _answer(rng, rng.choice(("prompt", "branches"))), _answer(rng, "branches")
     masks = "(drop (call $aici_host_return_logit_bias (i32.const 2048)))" if rng.random() < 0.7 else ""
@@ -122,7 +122,7 @@ def _random_answer(rng: random.Random) -> bytes:
 
 
 def _answer(rng: random.Random, key: str) -> bytes:
-    """JSON near `{"branches": [...]}`."""
+    """JSON that is similar to `{"branches": [...]}`."""
     if rng.random() < 0.1:
         return rng.choice((b"", b"null", b"[]", b"{", b"[" * 400, b'{"branches":[{}', b"\xff\xfe", b'"Stop"', b"1e999"))
 

@@ -1,4 +1,4 @@
-"""A control pool with its processes, and helpers of its tests."""
+"""A controller pool with its processes, and helpers for its tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _stat(pid: int) -> tuple[str, int, int]:
 
 
 def members(group: int) -> dict[int, int]:
-    """Living processes of a group, and their parents."""
+    """The running processes of a process group, with their parents."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -43,7 +43,7 @@ def members(group: int) -> dict[int, int]:
 
 
 def workers(pool: RuntimePool) -> set[int]:
-    """Processes that the runtime's nursery made."""
+    """The processes that the runtime's fork server started."""
     assert pool.runtime_pid is not None
     group = members(pool.runtime_pid)
     nurseries = {pid for pid, parent in group.items() if parent == pool.runtime_pid}
@@ -51,7 +51,7 @@ def workers(pool: RuntimePool) -> set[int]:
 
 
 def start_streams(pool: RuntimePool, num_streams: int) -> Steered:
-    """Controlled streams of four tenants, and as many plain ones; all are under way when this returns."""
+    """Start controlled streams of four tenants and the same number of plain streams, and wait until all have output."""
     steered = Steered(pool, num_blocks=160 * num_streams, max_num_batched_tokens=4 * num_streams)
     module = steered.upload(FOREVER)
     for number in range(num_streams):
@@ -72,7 +72,7 @@ NUM_BLOCKS, BLOCK_SIZE = 40, 4
 
 
 def make_engine(pool: RuntimePool, random: Random) -> Engine:
-    """Ample or cramped, so that there are preemptions and chunks among it."""
+    """An engine with much or little memory, so that some runs have preemptions and chunks."""
     executor = ScriptedExecutor(VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, eos_token_ids=(EOS,))
     config = EngineConfig(
         max_num_batched_tokens=random.choice([3, 8, 100]),
@@ -105,7 +105,7 @@ def guest_request(pool: RuntimePool, random: Random, number: int) -> tuple[Reque
 def reference(
     engine: Engine, request: Request, root: programs.Node
 ) -> dict[tuple[tuple[int, int], ...], ReferenceOutput]:
-    """What a naive reference makes of a program, by path."""
+    """The outputs of a naive reference for a program, by path."""
     model = engine._executor.model  # type: ignore[attr-defined]
     return run_reference(
         model,

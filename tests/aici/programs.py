@@ -1,6 +1,6 @@
-"""Random programs as trees, in three languages: WebAssembly, plain Python, and what the naive reference understands.
+"""Random programs as trees, in three forms: WebAssembly, plain Python, and the form of the naive reference.
 
-A node is one decision; it has a child for each branch, which is what that branch does next.
+A node is one decision. It has one child for each branch, with the branch's next decision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ PROMPT_TOKENS = 6
 
 @dataclass
 class Way:
-    """One branch: draw among `allowed` (at `temperature`) with `splices`, or (`allowed` None) the one splice."""
+    """One branch: sample among `allowed` (at `temperature`) with `splices`, or apply the only splice if `allowed` is
+    None."""
 
     allowed: list[int] | None
     splices: list[tuple[list[int], int, list[int]]] = field(default_factory=list)  # (when_sampled, backtrack, tokens)
@@ -32,7 +33,8 @@ class Way:
 
 @dataclass
 class Node:
-    """No ways: stop. The guest library of the original has at most one mask in a call; so have these programs."""
+    """A decision. Without branches it stops. A program has at most one mask in a call, like the original's guest
+    library."""
 
     ways: list[Way] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
@@ -40,7 +42,7 @@ class Node:
 
 
 def make(random: Random, length: int = PROMPT_TOKENS, depth: int = 0, forks: int = 0) -> Node:
-    """A random tree. `length` is the least number of tokens that the sequence has here."""
+    """A random tree. `length` is the minimum number of tokens that the sequence has at this node."""
     verb = random.choice("ssssmmffrrwwkkt") if depth < MAX_DEPTH else "t"
     if verb == "t" and depth > 2:
         return Node()
@@ -75,7 +77,7 @@ def _tokens(random: Random) -> list[int]:
 
 
 def _after(way: Way, length: int) -> int:
-    """The least number of tokens after a branch was taken."""
+    """The minimum number of tokens after a branch."""
     if way.allowed is None:
         (_, back, tokens) = way.splices[0]
         return length - back + len(tokens)
@@ -87,7 +89,7 @@ def _after(way: Way, length: int) -> int:
 
 
 def decide(node: Node, sampling: SamplingParams) -> Decision:
-    """The decision of a node."""
+    """The decision that a node describes."""
     if not node.ways:
         return Decision.stop()
     return Decision.fork(_branch(way, sampling) for way in node.ways)
@@ -132,7 +134,7 @@ class TreeController(Controller):
 
 
 def compile_program(root: Node) -> bytes:
-    """The program as a controller: its state is the number of the node that answered last."""
+    """The program as a controller. Its state is the number of the node that answered last."""
     nodes = list(_number(root))
     moves = "".join(
         f"(if (i32.and (i32.eq (global.get $state) (i32.const {node.number})) (i32.eq (local.get $i) (i32.const {i})))"

@@ -1,9 +1,9 @@
 """Runs a real LLM-side client: an `AiciRunner` of the original's Python package drives bridle's runtime.
 
-It is a separate program, since that class registers handlers for the end of its process. Arguments: the folder that
-holds the package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. Writes a
-JSON object as its last line. The program uses the class as the specification describes it, in all versions; the class's
-own output comes before that line.
+It is a separate program because that class registers exit handlers for its process. Arguments: the folder that holds
+the package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. Writes a JSON
+object as its last line. The program uses the class as the specification describes it, in all versions. The class's own
+output precedes that line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENT = ["--wasm-max-step-time", "5000", "--wasm-max-init-time", "5000"]
 
 
 def make_runner(kind: Any, runtime: str, tokenizer: str, store: str, prefix: str) -> Any:
-    """The client, with options that its generation has."""
+    """The client, with the options of its version."""
     known = inspect.signature(kind.__init__).parameters
     args = ["--store", store, *_PATIENT]
     options: dict[str, Any] = {"json_size": 8, "bin_size": 8, "pref": prefix}
@@ -50,12 +50,12 @@ async def prepare(runner: Any, wasm: bytes) -> tuple[str, list[int], Any]:
 
 
 def best(row: Any) -> int:
-    """The scripted model: the first token that is preferred most."""
+    """The scripted model, which takes the first token with the highest bias."""
     return int(row.argmax())
 
 
 def steps1(runner: Any, tokens: list[int]) -> None:
-    """Post and pre, then mid, until the controller stops."""
+    """Run post and pre, then mid, until the controller stops."""
     for _ in range(50):
         runner.exec_post_pre()
         _suspend, num_forks, forced = runner.pre_status(1)
@@ -77,7 +77,7 @@ def steps1(runner: Any, tokens: list[int]) -> None:
 
 
 def steps2(runner: Any, tokens: list[int]) -> None:
-    """Mid alone, with branches."""
+    """Run only mid, with branches."""
     for _ in range(50):
         runner.add_mid(1)
         runner.exec_mid()

@@ -1,4 +1,4 @@
-"""An engine over a scripted model, steered by a real runtime process: common code of the tests of the engine's side."""
+"""An engine with a scripted model and a real control runtime, for tests of the engine's side of the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 
 class Steered:
-    """An engine with the pool, and what happened to each request."""
+    """An engine with the controller pool, and the events of each request."""
 
     def __init__(self, pool: RuntimePool, *, num_blocks: int = 256, **limits: object) -> None:
         self.pool = pool
@@ -34,7 +34,7 @@ class Steered:
         return module
 
     def add(self, name: str, wasm: bytes | None, argument: str = "", **sampling: object) -> None:
-        """Start a request; what is no sampling parameter is `prompt`."""
+        """Start a request with a `prompt` and sampling parameters."""
         self.add_module(name, None if wasm is None else self.upload(wasm), argument, **sampling)
 
     def add_module(self, name: str, module: str | None, argument: str = "", **sampling: object) -> None:
@@ -50,7 +50,7 @@ class Steered:
         self.engine.check_integrity()
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Step until all is over, or `until` holds."""
+        """Run steps until all requests have ended, or until `until` is true."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             if not self.engine.has_work:
@@ -67,7 +67,7 @@ class Steered:
         return any(isinstance(event, Finished) and event.is_last for event in self.events[name])
 
     def tokens(self, name: str, index: int = 0) -> list[int]:
-        """The tokens of an output, rewinds and forks applied."""
+        """The tokens of an output after its rollbacks and forks."""
         outputs: dict[int, list[int]] = {0: []}
         for event in self.events[name]:
             if isinstance(event, TokenEvent):
@@ -86,7 +86,7 @@ class Steered:
 
 
 class SharedRuntime(DelegatingPool):
-    """The module's pool, which outlives each test's engine."""
+    """The controller pool of a test module, which is used by the engine of each test."""
 
     def shutdown(self) -> None:
         pass

@@ -1,5 +1,5 @@
-"""A malformed reply becomes a `ProtocolError` where it is decoded. Any other error in a thread that takes replies ends
-the runtime, so that the next one is started and no call waits for ever."""
+"""A malformed reply becomes a `ProtocolError` where it is decoded. Any other error in a thread that reads replies ends
+the runtime, so that a new runtime starts and no call waits forever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MASK_BYTES = 4 * ((VOCAB_SIZE + 31) // 32)
 
 
 class Peer:
-    """A process that says what a test puts into `said`; an error is raised."""
+    """A runtime process that sends the messages in `said`. An exception in `said` is raised."""
 
     def __init__(self, call_timeout: float = PATIENCE, masks: int = 4_096) -> None:
         self.said: SimpleQueue[bytes | Exception] = SimpleQueue()
@@ -71,7 +71,7 @@ class Peer:
 
 
 def reply(**sequence: Any) -> dict[str, Any]:
-    """A reply for both sequences of `ASKS`; what is given changes the first one."""
+    """A reply for both sequences of `ASKS`. Arguments change the result of the first sequence."""
     splices = [{"when_sampled": [1], "backtrack": 0, "ff_tokens": [2]}]
     branches = [
         {"sample_mask": 0, "temperature": 0.5, "splices": splices, "sampling": {"top_k": 3}, "bias": [[1, 0.5]]}
@@ -261,7 +261,7 @@ def test_an_instance_whose_reply_is_spoilt_fails_its_request(value: str) -> None
 
 
 class Stillborn(SideChannel):
-    """The reader of a runtime that dies before it is known."""
+    """The reader of a runtime that dies before its start is complete."""
 
     def start(self) -> SideChannel:
         self._on_end("it died at once")

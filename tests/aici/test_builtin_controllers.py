@@ -1,4 +1,4 @@
-"""Controllers that come with bridle: compiled apart from requests and from users' limits."""
+"""Controllers that come with bridle: they are compiled outside of requests and of users' limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = "uppercase"
 
 
 class SlowCompilers:
-    """Compiles when it is let."""
+    """Compilers that wait until the test lets them compile."""
 
     def __init__(self, store: ModuleStore) -> None:
         self._store = store
@@ -151,7 +151,8 @@ def test_scripts_in_python_run_where_nothing_can_be_compiled(start: Start, tmp_p
 
 
 def test_code_of_the_package_is_for_its_settings_alone_and_taken_once(tmp_path: Path) -> None:
-    """Other settings, such as another stack, have to be compiled for; so has code that a worker could not load."""
+    """Code is compiled again for other settings, such as another stack size, and if a worker could not load the
+    code."""
     store = ModuleStore(tmp_path)
     nursery: Any = None
     module = manifest()["pyctrl"].sha256
@@ -166,7 +167,7 @@ def test_code_of_the_package_is_for_its_settings_alone_and_taken_once(tmp_path: 
 
 
 def test_limits_of_users_do_not_hold_for_them(start: Start, tmp_path: Path) -> None:
-    """Nobody could upload or compile anything here; what comes with bridle is ready all the same."""
+    """The limits allow no uploads or compilations of users, and the built-in controllers are still ready."""
     limits = ("--limit", "max_compile_time=1", "--limit", "max_prepare_wait=30000")
     llm = start(*CAPABLE, *limits, store=tmp_path)
     assert llm.start(SMALL, 1)["error"] == ""
@@ -192,7 +193,7 @@ def test_no_room_is_told_with_a_time_to_come_back(tokenizer: Path, store: Path) 
 
 
 def _own(only: str) -> tuple[str, ...]:
-    """bridle's runtime, which takes `only` one controller to be shipped: interpreters take long to compile."""
+    """bridle's runtime with `only` one built-in controller, because interpreters take long to compile."""
     import sys
 
     program = (

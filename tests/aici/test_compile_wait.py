@@ -1,4 +1,5 @@
-"""Tests of the compiler's time limit: by the clock, extended only while the machine gives it no processor time."""
+"""Tests of the compiler's time limit, which is measured by the clock, and extended only while the compiler gets no
+processor time."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ LIMIT = 30  # ms
 
 @dataclass
 class Compiler:
-    """A process that has a given processor time at each look, and speaks after a number of them. Its clock moves by the
-    limit with each look."""
+    """A fake compiler process with a given processor time at each check. It answers after a number of checks. Its clock
+    advances by the limit with each check."""
 
     voice: socket.socket
     seconds: float

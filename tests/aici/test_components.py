@@ -1,4 +1,4 @@
-"""Controllers as components: a hand-written one, through the whole runtime."""
+"""Controllers as Wasm components: a hand-written component runs in the whole runtime."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_a_component_that_fails_ends_with_its_reason(start: Start) -> None:
 
 
 def test_a_component_calls_a_tool(tokenizer: Path, store: Path) -> None:
-    """Over the variables that any guest has: it writes the call, is not asked while it waits, and reads the answer."""
+    """A component uses variables like any guest: it writes the call, is not called while it waits, and reads the
+    result."""
     wanted = json.dumps({"name": "add", "arguments": {"a": 20, "b": 22}}).encode().hex()
     write = {"WriteVar": {"name": "tool:x", "value": wanted, "op": "Set", "when_version_is": None}}
     wait = {"branches": [{"splices": [NOTHING], "wait": True, "waits_for": [["tool:x:answer", 0]]}]}

@@ -1,5 +1,5 @@
-"""Kill -9 of every process of the runtime: only the sequences of the killed process are lost, and nothing is left
-behind."""
+"""`kill -9` of each process of the runtime: only the sequences of the killed process are lost, and no resource is
+leaked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kill(pid: int) -> None:
 
 
 def test_a_killed_worker_ends_its_tenants_sequences_alone(start: Start) -> None:
-    """Another tenant's sequences continue; a new worker takes new requests at once."""
+    """The sequences of another tenant continue, and a new worker accepts new requests at once."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     llm.start(module, 1, user="eva")
@@ -77,7 +77,7 @@ def test_a_worker_killed_while_it_instantiates(start: Start) -> None:
 
 
 def test_a_killed_compiler_fails_its_upload_alone(start: Start) -> None:
-    """The upload fails with a reason; the next one works."""
+    """The upload fails with a reason, and the next upload succeeds."""
     llm = start(*CAPABLE)
     llm.main(op="ping")
     slow = guest2([[say(str(i)) for i in range(3)] for _ in range(1500)])
@@ -107,7 +107,7 @@ def everything(llm: Llm) -> set[int]:
 
 
 def test_a_killed_supervisor_leaves_nothing(start: Start) -> None:
-    """The engine sees the end of its child; no process, no name in shared memory is left, guests running or not."""
+    """The engine sees the end of its child. No process and no shared memory is left, with or without running guests."""
     llm = start(*CAPABLE)
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
     llm.unlink()  # what our own engine does once the runtime has answered
@@ -126,13 +126,14 @@ def test_a_killed_supervisor_leaves_nothing(start: Start) -> None:
 
 
 def nursery_of(llm: Llm) -> int:
-    """The runtime's child that has the workers."""
+    """The runtime's child process that is the parent of the workers."""
     (found,) = everything(llm) - {llm.process.pid} - set(llm.workers())
     return found
 
 
 def test_a_killed_nursery_loses_its_modules_alone(start: Start) -> None:
-    """Its modules are lost; the runtime continues with another nursery, and with unrelated processes."""
+    """Only the modules of the killed fork server are lost. The runtime continues with another fork server and its other
+    processes."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     for round_number in range(2):
@@ -152,7 +153,7 @@ def test_a_killed_nursery_loses_its_modules_alone(start: Start) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("who", ["worker", "nursery"])
 def test_a_process_of_a_request_that_was_killed_is_let_go_once(start: Start, who: str) -> None:
-    """It left the list of processes when it died; that its sequence is freed then is no mistake."""
+    """The process left the list when it died. Freeing its sequence afterwards is not an error."""
     llm = start(*CAPABLE, "--isolation", "request")
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), 1)
     lost = set(llm.workers())
@@ -177,7 +178,7 @@ def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> N
 
 
 def test_a_child_that_ends_at_once_can_be_watched() -> None:
-    """Nobody buries the nursery's children; one that is gone before the nursery looks must not take it along."""
+    """A child that ended before the fork server watches it must not end the fork server."""
     program = (
         "import os, select, signal; from bridle.aici.runtime.parent_watch import fork_watched\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -191,7 +192,7 @@ def test_a_child_that_ends_at_once_can_be_watched() -> None:
 
 @pytest.mark.parametrize("thread", ["main", "another"])
 def test_a_child_that_is_killed_before_it_is_watched_has_a_handle(thread: str) -> None:
-    """It says that the child has ended, takes a signal, and nothing of the child is left."""
+    """The handle reports that the child has ended, accepts a signal, and leaves no zombie process."""
     program = (
         "import contextlib, os, select, signal, threading; from bridle.aici.runtime.parent_watch import fork_watched\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -217,7 +218,7 @@ def test_a_child_that_is_killed_before_it_is_watched_has_a_handle(thread: str) -
 
 
 def test_a_runtime_ends_with_its_engine(start: Start, tokenizer: Path, store: Path) -> None:
-    """Its child process, an engine of its own, is killed: the runtime ends and removes the names."""
+    """If the engine, a child process of this test, is killed, the runtime ends and removes its shared memory."""
     program = (
         "import sys, pathlib; from tests.aici.llm_side import Llm\n"
         "llm = Llm(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"

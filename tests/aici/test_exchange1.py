@@ -46,7 +46,7 @@ def splicing(backtrack: int, *tokens: int) -> list[str]:
 
 
 def bind(llm: Llm, module: str, seq: int, arg: Any = "") -> dict[str, Any]:
-    """Instantiate and run the first pre callback; gives the data."""
+    """Instantiate a controller, run its first pre callback, and return the data."""
     req_id, reply = llm.instantiate(module, arg)
     assert reply == {"type": "ok", "data": {}, "$rid": reply["$rid"]}
     return step(llm, pre=[(seq, req_id)])
@@ -88,7 +88,7 @@ def allowed(llm: Llm, index: int) -> list[int]:
 
 
 def plain(seq_result: dict[str, Any]) -> dict[str, Any]:
-    """A SeqResult without its run time, which must be there, in tens."""
+    """A SeqResult without its run time, after a check that the time is present and a multiple of ten."""
     assert set(seq_result) == {"error", "result", "storage", "logs", "micros"}
     assert isinstance(seq_result["micros"], int) and seq_result["micros"] % 10 == 0
     return {k: v for k, v in seq_result.items() if k != "micros"}
@@ -304,7 +304,7 @@ def test_instantiation_of_later_engines_runs_the_first_pre(start: Start) -> None
 
 
 def test_a_modern_guest_under_an_old_engine(llm1: Llm) -> None:
-    """D2 guests are asked in the pre phase; the mid phase hands out what they said."""
+    """D2 guests are called in the pre phase, and the mid phase returns their answers."""
     fork = [result({"branches": [splice([]), splice([5, 6]), splice([7], 2), {"sample_mask": None, **splice([9])}]})]
     wasm = guest2(
         [
@@ -340,7 +340,8 @@ def test_a_modern_guest_under_an_old_engine(llm1: Llm) -> None:
 
 
 def test_a_modern_guest_that_forks_behind_forced_tokens(llm1: Llm) -> None:
-    """An old engine takes one or the other: it gets the tokens, and the fork in the next step."""
+    """An old engine cannot take forced tokens and a fork together: it gets the tokens first, and the fork in the next
+    step."""
     fork = [result({"branches": [splice([5]), splice([6])]})]
     data = bind(llm1, llm1.upload(guest2([force([11, 12]), fork, END])), 70)
     assert data["pre_seqs"]["70"]["result"] == {"suspend": False, "num_forks": 1, "ff_tokens": [11, 12]}

@@ -1,4 +1,4 @@
-"""The worked exchange of dialect 2, and each of its rules, against a runtime in its own processes."""
+"""The example exchange of dialect 2 and each of its rules, with a runtime in its own processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def told(answer: dict[str, Any]) -> Any:
 
 
 def forked(llm: Llm, parent: int, *children: int) -> dict[str, Any]:
-    """The step after a fork: every sequence with nothing new."""
+    """The step after a fork, in which no sequence has new tokens."""
     ops = [{"id": parent}]
     ops += [{"id": child, "clone_id": parent, "clone_idx": i} for i, child in enumerate(children, 1)]
     return llm.mid(*ops)
@@ -103,7 +103,7 @@ def test_failures_of_instantiation_show_the_logs(llm2: Llm) -> None:
 
 
 def test_masks_in_order_of_their_making(llm2: Llm) -> None:
-    """Several masks in one call, more than one sequence, and rows that nobody refers to."""
+    """Several masks in one call, several sequences, and mask rows that no result uses."""
     two = [
         mask([1], VOCAB_SIZE),
         mask([2], VOCAB_SIZE),
@@ -150,7 +150,7 @@ def test_splices_and_the_temperature_are_in_the_answer(llm2: Llm) -> None:
 
 
 def test_a_fork_copies_everything(llm2: Llm) -> None:
-    """Globals that nobody exports, memory, shared variables; the fork group is in order of the branches."""
+    """A fork copies unexported globals, memory and shared variables. The fork group is in the order of the branches."""
     three = [store("x", "61"), result({"branches": [splice([]), splice([]), splice([])]})]
     after = [SHOW_ARGUMENT, by_branch([*force([1])], [*force([2])], [*force([3])])]
     later = [load("x"), by_branch([store("x", "62", "Append")], [store("x", "62", "Append")]), *END]
@@ -175,7 +175,7 @@ def test_a_fork_copies_everything(llm2: Llm) -> None:
 
 
 def test_forks_are_limited(llm2: Llm) -> None:
-    """Sixteen live, the parent among them; the others are refused one by one, as by the original."""
+    """Sixteen sequences run, including the parent. Each further fork is refused separately, as in the original."""
     many = [result({"branches": [splice([]) for _ in range(20)]})]
     llm2.start(llm2.upload(guest2([NOOP, many, NOOP])), 200)
     assert len(llm2.next(200)["result"]["branches"]) == 20
@@ -315,7 +315,7 @@ def test_additions_reach_the_engine(llm2: Llm) -> None:
 
 
 def test_waiting_for_a_variable(llm2: Llm) -> None:
-    """The runtime answers for the guest until another sequence has written."""
+    """The runtime answers for the waiting guest until another sequence has written the variable."""
     two = [result({"branches": [splice([]), splice([])]})]
     wait = [result({"branches": [splice([])], "wait": {"variable": "go"}})]
     write = [store("go", "01"), *NOOP]
@@ -349,7 +349,7 @@ def test_waiting_for_a_time_and_bad_waits(llm2: Llm) -> None:
 
 
 def test_an_old_guest_under_a_modern_engine(llm2: Llm) -> None:
-    """D1's pre, mid and post become D2's branches."""
+    """The pre, mid and post callbacks of a D1 guest become branches of D2."""
     go = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
     pre = [
         [say("pre "), result({"suspend": True, "num_forks": 1, "ff_tokens": []})],
@@ -399,7 +399,7 @@ def test_an_old_guest_under_a_modern_engine(llm2: Llm) -> None:
 
 
 def test_an_early_guest_with_the_old_bias_call(llm2: Llm) -> None:
-    """D2.0: the bias call gives nothing, `sample_mask` is always 0, init_prompt returns nothing."""
+    """In D2.0 the bias call returns nothing, `sample_mask` is always 0, and init_prompt returns nothing."""
     from tests.aici import guests
 
     functions = guests._callback("aici_init_prompt", [[result({})]]) + guests._callback(
@@ -416,7 +416,7 @@ def test_an_early_guest_with_the_old_bias_call(llm2: Llm) -> None:
 
 
 def test_a_guest_that_does_nothing_is_asked_many_times_in_a_step(llm2: Llm) -> None:
-    """As often as it may be, until it does something."""
+    """The guest is called until it acts, at most the allowed number of times."""
     counting = guest2([*[[say(f"{number} "), *NOOP] for number in range(10)], sample([65], VOCAB_SIZE), NOOP])
     llm2.start(llm2.upload(counting), 300)
     answer = llm2.next(300, turns=4)

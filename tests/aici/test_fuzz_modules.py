@@ -1,5 +1,6 @@
-"""Thousands of random modules through the whole runtime. Every upload, start and step is answered. Only the processes
-that should end do, and the next controller finds everything unchanged. `BRIDLE_FUZZ_MODULES` is their number."""
+"""Thousands of random modules through the whole runtime. Every upload, start and step gets an answer. Only the
+processes that should end do so, and the next controller works normally. `BRIDLE_FUZZ_MODULES` is the number of
+modules."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def test_generated_modules_harm_nobody_else(start: Start, tmp_path: Path, count:
 
 
 def try_module(llm: Llm, seed: int) -> str:
-    """Upload, start, a few steps; what became of it."""
+    """Upload and start a module, run a few steps, and return the outcome."""
     reply = llm.side(op="mk_module", binary=base64.b64encode(make_module(seed)).decode())
     if reply["type"] != "ok":
         return check_error(seed, reply["error"], "refused")
@@ -64,21 +65,21 @@ def try_module(llm: Llm, seed: int) -> str:
 
 
 def check_error(seed: int, error: str, outcome: str) -> str:
-    """An error says something, and is not ours."""
+    """Check that an error has a text, and is not an internal error of bridle."""
     assert error.strip(), seed
     assert "internal error" not in error and "Worker: the process died" not in error, (seed, error)
     return outcome
 
 
 def check_health(llm: Llm, seq: int) -> None:
-    """A controller that does nothing wrong."""
+    """Check that a valid controller still works."""
     answer = llm.start(llm.upload(GOOD), seq)
     assert answer["error"] == "" and answer["result"]["branches"][0]["sample_mask"] == 0
     llm.mid(freed=(seq,))
 
 
 def test_the_generator_is_worth_it() -> None:
-    """It gives the same for a seed, and a good part of it is valid."""
+    """The generator gives the same modules for a seed, and many of them are valid."""
     modules = [make_module(seed) for seed in range(200)]
     assert modules == [make_module(seed) for seed in range(200)]
     engine = wasmtime.Engine()

@@ -1,6 +1,6 @@
 """Hostile controllers, in every callback: only their own request ends, with an error that names the limit.
 
-A neighbour of the same tenant sits in the same worker all the time and must answer every step.
+A sequence of the same tenant runs in the same worker all the time, and must answer every step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def llm(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, store: Path) 
 
 
 class Neighbour:
-    """A well-behaved sequence of the same tenant. On a busy machine it may be late now and then, never lost."""
+    """A well-behaved sequence of the same tenant. On a busy machine this sequence may be late, but never lost."""
 
     def __init__(self, llm: Llm) -> None:
         self.llm = llm
@@ -89,7 +89,7 @@ class Neighbour:
 
 @pytest.fixture(autouse=True)
 def neighbour(llm: Llm) -> Iterator[Neighbour]:
-    """Lives through the test, and its worker too."""
+    """A neighbour that survives the test, like its worker."""
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), NEIGHBOUR)
     workers = set(llm.workers())
     beside = Neighbour(llm)
@@ -100,7 +100,7 @@ def neighbour(llm: Llm) -> Iterator[Neighbour]:
 
 
 def run_until_error(llm: Llm, beside: Neighbour, seq: int, limit: int = 1000) -> dict[str, Any]:
-    """Step a sequence beside its neighbour until it fails; the neighbour must answer in every step."""
+    """Run steps of a sequence and its neighbour until the sequence fails. The neighbour must answer in every step."""
     logs = ""
     for _ in range(limit):
         data = llm.mid({"id": seq}, beside.op())
@@ -121,7 +121,7 @@ def in_callback(where: str, *actions: str) -> bytes:
 
 
 def provoke(llm: Llm, neighbour: Neighbour, where: str, *actions: str) -> dict[str, Any]:
-    """The answer that contains the error."""
+    """Run a hostile controller, and return the answer that contains the error."""
     module = llm.upload(in_callback(where, say("so far\n"), *actions))
     if where == "mid":
         first = llm.start(module, 2)
@@ -151,7 +151,7 @@ CASES = {
     "unknown blob": (BAD_BLOB, "unknown blob 77"),
     "tokenize too much": (
         "(drop (call $tokenize (i32.const 0) (i32.const 0x7fffffff)))",
-        "at most 1048576 in one call",
+        "and 1048576 in one call",
     ),
     "result too large": ("(call $return (i32.const 0) (i32.const 100001))", "at most 100000"),
     "bad storage": ("(drop (call $storage (i32.const 0) (i32.const 4)))", "malformed storage command"),
@@ -233,7 +233,7 @@ def test_results_are_not_trusted(llm: Llm, name: str) -> None:
 
 
 def test_too_many_forced_tokens_for_a_result_to_be_short(llm: Llm) -> None:
-    """Tens of thousands of tokens, written by a loop in the guest."""
+    """A loop in the guest writes tens of thousands of tokens."""
     head, tail = '{"branches":[{"splices":[{"ff_tokens":[', "1]}]}]}"
     loop = f"""
       (call $puts (i32.const 600) (i32.const {len(head)}))
@@ -275,7 +275,7 @@ def test_endless_rewinding_ends(llm: Llm) -> None:
 
 
 def test_a_fork_bomb_hits_its_limit_and_hurts_nobody(llm: Llm, neighbour: Neighbour) -> None:
-    """Every sequence forks whenever it can: the request hits its limit, the neighbour continues."""
+    """Every sequence forks whenever it can. The request reaches its limit, and the neighbour continues."""
     two = [result({"branches": [splice([]), splice([])]})]
     llm.start(llm.upload(guest2([NOOP, two])), 2)
     alive, following, errors = [2], 100, []
@@ -298,7 +298,7 @@ def test_a_fork_bomb_hits_its_limit_and_hurts_nobody(llm: Llm, neighbour: Neighb
 
 
 def test_a_guest_that_is_late_but_not_lost(llm: Llm, neighbour: Neighbour) -> None:
-    """It works for longer than a step, answers a noop meanwhile, and its answer is not lost."""
+    """The guest works for longer than a step. Meanwhile its answer is a no-op, and its real answer is not lost."""
     work = """(i32.store (i32.const 700) (i32.const 0))
       (loop $work (i32.store (i32.const 700) (i32.add (i32.load (i32.const 700)) (i32.const 1)))
         (br_if $work (i32.lt_u (i32.load (i32.const 700)) (i32.const 5000000))))"""

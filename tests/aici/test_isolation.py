@@ -1,4 +1,4 @@
-"""Tests of the assignment of sequences to processes, and of forks by fork of the process."""
+"""Tests of the assignment of sequences to processes, and of sequence forks by a process fork."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_request_id_is_used_once(start: Start) -> None:
 
 
 def test_a_process_for_each_request(start: Start) -> None:
-    """One request's trap or endless loop, or its worker's death, is no one else's business."""
+    """A trap, an endless loop or a dead worker of one request does not affect other requests."""
     llm = start(*CAPABLE, "--isolation", "request", "--wasm-max-step-time", "500")
     good = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     loop = llm.upload(guest2([NOOP, [LOOP]]))
@@ -118,7 +118,7 @@ def test_failed_instantiations_leave_no_process(start: Start) -> None:
 
 
 def test_forks_of_the_process_share_as_copies_do(start: Start) -> None:
-    """Each sequence is a process of its own; memory, globals and shared variables are as with copies."""
+    """Each sequence has its own process. Memory, globals and shared variables behave like with copied instances."""
     llm = start(*CAPABLE, "--fork-by", "process")
     steps = [
         [store("x", "61"), *NOOP],
@@ -146,7 +146,7 @@ def test_forks_of_the_process_share_as_copies_do(start: Start) -> None:
 
 
 def test_forked_processes_end_with_the_runtime(start: Start) -> None:
-    """Even with a guest that never stops, in a process whose parent is not the fork server."""
+    """This holds even for a guest that never stops, in a process whose parent is not the fork server."""
     llm = start(*CAPABLE, "--fork-by", "process", "--wasm-max-step-time", "500")
     llm.start(llm.upload(guest2([NOOP, TWO, [by_branch(NOOP, [LOOP])]])), 1)
     llm.next(1)
@@ -174,7 +174,7 @@ def test_a_deep_tree_of_processes(start: Start) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("isolation", ["tenant", "request"])
 def test_a_guest_whose_tables_change_is_forked_by_process(start: Start, isolation: str) -> None:
-    """A copy could not follow its tables; the runtime notices by itself."""
+    """A copied instance would lack changed tables, so the runtime detects the change and forks the process."""
     raw = """(table 2 2 funcref) (elem $e func $one) (type $t (func (result i32)))
       (func $one (result i32) (i32.const 1))
       (func $fill (table.init $e (i32.const 0) (i32.const 0) (i32.const 1)))"""

@@ -1,6 +1,5 @@
-"""Tests of late guests: lateness is measured by the clock, a timeout by the guest's own processor time. A guest
-that gets none, on a busy machine, only waits; one that uses it all fails after a number of step limits, in both
-dialects."""
+"""Tests of late guests: lateness is measured by the clock, and a timeout by the guest's own processor time. A guest
+without processor time only waits. A guest that uses its time fails after a number of step limits, in both dialects."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ HURRIED = ("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", "--wasm-max-step-
 
 @pytest.fixture
 def stopped(start: Start) -> tuple[Llm, int]:
-    """A runtime with a sequence that was asked while its worker got no processor time, and that worker."""
+    """A runtime, a sequence that was called while its worker was stopped, and this worker."""
     llm = start(*HURRIED)
     assert begun(llm, llm.upload(guest2([sample([65], VOCAB_SIZE), sample([66], VOCAB_SIZE)])), 1)["error"] == ""
     (worker,) = llm.workers()
@@ -33,7 +32,7 @@ def stopped(start: Start) -> tuple[Llm, int]:
 
 
 def begun(llm: Llm, module: str, seq: int) -> dict[str, Any]:
-    """Instantiate and ask until the first step is answered: it may be late by itself, for longer than reported."""
+    """Instantiate a controller and repeat the first step until it is answered, because this answer may be late."""
     answer = llm.start(module, seq)
     while is_waiting(answer):
         answer = llm.answer(llm.mid({"id": seq}), seq)
@@ -41,7 +40,7 @@ def begun(llm: Llm, module: str, seq: int) -> dict[str, Any]:
 
 
 def stop(pid: int) -> None:
-    """Take the processor from a process. Its threads continue until one of them was there to take the signal."""
+    """Stop a process with a signal. Its threads continue until one of them has taken the signal."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: {state_of(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, "that all threads stop")
 
@@ -88,7 +87,7 @@ def test_a_worker_that_stands_still_for_good_is_lost(start: Start) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["pre", "mid", "post"])
 def test_an_old_guest_that_loops_is_told_after_its_step_limits(start: Start, where: str) -> None:
-    """Under an engine of its own dialect. The limit of a single callback is much further away."""
+    """A D1 guest under a D1 engine. The limit of a single callback is much longer."""
     llm = start("--wasm-max-step-time", "20", "--limit", "max_call_time=60000")
     go = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
     steps = {"pre": go, "mid": sample_old(65), "post": [result({"stop": False})]}
@@ -104,7 +103,7 @@ def sample_old(token: int) -> list[str]:
 
 
 def error_of_dialect1(llm: Llm, req_id: str) -> str:
-    """Drive a sequence, as an engine would, until it fails."""
+    """Run steps of a sequence like an engine until it fails, and return the error."""
     pre_ops, post_ops = [{"id": 1, "req_id": req_id}], []
     while True:
         reply = llm.main(op="post_pre_process", pre_ops=pre_ops, post_ops=post_ops, freed=[])

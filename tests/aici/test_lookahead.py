@@ -1,5 +1,5 @@
-"""Clones of Wasm guests are shown draft tokens: the tokens, logs and variables are the same as without, in fewer steps,
-and nothing of a clone is left."""
+"""Clones of Wasm guests get draft tokens: tokens, logs and variables are the same as without, in fewer steps. Clones
+are freed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
 
 @pytest.fixture(autouse=True)
 def _waits_for_last_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is."""
+    """A host that waits for the last logs, even on a busy machine."""
     monkeypatch.setattr(controller_output, "LAST_WORDS", 60.0)
 
 
 def steer(pool: RuntimePool) -> Steered:
-    """An engine that waits for answers, however busy the machine is."""
+    """An engine that waits for answers, even on a busy machine."""
     return Steered(pool, step_timeout=60.0)
 
 
@@ -82,7 +82,7 @@ def test_programs_are_drafted_for_and_nothing_changes(pool: RuntimePool, seed: i
 
 
 def random_step(random: Random, number: int, draft: tuple[int, ...] = ()) -> Step:
-    """Prints, mostly uses variables, mostly draws, and may propose what comes next."""
+    """A random step that prints, often uses variables, often samples, and may propose draft tokens."""
     actions = [say(f"{number} ")]
     for _ in range(random.choice([0, 0, 1, 2])):
         name = random.choice("ab")
@@ -142,7 +142,7 @@ CHATTY = guest2([[say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZ
 
 
 def proposing(draft: list[int]) -> bytes:
-    """The same, and proposes once what follows its first token."""
+    """A guest that also proposes the tokens after its first token once."""
     first, *others = [
         [say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZE, **({} if number else {"draft": draft}))]
         for number in range(20)
@@ -188,7 +188,7 @@ def test_a_proposal_that_cannot_be_ends_the_output_with_its_reason(
 
 
 def test_an_engine_that_knows_no_proposals_steers_as_before(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A guest's proposal is next to its branch, and the rest of its answer is unchanged."""
+    """A guest's draft is a separate field of its branch, and the rest of the answer is unchanged."""
     plain, wordy = (
         host(sandbox, [sample([2, 3], VOCABULARY.size, **more)], tmp_path).step(0, [5], 5, [0], None, 5000)
         for more in ({}, {"draft": [2, 3]})
@@ -234,7 +234,7 @@ def test_a_runtime_that_does_not_know_of_clones_steers_as_before(pool: RuntimePo
 
 
 def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> None:
-    """Its sequences end with the reason; those of a runtime that continues are steered again."""
+    """The sequences of the killed worker end with the reason. The runtime then steers new sequences."""
     steered = steer(pool)
     truth = say_all(pool, CHATTY, max_tokens=120)[1][0]
     assert isinstance(truth, list)
@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> No
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    """One whose clock runs, so that guests can be ended."""
+    """A sandbox with a running clock, so that guests can be interrupted."""
     sandbox = Sandbox(DEFAULT_LIMITS)
     ticker = Ticker(sandbox.engine, lambda: None)
     ticker.start()
@@ -269,13 +269,13 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clone is given up because its first answer was slow."""
+    """A pool that keeps a clone even if its first answer was slow."""
     monkeypatch.setattr(lookahead_module, "ENOUGH", 60.0)
     monkeypatch.setattr(lookahead_module, "BUDGET_MS", 500.0)
 
 
 def host(sandbox: Sandbox, steps: list[Step], folder: Path) -> GuestSequence:
-    """A guest that has answered once."""
+    """A host with a guest that has answered once."""
     hosted = GuestSequence(1, load_instance(sandbox, guest2([sample([1], VOCABULARY.size), *steps]), folder))
     hosted.start([7], 5000)
     hosted.step(0, [], None, [0], None, 5000)

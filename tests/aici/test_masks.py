@@ -1,4 +1,4 @@
-"""Bias rows: exact values in every type, and back to bits."""
+"""Mask rows: exact values in every type, and conversion back to bits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rows_read_back_as_written(dtype: str, drawn: tuple[int, list[set[int]]]
 
 
 def _check_values(raw: bytes, layout: MaskLayout, tokens: set[int]) -> None:
-    """Every element of the row, padding included, against the definition of its type."""
+    """Check every element of the row, including padding, against the definition of its type."""
     if layout.dtype == "bool":
         set_bits = {i for i in range(8 * len(raw)) if raw[i >> 3] >> (i & 7) & 1}
         assert set_bits == tokens

@@ -1,5 +1,5 @@
-"""Wasm modules that an operator's policies demand: they are chosen by hash and run in a separate runtime, out of reach
-of users' controllers."""
+"""Wasm modules of an operator's policies: they are chosen by hash and run in a separate runtime, isolated from users'
+controllers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALLOWED = (65, 66)
 
 
 class Demanding(Steered):
-    """An engine over users' runtime and the operator's."""
+    """An engine with the users' control runtime and the operator's."""
 
     def __init__(self, users: RuntimePool, demanded: PolicyPool, **limits: object) -> None:
         super().__init__(users, **limits)
@@ -42,7 +42,7 @@ class Demanding(Steered):
         self.demanded = demanded
 
     def ask(self, name: str, policy: str, own: str | None = None, *, on_failure: str = "end", **sampling: Any) -> None:
-        """Start a request that a module holds for, whatever module steers it."""
+        """Start a request to which a policy module applies, and which a user's module may steer."""
         table = {"name": "mine", "kind": "wasm", "module": policy, "on_failure": on_failure}
         applied = read_policies({"policy": [table]}).select(PolicyContext("scripted"), cast("ForModel", None))
         controller = applied.steer(None if own is None else WasmController(own))
@@ -51,7 +51,7 @@ class Demanding(Steered):
         self.events[name] = []
 
     def begin(self) -> None:
-        """Wait until all controllers are made, without a step."""
+        """Wait until all controllers have started, without a step."""
         waiting = self.engine._openings.waiting
         until(lambda: all(opened.done() for _, opened in waiting.values()))
 
@@ -161,7 +161,7 @@ def test_more_forks_than_users_may_have_leave_no_policy_out(lab: Demanding, modu
 
 
 def test_no_room_is_no_failure(users: RuntimePool, demand: Callable[..., PolicyPool], modules: Modules) -> None:
-    """Users could bring it about that a policy is left out."""
+    """Otherwise, users could fill the runtime so that a policy is skipped."""
     lab = Demanding(users, demand("--limit=max_instances=1"))
     lab.ask("first", modules.only, max_tokens=700)
     lab.begin()

@@ -1,4 +1,4 @@
-"""Wasm controllers steer the engine: the pool over a real runtime process, the model scripted."""
+"""Wasm controllers steer the engine, with a real control runtime and a scripted model."""
 
 from __future__ import annotations
 

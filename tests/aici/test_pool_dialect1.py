@@ -1,4 +1,4 @@
-"""Guests and runtimes of the first dialect steer the engine: its phases map onto the engine's verbs."""
+"""Guests and runtimes of dialect 1 steer the engine: the phases of the dialect map to the engine's decisions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bias_rows_rule_and_post_stops(steered: Steered) -> None:
 
 
 def test_forced_tokens_before_scheduling(steered: Steered) -> None:
-    """The runtime has told post of them already: the engine says nothing again."""
+    """The runtime has already passed the forced tokens to post, so the engine does not send them again."""
     post = [[say("post "), SHOW_ARGUMENT, *ON]]
     pres = [force(70, 71), GO, GO, force(72), GO]
     steered.add("a", guest1(pres, [among(65), among(66)], [*post, *post, *post, STOP]))
@@ -87,7 +87,7 @@ def test_a_suspended_sequence_costs_no_forward(steered: Steered) -> None:
 
 
 def test_forks_before_the_first_step_go_their_own_ways(steered: Steered) -> None:
-    """One logits row, three bias rows, three outputs; then each goes its own way."""
+    """One logits row and three bias rows give three outputs, which then continue independently."""
     mids = [by_branch(among(65), among(66), splice(0, 90, 91))], [by_branch(among(80), among(80), among(80))]
     steered.add("a", guest1([fork(3), GO], [*mids, among(82)], [ON, ON, STOP]))
     steered.run()
@@ -120,7 +120,8 @@ def test_stop_in_mid_leaves_only_the_end(steered: Steered) -> None:
 
 
 def test_neighbours_and_long_prompts(steered: Steered) -> None:
-    """Pre runs for everybody whenever anybody asks; it must not disturb those in the midst of their prompt."""
+    """Pre runs for all sequences if one sequence needs it. It must not affect sequences whose prompt is not
+    complete."""
     counting = guest1([GO], [among(65), among(66), among(67), among(68)], [ON, ON, ON, STOP])
     forcing = guest1([GO, force(70, 71), GO], [among(65), among(66), among(67)], [ON, ON, ON, STOP])
     steered.add("long", counting, prompt=tuple(i % 200 for i in range(400)))
@@ -141,7 +142,8 @@ def test_outputs_cannot_be_multiplied(steered: Steered) -> None:
 
 
 def test_what_nobody_wants_goes_while_nobody_asks(steered: Steered) -> None:
-    """An instance whose request went away before it began is freed, though no other request asks for anything."""
+    """The instance of a request that was cancelled before its start is freed, even if no other request calls the
+    runtime."""
     controller = WasmController(steered.upload(guest1([GO], [among(65)], [STOP])), "")
     request = Request("alone", (1, 2, 3), SamplingParams(), controller=controller)
     steered.pool.open(request).result(PATIENCE)
@@ -150,7 +152,7 @@ def test_what_nobody_wants_goes_while_nobody_asks(steered: Steered) -> None:
 
 
 def test_cancelled_at_any_step(steered: Steered) -> None:
-    """Whenever a request goes away, its instances go too (the probes of the fixture would find no room)."""
+    """A request's instances are freed with it at any step. Otherwise, the fixture's check would find no room."""
     wasm = guest1([GO, fork(2), GO], [among(65), [by_branch(among(66), among(67))], among(68)], [ON])
     for num_steps in range(8):
         name = f"r{num_steps}"

@@ -1,5 +1,5 @@
-"""Kill -9 under running streams: of a worker, of the compiler, of the supervisor, of the engine's own process. Only
-what lived there fails, the rest continues, the service resumes, and nothing is left behind."""
+"""`kill -9` during running streams: of a worker, the compiler, the supervisor, and the engine's own process. Only the
+streams of the killed process fail. The others continue, the service recovers, and no resource is leaked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_plain(steered: Steered) -> None:
 
 
 def check_service(steered: Steered) -> None:
-    """Everybody is served again."""
+    """Check that all users are served again."""
     module = steered.upload(SHORT)
     for tenant in TENANTS:
         steered.events[f"again {tenant}"] = []

@@ -1,5 +1,5 @@
-"""Tests of failures around a controlled request: late and waiting controllers, fork storms, cancels at any moment,
-runtimes that do not start, or die while idle. Nothing is left behind."""
+"""Tests of faults of controlled requests: late and waiting controllers, many forks, cancellations at any moment, and
+runtimes that do not start or die while idle. No resource is leaked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
 
 
 def probe(steered: Steered) -> None:
-    """As many instances as fit can be made: earlier tests have left none."""
+    """Check that the maximum number of instances can be made, because earlier tests have leaked none."""
     settle(steered)
     names = [f"probe {number}" for number in range(ROOM)]
     module = steered.upload(SHORT)
@@ -63,7 +63,7 @@ def probe(steered: Steered) -> None:
 
 
 def settle(steered: Steered) -> None:
-    """Openings that were under way are over, and so are the instances that nobody wanted."""
+    """Wait until starting controllers have started, and unused instances are freed."""
     pool = steered.pool
     for done in [pool.instances.openers.submit(lambda: None) for _ in range(4)]:
         done.result(PATIENCE)
@@ -88,7 +88,7 @@ def steered(pool: RuntimePool) -> Iterator[Steered]:
 
 
 def test_a_late_controller_costs_nobody_else_a_step(tokenizer: Path, store: Path) -> None:
-    """The step limit is far away, yet nobody waits for it: others answer, draw and end meanwhile."""
+    """The step limit is long, but other sequences do not wait for it: they answer, sample and end meanwhile."""
     pool = make_pool(tokenizer, store, "--wasm-max-step-time", "60000")
     try:
         steered = Steered(pool, step_timeout=0.025)
@@ -151,7 +151,7 @@ def test_a_deadlock_ends_at_once_and_names_the_variables(tokenizer: Path, store:
 
 
 def test_waiting_for_a_variable_that_comes_late_is_no_deadlock(pool: RuntimePool) -> None:
-    """One output draws for long while the other waits; and one waits with a limit of time."""
+    """One output samples for a long time while another waits for a variable, and a third waits with a time limit."""
     steered = Steered(pool)
     first, *others = [sample([token], VOCAB_SIZE) for token in range(80, 86)]
     steps = [[TWO], [by_branch(wait_for("x"), first)], *others, [set_variable("x", "61"), *END]]
@@ -165,7 +165,7 @@ def test_waiting_for_a_variable_that_comes_late_is_no_deadlock(pool: RuntimePool
 
 
 def test_suspending_together_is_a_deadlock_too(pool: RuntimePool) -> None:
-    """D1 guests do not say what they wait for: they may be counting, so it takes a while."""
+    """D1 guests do not report what they wait for, and may count calls, so the deadlock is detected later."""
     steered = Steered(pool, max_noops=50)
     suspend = [result({"suspend": True})]
     steered.add("a", guest1([suspend], [[result({"SampleWithBias": {}})]], [[result({"stop": False})]]))
@@ -220,7 +220,7 @@ def test_cancelled_after_any_number_of_steps(steered: Steered, num_steps: int) -
 
 
 def test_cancelled_while_it_opens(steered: Steered) -> None:
-    """Ten times as many as fit come and go at once."""
+    """Ten times the possible number of requests start and are cancelled at once."""
     module = steered.upload(FOREVER)
     for number in range(10 * ROOM):
         steered.add_module(f"r{number}", module)
@@ -282,7 +282,7 @@ def kill_runtime(pool: RuntimePool, number: int = signal.SIGKILL) -> None:
 
 
 def replace_runtime(pool: RuntimePool) -> None:
-    """Kill the runtime, and wait until another one is up."""
+    """Kill the runtime, and wait until a new one has started."""
     lost = pool.runtime_pid
     kill_runtime(pool)
     with pool.keeper.changed:
@@ -333,7 +333,7 @@ def num_listening() -> int:
 
 
 def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> None:
-    """An instance that died before its first ask is not looked for in the next runtime."""
+    """An instance that died before its first call is not used in the next runtime."""
     pool = make_pool(tokenizer, store)
     try:
         steered = Steered(pool)
@@ -371,7 +371,7 @@ def test_shutting_down_at_any_moment(tokenizer: Path, store: Path, moment: str) 
 
 
 def members(group: int) -> list[int]:
-    """Running processes of a process group."""
+    """The running processes of a process group."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -47,7 +47,8 @@ def test_a_program_gives_the_same_tokens_everywhere(pool: RuntimePool, seed: int
 
 
 def test_forced_tokens_ride_along_without_pausing_anybody(pool: RuntimePool) -> None:
-    """One sequence forces five tokens in every step, then fifty at once; each neighbour has a token in each step."""
+    """One sequence forces five tokens in every step, and then fifty at once. Each other sequence gets a token in each
+    step."""
     steered = Steered(pool)
     neighbours = {f"n{number}" for number in range(6)}
     for name in sorted(neighbours):

@@ -1,4 +1,4 @@
-"""Tests of parts of the runtime's processes: rings, frames, crews of threads, downloads."""
+"""Tests of parts of the runtime's processes: ring buffers, frames, thread groups and downloads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ports() -> tuple[Port, Port]:
 
 @given(st.lists(st.integers(0, RING_SIZE // 2 - 200), max_size=12))
 def test_rings_keep_messages_whole(sizes: list[int]) -> None:
-    """Sizes up to half a ring, so that the end of the memory is crossed again and again."""
+    """Messages have sizes up to half a ring buffer, so that they often wrap around its end."""
     one, two = ports()
     for number, size in enumerate(sizes):
         message = bytes([number]) * size
@@ -104,7 +104,7 @@ def test_a_frame_arrives_with_its_descriptors(message: bytes) -> None:
 
 
 def test_a_stuck_task_loses_the_lead() -> None:
-    """Tasks behind a stuck one are done while it is stuck; it is finished as well in the end."""
+    """Tasks after a stuck task are done meanwhile, and the stuck task is also finished in the end."""
     release, others_done, done = threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
     tasks: deque[WorkItem | None] = deque()
@@ -148,7 +148,7 @@ RELEASE = b"""{"assets":[
 
 
 class Hub:
-    """Answers requests and remembers them."""
+    """A fake hub that answers requests and records them."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,5 +1,5 @@
-"""Real peers, for those who have them: the original's controllers on our runtime, the original's client over it, and
-its command line `aici` over a server.
+"""Tests with the original AICI software, if present: its controllers, its client and its command line `aici` run with
+bridle.
 
 `BRIDLE_GENUINE_CONTROLLERS` is a folder with .wasm files as the original releases them (aici_pyctrl.wasm,
 aici_jsctrl.wasm, aici_declctrl.wasm, aici_uppercase.wasm, aici_yesno.wasm, any of them, of any release).
@@ -71,7 +71,7 @@ ARGUMENTS = {
 
 
 def files() -> list[Path]:
-    """The controllers that there are."""
+    """The files of the controllers that are present."""
     folder = Path(CONTROLLERS)
     found = sorted(folder.glob("*.wasm")) if CONTROLLERS else []
     return [path for path in found if any(name in path.stem for name in ARGUMENTS)]
@@ -116,7 +116,7 @@ def test_a_real_controller_steers(pool: RuntimePool, path: Path) -> None:
 
 
 def text_of(tokens: list[int]) -> bytes:
-    """The bytes that tokens stand for."""
+    """The bytes of a list of tokens."""
     return b"".join(bytes([token]) if token < 256 else {HE: b"he", HE + 1: b"ll"}.get(token, b"") for token in tokens)
 
 
@@ -138,7 +138,8 @@ needs_client = pytest.mark.skipif(
 @needs_client
 @pytest.mark.parametrize("guest", ["old", "new"])
 def test_a_real_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, guest: str) -> None:
-    """Upload, tags, a run with forced tokens, a mask, a splice back, and the end, by the original's own class."""
+    """The original's class uploads, sets tags, and runs a controller with forced tokens, a mask, a rollback and an
+    end."""
     runtime = tmp_path / "aicirt"
     runtime.write_text(f'#!/bin/sh\nexec {sys.executable} -m bridle.aici.runtime "$@"\n')
     runtime.chmod(runtime.stat().st_mode | stat.S_IXUSR)
@@ -178,7 +179,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @needs_client
 def test_the_real_command_line_runs_controllers(demo: str, tmp_path: Path) -> None:
-    """Files of each kind, a plain prompt, a module that is uploaded and tagged, and what is wrong with one."""
+    """The command line runs files of each kind, a plain prompt, an uploaded and tagged module, and a faulty file."""
 
     def aici(*arguments: str, status: int = 0) -> str:
         python = foreign_python("requests==2.34.2")

@@ -1,4 +1,5 @@
-"""Tests of recording a control runtime's messages to a trace: the messages are in order, and the trace is bounded."""
+"""Tests of recording a control runtime's messages to a trace: messages are in order, and the trace's size is
+limited."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_replies_at_the_side_find_their_requests(tmp_path: Path) -> None:
 def test_a_file_is_bounded_and_says_what_is_missing(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], most: int
 ) -> None:
-    """The kept part is the beginning, without a gap, so that it can be played as far as it goes."""
+    """The kept part is the complete beginning, so that it can be replayed."""
     path = tmp_path_factory.mktemp("recorded") / "a.jsonl"
     writer = TraceWriter(path, HEADER, max_bytes=most)
     for number, size in enumerate(sizes):

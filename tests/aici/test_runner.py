@@ -1,4 +1,4 @@
-"""`Runner` drives the runtime from another engine; a recorded conversation replays."""
+"""`Runner` uses the control runtime from another engine, and a recorded exchange replays."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def runner(checkpoint: Path, store: Path) -> Iterator[Runner]:
 
 
 def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
-    """Return the model's greedy continuation, computed from the whole list each time."""
+    """Return the model's greedy continuation, computed from the whole token list each time."""
     tokens = list(tokens)
     for _ in range(count):
         with torch.inference_mode():
@@ -75,7 +75,8 @@ FREE = sample(range(VOCAB_SIZE), VOCAB_SIZE)
 
 
 def test_every_verb_over_transformers(runner: Runner, model: Any) -> None:
-    """Forced tokens, a rewind, a fork, a wait; after each, the model continues as if nothing else had ever been."""
+    """After forced tokens, a rollback, a fork and a wait, the model continues as if the sequence always had its current
+    tokens."""
     branches = result({"branches": [splice([50, 51]), splice([60], backtrack=1), splice([])]})
     steps = [FREE, force([40, 41, 42]), FREE, force([43], backtrack=3), NOOP, FREE, [branches], FREE, FREE, END]
     first, second, third = TinyEngine(model, runner).run(PROMPT, runner.upload(guest2(steps)))
@@ -192,8 +193,8 @@ TIMED = [result({"branches": [], "wait": {"ms": 40}})]
 
 @pytest.mark.slow
 def test_a_trace_with_late_and_waiting_controllers_replays(checkpoint: Path, store: Path, tmp_path: Path) -> None:
-    """In the record one is late for several steps and one waits for time, while a third continues; one never
-    answers."""
+    """In the recording, one controller is late for several steps, one waits for a time, a third continues, and one
+    never answers."""
     trace = tmp_path / "trace.jsonl"
     slow = guest2(
         [[say("slow\n"), "(call $spin)", *sample([70], VOCAB_SIZE)], END], raw=f"(func $spin (local $i i32) {SPIN})"

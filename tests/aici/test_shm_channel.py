@@ -1,4 +1,4 @@
-"""Channels between two processes, in both kinds of synchronization; the peer's death; nothing left behind."""
+"""Channels between two processes with both kinds of synchronization: messages, the death of a process, and cleanup."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def links(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, SharedChan
 
 @pytest.fixture
 def echo(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, subprocess.Popen[bytes]]]:
-    """Channels, and another process that answers on them."""
+    """Channels, and another process that echoes messages."""
     link = create_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
     mode = "futex" if futex else "semaphores"
     child = subprocess.Popen([sys.executable, "-c", ECHO, prefix, mode], stdout=subprocess.PIPE)

@@ -1,5 +1,4 @@
-"""An engine that is killed while its runtime starts, at any moment of the start: neither of them leaves anything
-behind."""
+"""An engine is killed at any moment of its runtime's start: both processes end, and leak no resource."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ sys.stdin.read()
 
 
 class Engine:
-    """The program above as a process."""
+    """The engine program above, in its own process."""
 
     def __init__(self, tokenizer: Path, store: Path, moment: int = 0, number: int = 0) -> None:
         self.process = subprocess.Popen(
@@ -63,11 +62,11 @@ class Engine:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has started, or has ended before."""
+        """Return whether the runtime has started, or has ended before."""
         return self._told.done()
 
     def num_calls(self) -> int:
-        """Return the number of calls of a whole start."""
+        """Return the number of calls during a complete start."""
         return int(self._told.result())
 
     @property
@@ -75,7 +74,7 @@ class Engine:
         return [name for name in os.listdir("/dev/shm") if f"bridle-{self.process.pid}-" in name]
 
     def runtime(self) -> list[int]:
-        """All processes of this engine, by its prefix."""
+        """All runtime processes of this engine, found by its shared memory prefix."""
         prefix, found = f"/bridle-{self.process.pid}-".encode(), []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
@@ -84,7 +83,7 @@ class Engine:
         return found
 
     def cpu_of_the_runtime(self) -> float:
-        """Processor time that the runtime has had, in seconds."""
+        """The processor time of the runtime, in seconds."""
         with contextlib.suppress(psutil.Error):
             return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(self.process.pid).children())
         return 0.0
@@ -100,7 +99,7 @@ class Engine:
 
 
 def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
-    """Return the engine's number of calls for a whole start, and the runtime's processor time."""
+    """Return the number of calls in the engine and the runtime's processor time for a complete start."""
     engine = Engine(tokenizer, store, moment=-1)
     try:
         return engine.num_calls(), engine.cpu_of_the_runtime()
@@ -121,7 +120,7 @@ def end_at_a_call(tokenizer: Path, store: Path, moment: int, number: int) -> Non
 
 
 def end_once_the_runtime_had(seconds: float, tokenizer: Path, store: Path, number: int) -> None:
-    """At a moment of the runtime's start: when it has used so much processor time, or has started with less."""
+    """Kill the engine when the runtime has used a given processor time, or has started before."""
     engine = Engine(tokenizer, store)
     try:
         until(lambda: engine.cpu_of_the_runtime() >= seconds or engine.is_over)
@@ -139,7 +138,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
     tokenizer: Path, store: Path, shift: int
 ) -> None:
-    """Moments all over it, half of them on the engine's own way, half on the runtime's; signals in turns."""
+    """The moments cover the whole start, half of them in the engine's code and half in the runtime's. The signals
+    alternate."""
     calls, seconds = a_whole_start(tokenizer, store)
     assert calls > 100 and seconds > 0
     half = 10 if IS_FULL else 3

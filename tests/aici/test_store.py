@@ -1,4 +1,4 @@
-"""The module store: atomic, crash-safe, bounded, and impossible to fill with wrong compiled code."""
+"""The module store is atomic, crash-safe and limited, and never runs compiled code from an upload."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_compiled_code_survives_and_is_checked(tmp_path: Path) -> None:
 
 
 def test_an_upload_never_becomes_compiled_code(tmp_path: Path) -> None:
-    """A client controls bytes of modules only: whatever it uploads, the cache stays empty."""
+    """A client controls only the bytes of modules. No upload adds an entry to the cache of compiled code."""
     store = ModuleStore(tmp_path)
     module = store.add(b"wasm", EVA)
     store.add(b"looks like machine code", EVA)
@@ -199,7 +199,7 @@ sys.settrace(None)
 
 
 def test_a_crash_at_any_line_leaves_all_or_nothing(tmp_path: Path) -> None:
-    """Kill the process at successive lines of `add`; afterwards the store is whole and takes the module."""
+    """The process is killed at successive lines of `add`. Afterwards, the store is intact and accepts the module."""
     module = hashlib.sha256(b"the module").hexdigest()
     for line in (3, 20, 40, 55, 62, 70, 75, 80, 84, 88, 92, 100, 120):
         folder = tmp_path / str(line)

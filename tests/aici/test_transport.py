@@ -1,4 +1,4 @@
-"""Both synchronizations end to end, the envelope of messages, tags, and the runtime's own options."""
+"""Both kinds of synchronization end to end, the envelope of messages, tags, and the runtime's own options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_message_that_is_no_request_gets_an_error(llm2: Llm) -> None:
 
 
 def test_replies_come_in_any_order(llm2: Llm) -> None:
-    """Many requests in flight on the side channel; each finds its reply by its id."""
+    """Many requests are in flight on the side channel, and each gets its reply by its id."""
     modules = [guest2([END], create=[say(str(i))]) for i in range(6)]
     rids = [llm2.begin_side(op="mk_module", binary=base64.b64encode(m).decode()) for m in modules]
     rids += [llm2.begin_side(op="ping") for _ in range(6)]
@@ -162,7 +162,7 @@ def test_a_stop_message_ends_all_processes(start: Start) -> None:
 
 
 def test_the_trie_of_the_host(llm2: Llm, tokenizer: Path) -> None:
-    """A guest reads the trie that the format prescribes for this vocabulary: C13, as a guest sees it."""
+    """A guest reads the token trie that the specification prescribes for this vocabulary."""
     dump = """(local $i i32) (drop (call $read_blob (call $token_trie) (i32.const 0x40000) (i32.const 0x80000)))"""
     show = dump.replace("(local $i i32) ", "") + "(call $print (i32.const 0x40000) (i32.const 28))"
     size = "(call $putn (call $read_blob (call $token_trie) (i32.const 0) (i32.const 0))) (call $print_out)"
@@ -175,7 +175,7 @@ def test_the_trie_of_the_host(llm2: Llm, tokenizer: Path) -> None:
 
 
 def test_a_guest_tokenizes_as_the_engine_does(llm2: Llm) -> None:
-    """Merges apply, names of special tokens are recognized, an incomplete tail is tokenized greedily."""
+    """Merges apply, names of special tokens are recognized, and an incomplete end is tokenized greedily."""
 
     def tokens(text: bytes, seq: int) -> str:
         place = "".join(f"\\{byte:02x}" for byte in text)

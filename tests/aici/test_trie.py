@@ -1,4 +1,4 @@
-"""The token trie against brute force: every node, every pop count, both layouts."""
+"""The token trie compared to brute force: every node, every pop count, and both layouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ vocabularies = st.lists(
 
 
 def naive_blob(tokens: list[bytes], eos: int, bits: int) -> bytes:
-    """The format written out recursively, as the specification tells it."""
+    """The trie's bytes, written recursively as the specification describes them."""
     root: dict[int, dict] = {}
     ends: dict[bytes, int] = {}
     for index, token in enumerate(tokens):
@@ -66,7 +66,8 @@ def test_nodes_with_many_children_get_all_256() -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(vocabularies, st.sets(st.integers(0, 255)))
 def test_mask_walk_equals_brute_force(tokens: list[bytes], alphabet: set[int]) -> None:
-    """The walk that guest libraries do, with a recognizer that takes bytes of an alphabet, at most three deep."""
+    """The test walks the trie like guest libraries, with a recognizer that accepts at most three bytes of an
+    alphabet."""
     blob = build_trie(tokens, 0, 2)
     _, _, size, _, _, _, _ = struct.unpack_from("<7I", blob)
     nodes = list(struct.iter_unpack("<2I", blob[28 : 28 + size]))

@@ -1,4 +1,4 @@
-"""Components see no real time and no real randomness, whichever WASI 0.2 they were built for."""
+"""Components get no real time and no real randomness, for each WASI 0.2 version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _PURE = {
 
 
 def looker(version: str, then: str = "") -> bytes:
-    """A controller whose `next` says, in hexadecimal, what clocks and random numbers it sees; then it does `then`."""
+    """A controller whose `next` prints the clocks and random numbers that it gets, in hexadecimal, and then does
+    `then`."""
     imports, lowered, given, uses, calls = "", "", "", "", ""
     for number, (interface, functions) in enumerate(_PURE.items()):
         exports = "".join(f'(export "{name}" (func (result u64)))' for name in functions)
@@ -99,7 +100,7 @@ def open_instance(wasm: bytes, folder: Path, resolution_ns: int = 0) -> Componen
 
 
 def seen(instance: ComponentInstance) -> list[int]:
-    """monotonic now, resolution, random, insecure random, wall seconds, seed."""
+    """The printed values: monotonic time, resolution, random, insecure random, wall clock seconds, and seed."""
     text = instance.callback("aici_mid_process", b"{}", 5000).decode()
     return [int(text[place : place + 16], 16) for place in range(0, len(text), 16)]
 

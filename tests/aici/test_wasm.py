@@ -1,4 +1,4 @@
-"""Guests in this process: both ways across the border, copies, rewriting, memory, constraints."""
+"""Guests in this process: calls between host and guest, copies, code rewriting, memory and constraints."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_guest_is_cancelled_from_another_thread(sandbox: Sandbox, tmp_path: Pa
 
 
 def test_exceptions_surface_in_their_own_thread(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Two threads whose guests fail in different ways, over and over: never each other's error."""
+    """The guests of two threads fail in different ways many times. No thread gets the other thread's error."""
     programs = {}
     for name, action in (("proc_exit: 3", EXIT), ("0xfffffff0", BAD_RESULT_POINTER)):
         programs[name] = load(sandbox, guest2([[action]]), tmp_path).program
@@ -291,7 +291,7 @@ CONSTRAINT_IMPORTS = """
 
 
 def constrained(kind: str, spec: str, *steps: list[str]) -> bytes:
-    """A guest that makes one constraint; `$c` is its handle."""
+    """A guest that creates one constraint, whose handle is `$c`."""
     quoted = "".join(f"\\{byte:02x}" for byte in spec.encode())
     raw = f'(data (i32.const 600) "{kind}") (data (i32.const 700) "{quoted}") (global $c (mut i32) (i32.const 0))'
     make = f"""(global.set $c (call $new (i32.const 600) (i32.const {len(kind)})
@@ -449,7 +449,7 @@ def test_logs_keep_the_newest(pieces: list[bytes]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3), st.booleans(), st.integers(0, 4)), max_size=12))
 def test_variables_change_only_at_the_version_that_is_named(writes: list[tuple[str, bytes, bool, int]]) -> None:
-    """Against a plain dictionary; a condition of 0 means none."""
+    """Variables are compared to a plain dictionary. A version of 0 means no condition."""
     variables = SharedVariables(DEFAULT_LIMITS)
     model: dict[str, tuple[int, bytes]] = {}
     for name, value, append, when in writes:

@@ -1,4 +1,4 @@
-"""The supervisor still hears its workers when one of them sends arbitrary bytes: it ends only that worker."""
+"""If a worker sends arbitrary bytes, the supervisor ends only that worker and still reads from the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 
 
 def add_worker(pool: WorkerPool) -> tuple[WorkerHandle, socket.socket]:
-    """A worker that is nothing but a socket."""
+    """A fake worker that is only a socket."""
     ours, theirs = socket.socketpair()
     process: Any = SimpleNamespace(handle=-1, cpu_seconds=lambda: 0.0)
     worker = WorkerHandle(process, SimpleNamespace(), ours, "ann")  # type: ignore[arg-type]

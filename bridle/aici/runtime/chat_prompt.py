@@ -45,8 +45,8 @@ def render_chat(guest: Instance, conversation: bytes) -> bytes:
     guest.spent_tokenizing += len(conversation)
     if len(conversation) > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:
         raise GuestFault(
-            f"the conversation has {len(conversation)} bytes, this callback {guest.spent_tokenizing}; at most "
-            f"{limits.max_tokenize} in one call and {limits.max_tokenize_total} in one callback"
+            f"this callback tokenizes {guest.spent_tokenizing} bytes, {len(conversation)} of them in this "
+            f"conversation; at most {limits.max_tokenize_total} in a callback and {limits.max_tokenize} in one call"
         )
     tokenizer = guest.surroundings.vocabulary.tokenizer
     try:

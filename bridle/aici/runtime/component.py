@@ -239,7 +239,7 @@ def _constraint_new(guest: ComponentInstance, kind: str, spec: str) -> Any:
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints or len(spec) > limits.max_constraint_spec:
         raise GuestFault(
-            f"the controller has too many or too long constraints; at most {limits.max_constraints} of "
+            f"a controller may have at most {limits.max_constraints} constraints, with at most "
             f"{limits.max_constraint_spec} characters each"
         )
     matcher = make_matcher(guest.surroundings.vocabulary, kind, spec)

@@ -66,8 +66,8 @@ def tokenize(guest: Instance, source: int, length: int) -> int:
     guest.spent_tokenizing += length
     if length > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:
         raise GuestFault(
-            f"the text to tokenize has {length} bytes, this callback {guest.spent_tokenizing}; at most "
-            f"{limits.max_tokenize} in one call and {limits.max_tokenize_total} in one callback"
+            f"this callback tokenizes {guest.spent_tokenizing} bytes, {length} of them in this call; at most "
+            f"{limits.max_tokenize_total} in a callback and {limits.max_tokenize} in one call"
         )
     data = guest.memory.read(source, length)
     try:
