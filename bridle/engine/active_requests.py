@@ -54,7 +54,7 @@ class ActiveRequests:
         """Add a request and return its first sequence. Raises `InvalidRequest` if the id is already used, and
         `UnknownAdapter` for an unknown adapter."""
         if request.id in self.outputs:
-            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            raise InvalidRequest(f"a request with id {request.id!r} is running already; choose another id", "id")
         vectors = None
         if self._vectors is not None and (request.sampling.control_vectors or request.sampling.probes):
             names = vector_names(request.sampling)

@@ -126,11 +126,11 @@ class AsyncEngine:
             if self._state != "running":
                 raise self._fault or EngineClosed(f"the engine takes no requests: it is {self._state}")
             if request.id in self._streams:
-                raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+                raise InvalidRequest(f"a request with id {request.id!r} is running already; choose another id", "id")
             limit = self._engine.config.max_waiting
             num_waiting = self._engine.num_waiting + len(self._inbox)
             if num_waiting >= limit:
-                raise Overloaded(f"{num_waiting} requests wait already; at most {limit}")
+                raise Overloaded(f"{num_waiting} requests wait already; at most {limit} may wait")
             self._streams[request.id] = stream
             self._inbox.append(request)
         self._wake.set()
@@ -236,7 +236,7 @@ class AsyncEngine:
                 self._cycle()
             self._cancel_all()
         except DeviceLost as error:
-            _log.error("the device is lost, the engine stops: %s", error)
+            _log.error("the device can no longer compute, and the engine stops: %s", error)
             self._fault = error
         except BaseException as error:  # nothing may end this thread unseen
             _log.exception("the engine thread failed")

@@ -261,8 +261,8 @@ class EventBuffer:
         self.num_bytes = sum(map(_size, notes))
         if self.num_bytes > self.max_bytes // 2 or len(notes) > MAX_VARIABLES:
             raise ControllerError(
-                f"{self.num_bytes} bytes of logs and variables, in {len(notes)} pieces, wait for a client that does "
-                f"not read; at most {self.max_bytes // 2} in {MAX_VARIABLES}"
+                f"{len(notes)} logs and variables with {self.num_bytes} bytes wait for a client that does not read; "
+                f"at most {MAX_VARIABLES} with {self.max_bytes // 2} bytes"
             )
 
 

@@ -184,8 +184,8 @@ class Engine:
         mark = request.sampling.watermark
         if mark is not None and mark.key and self._interruptible is not None:
             raise UnsupportedFeature(
-                "watermark: got one of a policy; a policy's key is not sent to shards. "
-                "Run the model in the engine's process.",
+                "policies: a policy has a watermark, whose key is not sent to shards. Run the model in the engine's "
+                "process.",
                 "policies",
             )
         if request.adapter is not None:
@@ -198,12 +198,14 @@ class Engine:
     def _check_vectors(self, sampling: SamplingParams) -> None:
         if sampling.probes and not self.config.allow_probes:
             raise UnsupportedFeature(
-                "probes: this server reads no hidden states. Its operator allows that with --allow-probes.", "probes"
+                "probes: this server does not let controllers read hidden states. The operator can allow it with "
+                "--allow-probes.",
+                "probes",
             )
         if self._vectors is None:
             raise UnsupportedFeature(
-                "control_vectors: this model's backend applies none. "
-                "Run the model in the engine's process, with torch.",
+                "control_vectors: this model's backend applies no control vectors. Run the model in the engine's "
+                "process, with torch.",
                 "control_vectors",
             )
         self._vectors.check(sampling.control_vectors)
@@ -224,7 +226,7 @@ class Engine:
         if self._closed:
             raise EngineClosed("the engine is shut down")
         if self.num_waiting >= self.config.max_waiting:
-            raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
+            raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting} may wait")
         seq = self._live.open(request)
         if request.sampling.keep_best:
             self._best.open(request)

@@ -50,7 +50,7 @@ class InputProcessor:
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
+            raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size} tokens", "prompt")
         if sampling.logit_bias:
             self._check_named("logit_bias", sampling.logit_bias)
         if sampling.allowed_token_ids:
@@ -67,18 +67,24 @@ class InputProcessor:
         """Raise `InvalidRequest` if a field of the request names a token id that is never sampled."""
         if max(tokens) >= self._info.num_drawable:
             raise InvalidRequest(
-                f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
+                f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable} tokens", field
             )
         check_drawn(field, tokens, self._info)
 
     def _check_generated(self, request: Request, max_len: int) -> None:
         if not request.is_plain:
-            raise InvalidRequest("only a single output without a controller can continue from tokens", "generated")
+            raise InvalidRequest(
+                "generated: only a request with one output, no controller and no mirostat can continue from tokens",
+                "generated",
+            )
         num_tokens = len(request.prompt) + len(request.generated)
         if num_tokens >= max_len:
-            raise InvalidRequest(f"{num_tokens} tokens are there already; the output ends at {max_len}", "generated")
+            raise InvalidRequest(
+                f"generated: prompt and generated tokens are {num_tokens} tokens already; the output ends at {max_len}",
+                "generated",
+            )
         if min(request.generated) < 0 or max(request.generated) >= self._info.vocab_size:
-            raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
+            raise InvalidRequest("generated has tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
         """Return the length in tokens at which an output ends, for a prompt of `num_prompt` tokens. Raises
@@ -127,9 +133,9 @@ class InputProcessor:
         """Set the prompt of the sequence to the one that its controller returned. Raises `ControllerError` or
         `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
-            raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
+            raise ControllerError("the controller returned a prompt that is empty or has tokens outside the vocabulary")
         if seq.runs:
-            raise ControllerError("the controller returned another prompt; a prompt with images cannot be replaced")
+            raise ControllerError("the controller returned another prompt, but a prompt with images cannot be replaced")
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
 
     def max_moves(self, seq: Sequence) -> int:
@@ -140,19 +146,21 @@ class InputProcessor:
 def check_task(info: ExecutorInfo, embeds: bool) -> None:
     """Raise `UnsupportedFeature` if the request wants vectors or text that the model cannot give."""
     if embeds and not info.embedding_size:
-        raise UnsupportedFeature("this model computes no embeddings here", "model")
+        raise UnsupportedFeature("this server computes no embeddings with this model", "model")
     if not embeds and info.task != "generate":
-        what = "vectors of texts: ask /v1/embeddings, /v1/score or /v1/rerank, or LLM.embed"
+        what = "computes embeddings: ask /v1/embeddings, /v1/score or /v1/rerank, or LLM.embed"
         if info.task == "classify":
-            what = "labels of texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
-        raise UnsupportedFeature(f"this model generates no text; it gives {what}", "model")
+            what = "classifies texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
+        raise UnsupportedFeature(f"this model generates no text; it {what}", "model")
 
 
 def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
     """Raise `InvalidRequest` if a field contains an id that has no token and so is never sampled."""
     wrong = info.unnamed.among(tokens)
     if wrong:
-        raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)
+        raise InvalidRequest(
+            f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled. Remove it", field
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -177,7 +185,7 @@ class ControllerOpenings:
         """Start creating the controller of `seq`."""
         seq.control.pool = self._steering.pool_for(seq.request.controller)
         if seq.control.pool is None:
-            raise InternalError("a controller was accepted that no pool runs")
+            raise InternalError("no controller pool runs this controller; the request should have been refused earlier")
         seq.control.opened_at = self._clock()
         self.waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 

@@ -269,12 +269,12 @@ def test_settings_are_checked(given: str) -> None:
 
 def test_a_backend_without_them_says_so(vector: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.model.executor_builder.make_control_vectors", lambda *given: None)
-    with pytest.raises(UnsupportedFeature, match="got a; this backend applies none"):
+    with pytest.raises(UnsupportedFeature, match="got a; this backend does not support control vectors"):
         LLM(**settings_of_model(), control_vectors=(f"a={vector}",))
     with LLM(**settings_of_model()) as llm:
-        with pytest.raises(UnsupportedFeature, match="control_vectors: this model's backend applies none"):
+        with pytest.raises(UnsupportedFeature, match="control_vectors: this model's backend applies no"):
             tokens_of(llm, control_vectors={"a": 1.0})
-        with pytest.raises(UnsupportedFeature, match="takes none here"):
+        with pytest.raises(UnsupportedFeature, match="accepts no control vectors at run time"):
             llm.load_control_vector("a", vector)
 
 

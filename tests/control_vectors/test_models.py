@@ -52,5 +52,7 @@ def test_each_model_has_its_vectors(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_served_has_no_vector(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"'tny' is no model of this server. Write MODEL:a=FILE with one of demo"):
+    with pytest.raises(
+        InvalidRequest, match=r"'tny' is not a model of this server. Write MODEL:a=FILE with one of demo"
+    ):
         served(tmp_path, "tny:a=small.gguf")

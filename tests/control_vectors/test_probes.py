@@ -127,7 +127,7 @@ def test_operators_allow_probes() -> None:
     path = str(tiny_checkpoints.cached_checkpoint("llama", head_dim=16, hidden_size=64))
     with LLM(path, num_blocks=16, block_size=BLOCK) as closed:
         closed.model.require_control_vectors().put("a", directions(3, 64))
-        with pytest.raises(UnsupportedFeature, match="Its operator allows that with --allow-probes"):
+        with pytest.raises(UnsupportedFeature, match="The operator can allow it with --allow-probes"):
             closed.generate(PROMPT, controller=Watch(), probes="a", **GREEDY)
 
 

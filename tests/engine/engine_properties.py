@@ -1,8 +1,8 @@
-"""The engine's properties: an output depends on its request alone, and on every byte of it.
+"""Properties of the engine: an output depends only on its request, and on every byte of the request.
 
-Requests and their programs are random. They run on both ways of keeping KV, and on devices that answer at once or late.
-Pools and budgets are small, controllers are late, and neighbors come, go and fail. Each request must give exactly the
-output that the naive oracle computes from the token list.
+Requests and their programs are random. The requests run on both kinds of KV cache, and on devices that answer at once
+or late. Block pools and budgets are small, controllers are late, and other requests come, end and fail. Each request
+must return exactly the output that a naive reference computes from the token list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forks share everything until somebody writes, cost one prefill, and are bounded."""
+"""Forks share all KV blocks until one of them writes, need one prefill, and are limited in number."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_preempted_forks_come_back() -> None:
 
 
 def test_random_keys_of_all_forks_differ() -> None:
-    """Over seeds, generations, fork numbers and branches: equal keys would draw equal outputs."""
+    """The random keys of all seeds, generations, fork numbers and branches differ, because equal keys would sample
+    equal outputs."""
     roots = [root_key(seed) for seed in range(-20, 20)]
     ways = [(ordinal, branch) for ordinal in range(6) for branch in range(1, 6)]
     children = [fork_key(key, *way) for key in roots for way in ways]

@@ -25,7 +25,8 @@ def make_medium(name: str, num_rows: int = 5) -> MultiModalItem:
 
 
 class FakeMediaStore:
-    """Encodes a picture in some steps, and has room for a few; with `random` None everything is there at once."""
+    """A store that encodes an image in some steps and holds a few images. Without `random`, every image is ready at
+    once."""
 
     def __init__(self, random: Random | None = None, room: int = 2) -> None:
         self.random = random
@@ -80,7 +81,7 @@ class FakeMediaStore:
 
 
 class MediaLab(Lab):
-    """A lab whose engine has a store, and whose plans are checked against it."""
+    """A lab whose engine has a media store. Each step plan is checked against the store."""
 
     def __init__(self, store: FakeMediaStore | None, **options: object) -> None:
         self.store = store

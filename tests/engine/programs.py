@@ -1,5 +1,5 @@
-"""Random decision programs: pure functions of what a controller sees, so that engine and oracle run the same
-ones."""
+"""Random controller programs. A program is a pure function of the controller's view, so that engine and reference run
+the same program."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ OVERRIDES = (None, None, SamplingParams(temperature=0.0), SamplingParams(tempera
 
 
 class RandomProgram:
-    """All verbs, with a step back less often than a step ahead, so that every run ends.
+    """A program with all kinds of decisions. It adds tokens more often than it removes tokens, so that every run ends.
 
-    `verbs` are the ones to choose from; `delays` those of its answers, in seconds of the pool's clock.
+    `verbs` are the kinds of decisions to choose from. `delays` are the delays of its answers, in seconds of the pool's
+    clock.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ def tokens(random: Random, at_most: int) -> tuple[int, ...]:
 
 
 def branch(random: Random, view: View, verb: str | None = None) -> Branch:
-    """One branch: mostly a draw, steered somehow."""
+    """One branch, which usually samples with random steering."""
     verb = verb or random.choice("ssmbnfr")
     if verb in "fr":
         back = min(random.randint(0, 2), len(view.tokens) - 1)
@@ -73,19 +74,19 @@ def branch(random: Random, view: View, verb: str | None = None) -> Branch:
 
 
 def splice(random: Random, view: View) -> Splice:
-    """A splice on what gets sampled: keep it, replace it, or take older ones back as well."""
+    """A splice after a sampled token, which keeps it, replaces it, or removes older tokens as well."""
     back = min(random.choice([0, 0, 1, 1, 2, 3]), len(view.tokens))
     chosen = frozenset(random.sample(range(VOCAB), random.randint(1, 6)))
     return Splice(back, tokens(random, 3), chosen if random.random() < 0.8 else frozenset())
 
 
 def always(decision: Decision) -> Program:
-    """The same decision every time."""
+    """A program that makes the same decision every time."""
     return lambda view: decision
 
 
 def script(*decisions: Decision) -> Program:
-    """One decision after the other, then plain draws."""
+    """A program that makes the given decisions in order, and then samples without steering."""
     return lambda view: decisions[view.num_asks] if view.num_asks < len(decisions) else Decision.sample()
 
 

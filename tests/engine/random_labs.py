@@ -44,8 +44,7 @@ LATE = (0.0, 0.01, 0.03, 0.2)
 
 
 def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields: object) -> Request:
-    """A request with a prompt that others are likely to share, and most parameters off their defaults
-    sometimes."""
+    """A request whose prompt shares a beginning with others, and whose parameters often differ from their defaults."""
     prompt = [(i * 7) % 5 for i in range(random.randint(1, 14))] + [random.randrange(VOCAB)]
     controller = None
     if random.random() < 0.7:
@@ -96,7 +95,7 @@ MOSTLY_DRAWS = "s" * 24 + "mmmbnnffkrxtw"
 
 
 def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request:
-    """A request without drafts and scores, which would make steps wait, and longer than others."""
+    """A longer request without draft tokens and prompt scores, which would make steps wait."""
     controller = None
     if random.random() < 0.6:
         controller = FakeController(RandomProgram(random.randrange(1 << 30), MOSTLY_DRAWS, delays))
@@ -112,12 +111,12 @@ def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request
 
 
 def maker(random: Random, kind: type[Lab]) -> Callable[..., Request]:
-    """What makes requests: for a device that answers late also calm ones."""
+    """A function that makes requests. For a device that answers late, it sometimes calls `calm_request`."""
     return random.choice([calm_request, random_request]) if kind is LateLab else random_request
 
 
 def random_lab(random: Random, kv: object, make: Callable[..., Lab] = Lab, **options: object) -> Lab:
-    """An engine that is sometimes ample, sometimes cramped in one respect or another."""
+    """An engine with large limits, or with some small ones."""
     chosen: dict[str, object] = {
         "kv": kv,
         "vocab_size": VOCAB,
@@ -135,7 +134,7 @@ def random_lab(random: Random, kv: object, make: Callable[..., Lab] = Lab, **opt
 
 
 def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str, Replay]:
-    """Requests arrive while others run."""
+    """Run requests, some of which arrive while others run."""
     arriving = list(requests)
     while arriving:
         if random.random() < 0.4:
@@ -156,7 +155,7 @@ def essence(replays: dict[str, Replay], requests: list[Request]) -> list[object]
 
 
 class DraftedLab(Lab):
-    """A lab whose engine has a draft model that is right after a `share` of all texts."""
+    """A lab with a draft model that predicts correctly after a `share` of all texts."""
 
     def __init__(self, *, share: float = 1.0, draft: dict[str, object] | None = None, **options: object) -> None:
         self.share, self.options = share, draft or {}
@@ -194,7 +193,7 @@ class DraftedLab(Lab):
 
 
 def random_draft(random: Random) -> dict[str, object]:
-    """A draft model that has enough of everything, or too little of something."""
+    """A draft model with large limits, or with some small ones."""
     return {
         "kv": random.choice(["paged", "sequences"]),
         "num_blocks": random.choice([2, 7, 90]),
@@ -205,7 +204,7 @@ def random_draft(random: Random) -> dict[str, object]:
 
 
 def guess(random: Random, truth: list[int]) -> tuple[int, ...]:
-    """A prediction that is right for a while: all of it, or with tokens changed, lost or added here and there."""
+    """A prediction of the output that is fully correct, or has some tokens changed, removed or added."""
     told: list[int] = []
     error_rate = random.choice([0.0, 0.1, 0.5])
     for token in truth:

@@ -1,4 +1,4 @@
-"""Taking tokens back, forcing others: what is left is as good as if it had always been so."""
+"""Rolling tokens back and forcing others: the result equals a sequence that always had these tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ KEEPINGS = pytest.mark.parametrize("kv", ["paged", "sequences"])
 
 
 def at(num_tokens: int, decision: Decision) -> object:
-    """`decision` once the sequence first has that many tokens, plain draws otherwise."""
+    """A program that returns `decision` when the sequence first has that number of tokens, and otherwise samples
+    without steering."""
     done: set[tuple[object, ...]] = set()
 
     def program(view: View) -> Decision:
@@ -55,7 +56,8 @@ def test_the_whole_sequence_can_be_replaced(kv: str) -> None:
 
 
 def test_a_rewind_alone_draws_again_with_a_new_number() -> None:
-    """Same place, same distribution, next random number: rewinding is no way to see the same draw twice."""
+    """After a rollback, the same position has the same distribution, but the next random number. The same token is not
+    simply sampled again."""
     lab = Lab()
     seen = []
     for seed in range(40):
@@ -116,7 +118,7 @@ def test_text_of_a_rewind_is_taken_back() -> None:
 
 
 class AfterPrompt(PieceDecoder):
-    """A decoder that tells how long a prompt it was opened with."""
+    """A decoder that records the length of its prompt."""
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> PieceState:
         return PieceState(tuple(b"%d%s " % (len(prompt), piece) for piece in self.pieces))
@@ -134,13 +136,13 @@ def test_text_after_a_rewind_into_the_prompt_follows_the_shorter_prompt() -> Non
 @pytest.mark.parametrize(
     ("decision", "message"),
     [
-        (Decision.splice(4), "takes 4 tokens back and appends 0; the sequence has 3"),
-        (Decision.splice(3), "takes 3 tokens back and appends 0; the sequence has 3 and keeps at least one"),
+        (Decision.splice(4), "removes 4 tokens and appends 0; the sequence has 3"),
+        (Decision.splice(3), "removes 3 tokens and appends 0; the sequence has 3 tokens and must keep at least one"),
         (Decision.splice(-1, (1,)), "backtrack is -1"),
         (Decision.splice(0, (32,)), "ff_tokens has token 32; the vocabulary has 32"),
         (Decision.splice(0, (-1,)), "ff_tokens has token -1"),
-        (Decision.sample(splices=[Splice(5, (1,))]), "takes 4 tokens back"),
-        (Decision.sample(b"\1"), "the mask has 1 bytes; a vocabulary of 32 tokens takes 4"),
+        (Decision.sample(splices=[Splice(5, (1,))]), "removes 4 tokens"),
+        (Decision.sample(b"\1"), "the mask has 1 bytes; a vocabulary of 32 tokens needs 4"),
         (Decision.sample(bytes(4)), "the mask allows no token"),
         (Decision.sample(bias=[(32, 1.0)]), "bias has token 32"),
         (Decision.sample(bias=[(1, float("inf"))]), "the bias of token 1 is inf"),

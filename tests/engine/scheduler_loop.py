@@ -1,4 +1,4 @@
-"""A scheduler without an engine: each step is computed at once."""
+"""A loop that runs a scheduler without an engine. Each step is computed at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Loop:
-    """Scheduler, block manager and executor with a greedy draw between them."""
+    """A scheduler, a block manager and an executor, connected by greedy sampling."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Loop:
         return seq
 
     def step(self) -> StepPlan:
-        """One step; sequences that reach their length are removed."""
+        """Run one step, and remove sequences that have reached their length."""
         plan, scheduled = self.scheduler.schedule()
         self.executor.forward(plan)
         self.scheduler.commit(scheduled)
@@ -70,7 +70,7 @@ class Loop:
         return child
 
     def run_dry(self, max_steps: int = 2_000) -> int:
-        """Steps until nothing is left; too many is starvation."""
+        """Run steps until all sequences have ended. Fails after too many steps, which means starvation."""
         for number in range(max_steps):
             if not self.live:
                 assert self.blocks.num_free == self.blocks.num_blocks
@@ -80,5 +80,5 @@ class Loop:
 
 
 def ample_loop(random: Random, **knobs: Any) -> Loop:
-    """Nothing but the knobs keeps a prompt waiting."""
+    """A loop in which only the batching settings can delay a prompt."""
     return Loop(num_blocks=400, block_size=4, budget=200, max_num_seqs=50, **knobs)

@@ -1,4 +1,4 @@
-"""Engines over a store of KV blocks: one that continues after a restart, and one whose requests are random."""
+"""Engines with a store of KV blocks: one continues after a restart, and one gets random requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 1 << 20
 
 
 class StoreLab(Lab):
-    """A lab with a store. A step waits for what is being read, so that steps with nothing to do are few."""
+    """A lab with a store. A step waits for the blocks that are being read, so that few steps have nothing to do."""
 
     def __init__(self, folder: Path, *, limit: int = LIMIT, waits: bool = True, **options: Any) -> None:
         self.folder, self.limit, self.waits = folder, limit, waits
@@ -51,7 +51,7 @@ class StoreLab(Lab):
         return events
 
     def check_tenants(self, stored: StoredBlocks) -> None:
-        """What is read was written for the same user."""
+        """Check that each block that was read had been written for the same user."""
         loading = [pair for each in stored.loads for pair in zip(each.missing.keys, each.owners, strict=True)]
         for key, owner in loading:
             segment, position = self.store.store.index.get(key, (None, 0))
@@ -61,7 +61,7 @@ class StoreLab(Lab):
                     assert header is None or header.tenant in (tenant_tag(owner), ERASED)  # None: damaged
 
     def hashes(self, tokens: list[int]) -> list[bytes]:
-        """The hashes of whole blocks of tokens, without adapter and tenant."""
+        """The hashes of full blocks of tokens, without an adapter and a tenant."""
         found = [root_hash(self.store.store.root, "", "")]
         for start in range(0, len(tokens), BLOCK):
             found.append(block_hash(found[-1], tokens[start : start + BLOCK]))
@@ -71,7 +71,7 @@ class StoreLab(Lab):
         assert self.store.flush(time.monotonic() + PATIENCE)
 
     def restart(self) -> StoreLab:
-        """Close the engine, and start another one over the same store."""
+        """Close the engine, and start another engine with the same store."""
         self.engine.close()
         return StoreLab(self.folder, limit=self.limit, num_states=self.executor.info.num_states)
 
@@ -81,7 +81,7 @@ def prompt_of(number: int, length: int = 30) -> list[int]:
 
 
 def flood(lab: Lab, tenant: str = "others") -> None:
-    """Fill the cache with prompts of somebody else."""
+    """Fill the KV cache with prompts of another user."""
     for i in range(4):
         lab.run(make_request([i, *prompt_of(1000 + i, 60)], tenant=tenant, max_tokens=1))
 
@@ -91,7 +91,7 @@ def num_cached(replay: Replay) -> int:
 
 
 def run_random(lab: StoreLab, random: Random, num_requests: int) -> None:
-    """Run random requests, each of which must give what the reference gives."""
+    """Run random requests, each of which must return the output of the reference."""
     requests: list[Request] = []
     for _ in range(num_requests):
         requests.append(random_request(random, max_tokens=random.choice([1, 4, 9])))
@@ -104,7 +104,7 @@ def run_random(lab: StoreLab, random: Random, num_requests: int) -> None:
 
 
 def run_failing(lab: StoreLab) -> None:
-    """Run prompts while all KV is lost once."""
+    """Run prompts, during which all KV is lost once."""
     prompts = [[i % 3, *(token % VOCAB for token in prompt_of(i % 2, 20))] for i in range(5)]
     requests = [make_request(prompt, max_tokens=6) for prompt in prompts]
     for request, replay in zip(requests, lab.run(*requests), strict=True):

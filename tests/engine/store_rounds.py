@@ -1,8 +1,8 @@
-"""Rounds of two engines over one store, each in a process of its own, killed by SIGKILL at random moments.
+"""Rounds with two engines on one store. Each engine runs in its own process, and SIGKILL ends it at a random moment.
 
-After one of them was killed, a third engine runs next to the surviving one. Each engine compares all tokens that it
-computes with the reference, and the users of all blocks that it reads. Files are damaged between rounds. Each round
-prints the number of tokens that the third engine has read.
+After one engine was killed, a third engine runs in parallel to the surviving one. Each engine compares all tokens that
+it computes with the reference, and the users of all blocks that it reads. Files are damaged between rounds. Each round
+prints the number of tokens whose KV the third engine has read from the store.
 
     python -m tests.engine.store_rounds FOLDER ROUNDS
 """
@@ -28,7 +28,7 @@ LIMIT = 60_000
 
 
 def start(folder: Path, seed: int, work: Callable[[StoreLab, Random], None]) -> int:
-    """Let an engine work in a process of its own. Returns its id. The process ends with 1 if a check fails."""
+    """Start an engine in its own process. Returns its id. The process ends with 1 if a check fails."""
     parent = os.getpid()
     if process := os.fork():
         return process
@@ -51,7 +51,7 @@ def work_on(lab: StoreLab, random: Random) -> None:
 
 
 def check(lab: StoreLab, random: Random) -> None:
-    """Compute some requests, and print how many tokens were read."""
+    """Compute some requests, and print the number of tokens that were read from the store."""
     run_random(lab, random, 4)
     print(lab.engine.statistics().num_restored_tokens, flush=True)
     lab.engine.close()

@@ -1,4 +1,5 @@
-"""Common parts of the engine's tests: making requests, running an engine with checks, reading events back."""
+"""Common parts of the engine's tests: making requests, running an engine with checks, and rebuilding outputs from
+events."""
 
 from __future__ import annotations
 
@@ -52,12 +53,12 @@ _CONFIG = frozenset(EngineConfig.__dataclass_fields__)
 
 
 def scheduler_of(engine: Engine) -> Scheduler:
-    """The scheduler of an engine, to look at what it holds."""
+    """The scheduler of an engine, whose state tests inspect."""
     return engine._scheduler
 
 
 def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:
-    """A request with an id of its own; sampling parameters may be given by name."""
+    """A request with a new id. Sampling parameters may be given by name."""
     sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
     if sampling:
         fields["sampling"] = SamplingParams(**sampling)  # type: ignore[arg-type]
@@ -66,7 +67,7 @@ def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:
 
 
 def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields: object) -> Sequence:
-    """A sequence as the engine makes it for a fresh request."""
+    """A sequence like the engine's for a new request."""
     request = make_request(tokens, **fields)
     return Sequence(
         id=seq_id,
@@ -86,7 +87,7 @@ def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields:
 
 @dataclass
 class Output:
-    """Output as a client has it after all events."""
+    """An output as a client has it after all events."""
 
     path: Path
     tokens: list[int] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Output:
 
 @dataclass
 class Replay:
-    """All outputs of one request, by index, rebuilt from its events; checks the order of events on the way."""
+    """All outputs of one request by index, rebuilt from its events. The order of events is checked."""
 
     request_id: str
     outputs: dict[int, Output] = field(default_factory=lambda: {0: Output(())})
@@ -190,7 +191,7 @@ class Replay:
             self.is_over = event.is_last
 
     def _check_trace(self, index: int, output: Output) -> None:
-        """The trace of an output that ended adds up to what its client has."""
+        """Check that the trace of an ended output gives the output that its client has."""
         if any(isinstance(record, EndRecord) and record.num_cut for record in self.records):
             return
         rebuilt = rebuild_records(self.records)[index]
@@ -208,7 +209,7 @@ class Replay:
 
 
 def replay(events: Iterable[Event]) -> dict[str, Replay]:
-    """Events of many requests, told apart and checked."""
+    """The replays of many requests, made from their mixed events, and checked."""
     replays: dict[str, Replay] = {}
     for event in events:
         replays.setdefault(event.request_id, Replay(event.request_id)).add(event)
@@ -219,7 +220,7 @@ def replay(events: Iterable[Event]) -> dict[str, Replay]:
 
 
 class Lab:
-    """An engine over a scripted executor and a fake clock, with every check there is after every step."""
+    """An engine with a scripted executor and a fake clock. All checks run after every step."""
 
     #: How the engine reaches the executor: here in the same process.
     connect: ClassVar[Callable[[Executor], Executor]] = staticmethod(lambda executor: executor)
@@ -252,12 +253,12 @@ class Lab:
         self.num_steps = 0
 
     def make_one(self, config: EngineConfig) -> Engine:
-        """An engine over this lab's executor."""
+        """An engine with this lab's executor."""
         executor = self.connect(self.executor)
         return Engine(executor, config, pools=self.pools, decoder=self.decoder, clock=self.clock)
 
     def step(self) -> list[Event]:
-        """One step, checked. Some time passes when nothing happens. A device that is away is waited for."""
+        """Run one step and all checks. The clock advances if nothing happens. An unreachable device is waited for."""
         self.pool.settle()
         until(lambda: getattr(self.engine, "is_up", True), "the device")  # a set of replicas has no device
         before = self.clock()
@@ -272,7 +273,7 @@ class Lab:
         return events
 
     def drain(self, max_steps: int = 3_000) -> dict[str, Replay]:
-        """Step until nothing is left; then nothing may be left behind either."""
+        """Run steps until all requests have ended, and check that no resource is leaked."""
         for _ in range(max_steps):
             if not self.engine.has_work:
                 break
@@ -282,21 +283,21 @@ class Lab:
         return replay(self.events)
 
     def check_empty(self) -> None:
-        """All blocks, controllers and sequences were given back."""
+        """Check that all blocks, controllers and sequences are freed."""
         statistics = self.engine.statistics()
         assert statistics.num_free_blocks == statistics.num_blocks
         assert (statistics.num_running, statistics.num_waiting, statistics.num_suspended) == (0, 0, 0)
         assert not self.pool.live
 
     def run(self, *requests: Request) -> list[Replay]:
-        """Add requests, drain, and give their replays in order."""
+        """Add requests, run until they end, and return their replays in order."""
         for request in requests:
             self.engine.add(request)
         replays = self.drain()
         return [replays[request.id] for request in requests]
 
     def run_one(self, prompt: Seq[int] = (1, 2, 3), **fields: object) -> Replay:
-        """Make a request, run it alone."""
+        """Make a request, and run it alone."""
         return self.run(make_request(prompt, **fields))[0]
 
     def reference(self, request: Request) -> dict[Path, ReferenceOutput]:
@@ -320,7 +321,7 @@ def program_of(request: Request) -> Program | None:
 
 
 def check_against_reference(lab: Lab, request: Request, got: Replay) -> None:
-    """Every output of `got` is what the oracle says, token by token and count by count."""
+    """Check that every output of `got` has the tokens and counts of the reference."""
     expected = lab.reference(request)
     assert set(got.by_path) == set(expected)
     for path, output in got.by_path.items():
@@ -345,7 +346,8 @@ def check_output(output: Output, expected: ReferenceOutput, request: Request) ->
 
 
 def check_usage(usage: Usage, expected: Usage) -> None:
-    """Cached and drafted tokens depend on what ran before and beside; all else is the request's alone."""
+    """Check the usage. Cached and draft tokens depend on other requests; all other counts depend only on the
+    request."""
     by_chance = {"cached_tokens", "drafted_tokens", "accepted_tokens"}
     counted = {name: getattr(usage, name) for name in TOKEN_KINDS.values() if name not in by_chance}
     assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
@@ -354,7 +356,8 @@ def check_usage(usage: Usage, expected: Usage) -> None:
 
 
 def more(times: int) -> settings:
-    """Settings for a test whose examples are quick: `times` as many as the profile says, or half of that in a hurry."""
+    """Settings of a test with quick examples: `times` as many examples as in the profile, or half of that in the quick
+    profile."""
     return settings(max_examples=settings().max_examples * times // (1 if IS_FULL else 2))
 
 

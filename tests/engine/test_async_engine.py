@@ -1,5 +1,5 @@
-"""The engine on its thread: many clients at once, slow clients, clients that leave, and an end after which no client
-waits."""
+"""The engine in its thread: many clients at once, slow clients, clients that disconnect, and a shutdown after which no
+client waits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.fakes.reference_engine import run_reference
 
 
 class Gate:
-    """Lets the engine's thread run as many forward passes as the test says."""
+    """A gate that lets the engine's thread run a given number of forward passes."""
 
     def __init__(self, is_open: bool = False) -> None:
         self.steps = threading.Semaphore(0)
@@ -52,7 +52,7 @@ class Gate:
 
 
 class Setup:
-    """An engine with its executor, gate and asynchronous front."""
+    """An engine with its executor, its gate and its asynchronous interface."""
 
     def __init__(self, gate: Gate, **config: object) -> None:
         self.gate = gate
@@ -337,7 +337,8 @@ def test_cancel_is_told_to_the_reader() -> None:
 
 
 def test_a_cancel_right_after_the_submit_is_not_lost() -> None:
-    """Both may arrive between the moment the engine takes its inbox and the moment it looks for cancels."""
+    """The request and its cancellation may arrive after the engine has read its inbox and before it checks for
+    cancellations."""
     with running(is_open=True) as setup:
         step, streams = setup.engine.step, list[EventStream]()
 

@@ -1,5 +1,5 @@
-"""Steps that are launched before the tokens of the one before are there: no block stays behind, and the device does not
-wait for what the engine does meanwhile. That no output changes is a property of `test_laws.py`."""
+"""Steps that start before the tokens of the previous step are known: no block is leaked, and the device does not wait
+for the engine's work. `test_laws.py` tests that no output changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fakes.controller_runtime import FakeController, Reply, View
 @pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_events_are_those_of_a_device_that_answers_at_once(seed: int) -> None:
-    """Each client gets the same in the same order."""
+    """Each client gets the same events in the same order."""
     told = []
     for kind in (Lab, LateLab):
         random = Random(seed)
@@ -47,7 +47,7 @@ def busy_lab(kind: type[Lab], **options: object) -> Lab:
 
 
 def seconds_of(lab: Lab, num_tokens: int, **fields: object) -> float:
-    """The time of an output of `num_tokens` tokens, each of which costs the host 4 ms of it."""
+    """The seconds of an output of `num_tokens` tokens. The host works 4 ms for each token."""
 
     def think(tokens: object, num_prompt: int) -> None:
         lab.clock.advance(HOST)
@@ -68,7 +68,7 @@ def test_what_the_host_does_costs_the_device_no_time() -> None:
 
 
 def test_controllers_work_while_the_device_does() -> None:
-    """Those in the engine's own thread, too."""
+    """Controllers in the engine's own thread also work while the device computes."""
 
     def seconds(lab: Lab) -> float:
         def think(view: View) -> Decision:
@@ -115,7 +115,7 @@ def test_rows_with_drafts_wait(drafts: int) -> None:
 
 @KEEPINGS
 def test_rows_in_vain_leave_nothing_behind(kv: str) -> None:
-    """Outputs end with a token that nobody could foresee, beside others that continue in the blocks they give back."""
+    """Outputs end with an unpredictable token, while other outputs continue in the freed blocks."""
     lab = busy_lab(LateLab, kv=kv, eos_token_ids=(5, 6, 7), max_num_seqs=3, max_num_batched_tokens=12)
     requests = [make_request((i, i + 1, i), max_tokens=20, seed=i, temperature=2.0) for i in range(9)]
     for request, got in zip(requests, lab.run(*requests), strict=True):
@@ -140,7 +140,7 @@ def test_a_token_that_is_replaced_was_computed_in_vain(kv: str, splice: Splice) 
 
 
 def run_slow_controller(kind: type[Lab], delay: float) -> int:
-    """Return the number of late answers of a controller that takes `delay` for each."""
+    """Return the number of late answers of a controller that needs `delay` seconds for each."""
     lab = busy_lab(kind, step_timeout=0.025)
     program = FakeController(lambda view: Reply(Decision.sample(), delay=delay))
     lab.run_one(max_tokens=8, ignore_eos=True, controller=program)
@@ -154,7 +154,7 @@ def test_the_deadline_counts_from_the_end_of_the_forward() -> None:
 
 
 def test_pools_are_waited_for_from_then_on_only() -> None:
-    """A pool that learns how long its controllers may take is asked to wait once the device is done."""
+    """A pool whose controllers have a time limit is asked to wait only after the device has finished."""
     lab = busy_lab(LateLab)
     waits: list[float] = []
     collect, device = lab.pool.collect, lab.executor.device

@@ -1,5 +1,5 @@
 """Phrases that an output may not contain: no client sees a banned phrase, or the beginning of one that was removed.
-This holds however tokens are drawn, forked, forced or stopped."""
+This holds for sampled, forked, forced and stopped outputs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_phrase_that_is_never_said_changes_nothing(seed: int) -> None:
 @more(2)
 @given(SEED, st.sampled_from(PHRASES), st.sampled_from(["paged", "sequences"]))
 def test_drafts_change_nothing_but_the_time(seed: int, phrases: tuple[str, ...], kv: str) -> None:
-    """Drafts are right until a banned phrase appears, and often extend beyond the rollback."""
+    """Draft tokens are correct until a banned phrase appears, and often extend beyond the rollback."""
     random = Random(seed)
     fields = {
         "n": random.choice([1, 1, 2]),
@@ -118,7 +118,8 @@ def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple
 
 
 def test_what_was_shown_begins_no_stop_string_once_what_followed_it_went() -> None:
-    """`ab` could be shown when more came after it. That was rolled back, and then `d` made a stop string of its `b`."""
+    """`ab` could be shown after more text followed. The rollback removed that text, and then `d` completed a stop
+    string that begins with `b`."""
     fields = {"n": 2, "max_tokens": 25, "temperature": 0.0, "stop": ("bd",), "seed": 258542091905}
     lab, replay = run(banned_phrases=("abc", "dd"), **fields)
     assert not [event for event in lab.events if isinstance(event, Rewind)]
@@ -126,7 +127,8 @@ def test_what_was_shown_begins_no_stop_string_once_what_followed_it_went() -> No
 
 
 def test_the_next_best_way_is_taken() -> None:
-    """Greedy: `b` after `a` is forbidden where it stood, so the second best token comes there, and nowhere else."""
+    """With greedy sampling, `b` after `a` is forbidden at its position, so the second best token comes there, and
+    nowhere else."""
     _, plain = run(temperature=0.0, max_tokens=12, ignore_eos=True)
     text = plain.first.text
     phrase = text[3:6]
@@ -155,8 +157,8 @@ def test_retries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(SEED)
 def test_an_error_means_that_nothing_else_can_be_said(seed: int) -> None:
-    """Over two letters nearly every beginning of a phrase is that of another text, too. Wherever a text of the wanted
-    length exists that holds no phrase, one is found."""
+    """With two letters, almost every beginning of a phrase also begins other texts. If a text of the wanted length
+    without a banned phrase exists, one is found."""
     random = Random(seed)
     phrases = tuple({"".join(random.choices("ab", k=random.randint(1, 4))) for _ in range(random.randint(1, 4))})
     silent = dict.fromkeys(range(2, len(PIECES)), -math.inf)
@@ -171,7 +173,8 @@ def test_an_error_means_that_nothing_else_can_be_said(seed: int) -> None:
 
 
 def is_stuck(shown: str, possible: set[str]) -> bool:
-    """Return whether the settled text leads nowhere: text is sent as soon as no phrase can begin in it."""
+    """Return whether every continuation of the sent text has a banned phrase. Text is sent as soon as no phrase can
+    begin in it."""
     return not any(text.startswith(shown) for text in possible)
 
 
@@ -181,7 +184,7 @@ def steered(program: object, **fields: object) -> tuple[Lab, Output]:
 
 
 def test_a_controller_hears_of_what_was_taken_back() -> None:
-    """Its view always has the tokens of the output, whatever went away in between."""
+    """The controller's view always has the current tokens of the output, after any rollbacks."""
     views: list[tuple[int, ...]] = []
 
     def program(view: View) -> Reply:
@@ -197,7 +200,7 @@ def test_a_controller_hears_of_what_was_taken_back() -> None:
 
 
 def test_forced_text_stands_and_what_was_drawn_before_it_goes() -> None:
-    """`ab` where both are forced stays. Where `a` was sampled and `b` forced after it, `a` is what goes."""
+    """`ab` stays if both letters were forced. If `a` was sampled and `b` was forced after it, `a` is rolled back."""
 
     def forces(view: View) -> Reply:
         if len(view.tokens) == 3:

@@ -1,6 +1,6 @@
-"""The knobs of batching: what each comes to, what contradicts itself, and the promise that each makes for every step.
+"""The batching settings: their values, contradictions between them, and the rule that each guarantees in every step.
 
-A step's rows are distinguished from outside: one that ends within the prompt belongs to a prompt, any other decodes.
+The tests classify the rows of a step: a row that ends within the prompt is prefill, and any other row is decode.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def test_a_bound_on_waiting_has_an_effect_by_itself() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"max_total_tokens": 513}, "max_total_tokens is 513; the model's context is 512"),
-        ({"max_total_tokens": 400, "max_batch_total_tokens": 320}, "holds 320 tokens: not one request of that length"),
-        ({"max_batch_total_tokens": 2049}, "max_batch_total_tokens is 2049, but the KV cache holds 2048"),
-        ({"max_input_tokens": 512}, "must be less than max_total_tokens, 512"),
-        ({"max_batch_prefill_tokens": 65, "max_num_batched_tokens": 64}, "a whole step has at most"),
+        ({"max_total_tokens": 513}, "max_total_tokens is 513; the model's context has 512"),
+        ({"max_total_tokens": 400, "max_batch_total_tokens": 320}, "holds only 320 tokens"),
+        ({"max_batch_total_tokens": 2049}, "max_batch_total_tokens is 2049, but the KV cache holds only 2048"),
+        ({"max_input_tokens": 512}, "must be less than max_total_tokens"),
+        ({"max_batch_prefill_tokens": 65, "max_num_batched_tokens": 64}, "a step has at most 64 tokens"),
         (
             {"max_input_tokens": 100, "max_batch_prefill_tokens": 64, "chunked_prefill": False},
-            "whole prompts are computed in steps of at most max_batch_prefill_tokens, 64",
+            "each prompt is computed in one step of at most 64 tokens",
         ),
         ({"max_batch_prefill_tokens": 0}, "max_batch_prefill_tokens is 0; must be at least 1"),
         ({"waiting_served_ratio": -0.5}, "waiting_served_ratio is -0.5; must be at least 0"),
@@ -75,7 +75,8 @@ def test_contradictions_name_both_values(knobs: dict[str, Any], message: str) ->
 
 @given(SEED)
 def test_limiting_twice_changes_nothing(seed: int) -> None:
-    """A replica's engine limits its backend, and tells the router, which reckons with the same knobs again."""
+    """A replica's engine applies the settings, and the router applies the same settings again to the replica's
+    description."""
     config = random_config(Random(seed))
     found = Batching.of(config, INFO)
     limited = found.limit(INFO)
@@ -134,7 +135,7 @@ def test_steps_without_anything_do_not_count() -> None:
 
 @dataclass
 class Step:
-    """Content of one step: tokens of each prompt, decoding sequences, and prompts left in the queue."""
+    """The content of one step: the tokens of each prompt, the decoding sequences, and the prompts left in the queue."""
 
     prompts: dict[int, int] = field(default_factory=dict)
     decodes: set[int] = field(default_factory=set)
@@ -143,7 +144,7 @@ class Step:
 
 
 def play(loop: Loop, random: Random, num_requests: int, longest: int) -> Iterator[Step]:
-    """Requests arrive while others run, until all are over; each step as it was, once it is done."""
+    """Run requests, some of which arrive while others run. Yields each step after it is done."""
     left, known = num_requests, {}
     for _ in range(4_000):
         while left and random.random() < 0.3:
@@ -205,7 +206,8 @@ def test_without_chunks_prompts_come_whole_and_alone(seed: int) -> None:
 
 @given(SEED)
 def test_queued_prompts_wait_no_longer_than_they_may(seed: int) -> None:
-    """At most `max_waiting_tokens` steps in a row leave an admissible prompt in the queue while others decode."""
+    """At most `max_waiting_tokens` consecutive steps leave an admissible prompt in the queue while other sequences
+    decode."""
     random = Random(seed)
     most = random.randint(0, 8)
     gate = PrefillGate(random.choice([0.3, 1.0, 50.0]), most)
@@ -218,8 +220,8 @@ def test_queued_prompts_wait_no_longer_than_they_may(seed: int) -> None:
 
 @given(SEED)
 def test_streams_have_their_time_unless_enough_prompts_wait(seed: int) -> None:
-    """Prompts are admitted next to decodes if there are enough of them, or after `max_waiting_tokens` steps of
-    decoding alone."""
+    """Prompts are admitted together with decoding sequences if enough prompts wait, or after `max_waiting_tokens` steps
+    of only decoding."""
     random = Random(seed)
     ratio, most = random.choice([0.5, 1.0, 50.0]), random.randint(1, 8)
     loop = ample_loop(random, max_batch_prefill_tokens=64, gate=PrefillGate(ratio, most))
@@ -246,7 +248,7 @@ def test_the_batch_holds_no_more_than_it_may(seed: int) -> None:
 
 
 def test_a_sequence_too_long_for_any_step_of_its_own_is_computed_in_several() -> None:
-    """A preempted sequence has more tokens than a prompt may have; it must still be resumed."""
+    """A preempted sequence with more tokens than a prompt may have must still be resumed."""
     knobs: dict[str, Any] = {"max_batch_prefill_tokens": 10, "chunked_prefill": False}
     loop = Loop(num_blocks=400, budget=100, kv="sequences", **knobs)  # where no cache shortens it
     loop.add([1] * 4, 40)

@@ -1,8 +1,8 @@
 """Properties of KV blocks, checked on real contents: each sequence always reads back its own tokens.
 
-The machine plays scheduler and device at once. It makes the copies that the manager orders, and writes a digest of the
-whole prefix to each computed position. So a wrongly shared block, a missed copy or a stale cache entry is read back as
-a wrong digest.
+The test's state machine acts as scheduler and device. The state machine makes the copies that the block manager orders,
+and writes a digest of the whole prefix to each computed position. So a wrongly shared block, a missed copy or a stale
+cache entry is read back as a wrong digest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ PICK = st.integers(0, 1 << 16)
 
 
 def digests(seq: Sequence) -> list[int]:
-    """Return the digests of a sequence's correct KV: tenants must not share, so they count as adapters here."""
+    """Return the digests of a sequence's correct KV. The digests depend on the tenant, because tenants must not share
+    blocks."""
     return MODEL.extend(MODEL.root(f"{seq.request.adapter}/{seq.request.tenant}"), seq.tokens)
 
 
 class Blocks(RuleBasedStateMachine):
-    """Random lives of sequences over a small pool."""
+    """A state machine with random operations on sequences in a small block pool."""
 
     @initialize(
         num_blocks=st.integers(2, 14),
@@ -92,7 +93,7 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.publish(seq)
 
     def check_writable(self, seq: Sequence, start: int, end: int) -> None:
-        """A block is written only if one sequence refers to it (its hash shows in later contents)."""
+        """Check that only blocks with a single owner are written. A wrong write would show in later digests."""
         size = self.blocks.block_size
         written = set(seq.kv.block_table[start // size : -(-end // size)])
         for other in self.live:
@@ -212,7 +213,7 @@ TestBlocks = Blocks.TestCase
 
 
 def compute_all(blocks: BlockManager, seq: Sequence) -> int:
-    """Compute every token; gives the number of copies."""
+    """Compute every token, and return the number of copies."""
     copies = blocks.allocate(seq, len(seq.tokens))
     seq.kv.num_computed = len(seq.tokens)
     blocks.publish(seq)

@@ -1,5 +1,5 @@
-"""Several controllers on one output: the properties of docs/composition.md on random programs, and what is said where
-they cannot be reconciled."""
+"""Several controllers on one output: the properties of docs/composition.md for random programs, and the errors for
+contradicting controllers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENS = range(VOCAB)
 
 
 def composed_lab(random: Random, **options: object) -> Lab:
-    """A random engine whose pools run composed controllers, too."""
+    """A random engine whose pools also run composed controllers."""
     return random_lab(random, random.choice(["paged", "sequences"]), Lab, composed=True, **options)
 
 
@@ -60,8 +60,8 @@ def allowing(*tokens: int) -> Program:
 @more(3)
 @given(seed=SEED)
 def test_a_neutral_controller_changes_nothing(seed: int) -> None:
-    """Tokens, text, log-probabilities, counts and logs are those of each program alone. Its actions, its place in the
-    order and its delays change nothing, and nor do preemption, forks and a small cache."""
+    """Tokens, text, log-probabilities, counts and logs are those of each program alone. The neutral controller's
+    actions, position and delays change nothing. The same holds for preemption, forks and a small KV cache."""
     random = Random(seed)
     lab = composed_lab(random)
     delays = random.choice([ON_TIME, LATE])
@@ -83,7 +83,7 @@ def with_neutral(random: Random, controller: object | None) -> object | None:
 @example(seed=76)  # a draw that one of several never hears of, as it is taken back with the phrase
 @given(seed=SEED)
 def test_banned_phrases_beside_several_controllers(seed: int) -> None:
-    """Rollbacks apply to all controllers: the output is that of the one controller that is not neutral."""
+    """Rollbacks apply to all controllers. The output equals that of the only controller that is not neutral."""
     random = Random(seed)
     fields = {"stop": (), "banned_phrases": random.choice([("ab",), ("ca", "d"), ("abc", "x", "éa")])}
     request = random_request(random, controller=pure_mask(random.randrange(1 << 20), 0.8), **fields)
@@ -98,7 +98,7 @@ def test_banned_phrases_beside_several_controllers(seed: int) -> None:
 
 
 def pure_mask(seed: int, share: float) -> Program:
-    """Allows about a `share` of all tokens, other ones after each token."""
+    """A mask program that allows about a `share` of all tokens. The allowed tokens depend on the text so far."""
     allowed = {last: Random(seed * VOCAB + last).choices([True, False], [share, 1 - share], k=VOCAB) for last in TOKENS}
 
     def decide(view: View) -> Decision:
@@ -108,7 +108,7 @@ def pure_mask(seed: int, share: float) -> Program:
 
 
 def random_crew(random: Random, delays: tuple[float, ...] = ON_TIME) -> Composed:
-    """A few programs that may do anything, and a few masks."""
+    """A few programs with arbitrary decisions, and a few mask programs."""
     programs: list[Program] = [
         RandomProgram(random.randrange(1 << 30), delays=delays, verbs=random.choice(["ssssmbwffnkrxt", "sssswffkt"]))
         for _ in range(random.randint(0, 2))
@@ -121,13 +121,13 @@ def random_crew(random: Random, delays: tuple[float, ...] = ON_TIME) -> Composed
 
 
 def num_scored(output: Output) -> int:
-    """Return how many tokens have a log-probability, from the first on."""
+    """Return the number of tokens from the first one on that have a log-probability."""
     return next((index for index, each in enumerate(output.logprobs) if each is None), len(output.logprobs))
 
 
 def seen(output: Output, beside: Output | None = None) -> tuple[object, ...]:
-    """Return an output as its client has it. One that fails does so with what was computed until then: of what it
-    forced last, the log-probabilities may be missing here and known `beside` it."""
+    """Return an output as its client has it. A failed output may lack the log-probabilities of its last forced tokens,
+    even if the output `beside` it has them."""
     assert output.finished is not None
     has_failed = beside is not None and output.reason is beside.reason is FinishReason.ERROR
     num_logprobs = min(map(num_scored, (output, beside))) if has_failed else len(output.logprobs)
@@ -146,7 +146,7 @@ def seen(output: Output, beside: Output | None = None) -> tuple[object, ...]:
 @example(seed=70)
 @given(seed=SEED)
 def test_outputs_do_not_depend_on_what_is_beside_them(seed: int) -> None:
-    """Late answers, preemption, a device that is lost and what else runs change nothing, and a run can be repeated."""
+    """Late answers, preemption, a lost device and other requests change no output, and a run can be repeated."""
     random = Random(seed)
     losses = {number: ShardUnavailable("gone") for number in range(1, 200, 3) if random.random() < 0.3}
     busy = composed_lab(random, **{random.choice(["faults", "sample_faults"]): losses})
@@ -189,7 +189,7 @@ def test_the_order_of_masks_does_not_matter(seed: int) -> None:
 @more(2)
 @given(seed=SEED)
 def test_no_token_outside_of_any_mask_appears(seed: int) -> None:
-    """Neither sampled nor forced, nor after a rewind or a fork: what one controller does passes the masks of all."""
+    """All masks apply to every token that a controller samples or forces, also after rollbacks and forks."""
     random = Random(seed)
     masks = [pure_mask(random.randrange(1 << 20), 0.9) for _ in range(random.randint(1, 2))]
     wild: Program = RandomProgram(random.randrange(1 << 30), random.choice(["sssmbwffnkrxt", "ssf", "sn", "sk", "sr"]))
@@ -280,7 +280,7 @@ def test_two_may_force_the_same() -> None:
 
 
 def test_a_drawn_token_is_replaced_by_what_the_others_allow() -> None:
-    """The sampled token never enters the text, so the others need not like it."""
+    """A sampled token that is replaced never enters the text, so other controllers need not allow it."""
     swap = always(Decision.sample(splices=[Splice(1, (5,), frozenset({4}))]))
     got = run_one(swap, allowing(4, 5), max_tokens=30)
     assert set(got.first.tokens) == {5}

@@ -1,4 +1,4 @@
-"""Controllers: waiting, being late, failing, opening and closing. Only their own sequences pay for them."""
+"""Controllers that wait, are late, fail, start and end. They delay only their own sequences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_sampling_overrides_hold_for_one_draw() -> None:
 
 @pytest.mark.parametrize("asked", [None, 1])
 def test_a_controller_sees_the_candidates_of_a_draw(asked: int | None) -> None:
-    """Among what mask and bias leave, also when the sample is rolled back; the client gets only what it asked for."""
+    """The candidates are computed after mask and bias, even if the sampled token is rolled back. The client gets only
+    the candidates that it requested."""
     seen: list[object] = []
 
     def program(view: View) -> Decision:

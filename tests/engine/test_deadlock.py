@@ -1,4 +1,4 @@
-"""Deadlock is found by what outputs wait for: never where one can continue, always soon where none can."""
+"""Deadlock detection: no deadlock is reported if an output can continue, and a deadlock is always reported soon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Action = tuple[str, str]
 
 @dataclass
 class Actor:
-    """An output whose controller sets variables, waits for them, draws, or does nothing, one action for each call."""
+    """An output whose controller does one action in each call: set a variable, wait for one, sample, or do nothing."""
 
     seq: Sequence
     actions: list[Action]
@@ -38,7 +38,7 @@ class Actor:
         return self.waits is not None and self.variables.get(self.waits[0], 0) <= self.waits[1]
 
     def call(self) -> Decision:
-        """As the runtime does it: a controller that waits is not called."""
+        """Call the controller like the control runtime, which does not call a waiting controller."""
         if self.is_blocked:
             return Decision.wait((self.waits,)) if self.waits else Decision.wait()
         self.waits = None
@@ -171,7 +171,8 @@ def test_doing_nothing_together_is_bounded() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 3))
 def test_doing_nothing_is_given_up_after_a_second_however_slow_steps_are(millis: list[int], num_outputs: int) -> None:
-    """Of the engine's clock, after a thousand turns of each output, whether a step takes 1 ms or 50."""
+    """The second is measured by the engine's clock. Each output has had a thousand calls, whether a step takes 1 ms or
+    50 ms."""
     now = [0.0]
     watch = DeadlockWatch(1_000, lambda: now[0])
     request = make_request(controller=object())

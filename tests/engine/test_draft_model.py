@@ -1,4 +1,4 @@
-"""A draft model changes the time and nothing else, however right it is, and gives back all that it takes."""
+"""A draft model of any accuracy changes only the time, and frees all resources that it takes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_a_request_forbids_is_not_drafted(fields: dict[str, object]) -> Non
 
 
 def test_sequences_are_drafted_for_together() -> None:
-    """One forward pass of the draft model for a token of every sequence."""
+    """One forward pass of the draft model predicts one token of every sequence."""
     lab = DraftedLab(num_blocks=200)
     requests = [
         make_request([number, 9, 8], max_tokens=9, seed=number, ignore_eos=True, speculate=4) for number in range(8)

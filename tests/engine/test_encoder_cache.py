@@ -1,5 +1,5 @@
-"""The pool of features is bounded and evicts the least recently used ones. No two requests wait for each other's
-room."""
+"""The cache of image features is limited and evicts the least recently used images. No two requests wait for memory
+that the other request holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = 4  # bytes
 
 
 class Device:
-    """Holds a row's bytes for each row of a medium; refuses or breaks on chosen ones."""
+    """A device that stores some bytes for each row of an image. It refuses or fails on chosen images."""
 
     def __init__(self, max_bytes: int) -> None:
         self.epoch = 0
@@ -50,7 +50,7 @@ class Device:
 
 
 class Batching(Device):
-    """One that encodes up to three media of as many rows at once; not if it is to refuse one of them."""
+    """A device that encodes up to three images of equal size at once, unless it is set to refuse one of them."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
@@ -73,7 +73,7 @@ def medium(name: str, num_rows: int = 10) -> MultiModalItem:
 
 
 class Kept:
-    """A store, and how to wait for it."""
+    """A media store, and a function that waits for it."""
 
     def __init__(self, max_rows: int, kind: type[Device] = Device) -> None:
         self.device = kind(max_rows * ROW)
@@ -86,7 +86,7 @@ class Kept:
             self.store.open(each)
 
     def until(self, keys: str, wanted: str) -> None:
-        """Take steps that ask for `keys` until `wanted` are ready, and nothing else."""
+        """Take steps that request `keys` until exactly `wanted` are ready."""
         asked = [key.encode() for key in keys]
         while self.store.begin_step(asked) != {key.encode() for key in wanted}:
             assert self.changed.wait(120)
@@ -145,7 +145,7 @@ def test_one_at_fault_ends_its_own_request_alone(kept: Any) -> None:
 
 
 def test_the_most_urgent_gets_room_from_those_behind(kept: Any) -> None:
-    """Else it would wait for what the others wait with."""
+    """Otherwise, the most urgent request would wait for memory that waiting requests hold."""
     one = kept(20)
     one.open(*map(medium, "abc"))
     one.until("bc", "bc")
@@ -214,7 +214,7 @@ def test_a_device_that_comes_back_holds_nothing(kept: Any) -> None:
 
 
 def test_what_was_encoded_for_a_lost_device_is_not_there(kept: Any) -> None:
-    """It was lost while it encoded: what it says then is of the one before."""
+    """The device was lost while it encoded an image. Its answer belongs to the lost device and is ignored."""
     one = kept(30)
     one.open(medium("a"))
     encode = one.device.encode

@@ -1,4 +1,4 @@
-"""Steps that fail: the request at fault ends with the reason, the others never notice."""
+"""Steps that fail: the request that causes the failure ends with the reason, and other requests are not affected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_fault_of_a_lone_request_ends_it(kv: str, kind: str, error: Exception)
 
 @KEEPINGS
 def test_the_request_that_breaks_every_step_is_found(kv: str) -> None:
-    """Token 31 cannot be computed. Only the request that comes to have it ends."""
+    """Token 31 cannot be computed. Only the request whose sequence gets this token ends."""
     lab = Lab(kv=kv)
     held: dict[int, set[int]] = {}
 

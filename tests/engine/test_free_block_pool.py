@@ -1,4 +1,5 @@
-"""Tests of the free block pool: no block is lost or given twice, cached blocks go last and oldest first."""
+"""Tests of the free block pool: no block is lost or allocated twice, and cached blocks are evicted last, oldest
+first."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_revived_block_is_not_evicted() -> None:
 def test_taking_from_nothing_is_our_bug() -> None:
     free = FreeBlocks(1)
     free.allocate(1, None, 1)
-    with pytest.raises(InternalError, match="no block is free"):
+    with pytest.raises(InternalError, match="no KV block is free"):
         free.allocate(1, None, 1)
 
 

@@ -1,4 +1,4 @@
-"""An output that began on another engine continues as if it had never been elsewhere."""
+"""An output that began on another engine continues as if it had run on this engine from the start."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_going_on_adds_what_was_missing(seed: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"n": 2}, "single output"),
-        ({"controller": object()}, "single output"),
-        ({"mirostat": 2}, "single output"),
-        ({"max_tokens": 2}, "5 tokens are there already; the output ends at 5"),
+        ({"n": 2}, "one output"),
+        ({"controller": object()}, "one output"),
+        ({"mirostat": 2}, "one output"),
+        ({"max_tokens": 2}, "5 tokens already; the output ends at 5"),
         ({"generated": (1, 99)}, "outside the vocabulary"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Tests of guardrails under any steering: no client ever has forbidden text, including the end of the prompt."""
+"""Tests of guardrails with any steering: no client ever gets forbidden text, including text that begins in the
+prompt."""
 
 from __future__ import annotations
 
@@ -81,18 +82,18 @@ SEED = st.integers(0, 1 << 40)
 
 
 def folded(text: str) -> str:
-    """The test's own reading of a text without case, accents and what nobody sees."""
+    """A text without case, accents and invisible characters, computed independently of the engine."""
     return seen(text).lower().replace("é", "e")
 
 
 def seen(text: str) -> str:
-    """The test's own reading of a text as somebody sees it."""
+    """A text as a reader sees it, computed independently of the engine."""
     return re.sub("[\u200b\u00ad\u034f]", "", text).translate({0xFF42: "b", 0xFF20: "@"})
 
 
 def says(guard: Guardrails, text: str, begin: int, *, is_over: bool) -> str | None:
-    """The rule that a text breaks behind `begin`. A text that continues may end in what is decided by what follows, but
-    that must not be told; so a late rule counts in any case."""
+    """The rule that a text breaks after position `begin`. An unfinished text may end in a possible match, which must
+    not be sent yet, so such a rule always counts."""
     for rule in guard.texts:
         read = {"folded": folded, "seen": seen, "written": str}[rule.reading]
         whole, start = read(text), len(read(text[:begin]))
@@ -120,8 +121,8 @@ def check(lab: Lab, request_ids: dict[str, tuple[Guardrails, str]]) -> None:
 @pytest.mark.parametrize("kv", ["paged", "sequences"])
 @given(SEED)
 def test_no_random_program_says_what_is_forbidden(kv: str, seed: int) -> None:
-    """Programs that draw, force, splice, replace, rewind, fork, wait and stop, with stop strings, small memory and
-    others beside them."""
+    """The programs sample, force, splice, replace, roll back, fork, wait and stop, with stop strings, little memory and
+    other requests."""
     attack(seed, kv)
 
 
@@ -157,7 +158,7 @@ def attack(seed: int, kv: str, pieces: list[str | bytes] = PIECES, guards: list[
 
 
 def run(*, guard: Guardrails, pieces: list[str], script: list[int] | None = None, **fields: object) -> Output:
-    """The output of a model that says certain tokens, as far as the guard allows."""
+    """The output of a model that writes certain tokens, as far as the guardrails allow."""
     lab = Lab(vocab_size=len(pieces), decoder=PieceDecoder(pieces), eos_token_ids=(len(pieces) - 1,))
     if script is not None:
         fields["controller"] = FakeController(lambda view: forced(view, tuple(script)))
@@ -256,7 +257,7 @@ def test_reasons_and_errors_of_controllers_say_no_more_than_texts() -> None:
 
 
 def test_random_programs_do_say_it_where_nothing_holds_them() -> None:
-    """The attack is one: most rules are broken by some program without a guard."""
+    """The random programs are a real attack: without guardrails, some program breaks most rules."""
     broken = set()
     for seed in range(25):
         random = Random(seed)
@@ -354,7 +355,7 @@ def through(guard: Guardrails, text: str) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("name", list(SECRETS))
 @pytest.mark.parametrize("number", range(len(UNSEEN) + 2))
 def test_a_secret_is_one_in_any_spelling(name: str, number: int) -> None:
-    """With characters that nobody sees between all others, in full-width letters, with accents."""
+    """The secret is found with invisible characters between its letters, in full-width letters, and with accents."""
     secret, guard = SECRETS[name], rules_of(name)
     if number < len(UNSEEN):
         spelled = UNSEEN[number].join(secret)
@@ -393,7 +394,7 @@ def test_more_that_nobody_sees_than_there_may_be_hides_nothing(name: str) -> Non
 
 @pytest.mark.parametrize("name", list(SECRETS))
 def test_what_is_held_back_is_bounded(name: str) -> None:
-    """A model that says half of it, and then invisible characters for ever, makes progress."""
+    """A model that writes half of a phrase, and then endless invisible characters, still makes progress."""
     guard = rules_of(name)
     watch = GuardrailMatcher(guard, "")
     hits = [watch.push(piece) for piece in SECRETS[name][:4] + ZERO * 300]
@@ -405,7 +406,8 @@ def test_what_is_held_back_is_bounded(name: str) -> None:
 @given(st.text(st.sampled_from("ab@.x4 \u200b\u00adａ＠\n1"), max_size=40), st.sampled_from(list(SECRETS)))
 @example("1.aa@", "email")
 def test_a_text_without_one_passes_as_it_is(text: str, name: str) -> None:
-    """Byte for byte, whatever nobody sees in it; and what is left of any text has none."""
+    """A text without a secret is unchanged byte for byte, including invisible characters. The remaining part of any
+    text has no secret."""
     guard = rules_of(name)
     plain = unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad]", "", text))
     found = any(compiled(rule.pattern).search(each) for rule in guard.texts for each in (text, plain))

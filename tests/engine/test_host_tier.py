@@ -1,4 +1,5 @@
-"""KV of a device in the host's memory, on a device that answers late: the same tokens, bounded, and no step waits."""
+"""KV of a device in host memory, with a device that answers late: tokens are unchanged, memory is limited, and no step
+waits."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.engine.support import check_against_reference, make_request
 
 
 class HostLab(StoreLab):
-    """A lab whose device answers late, with memory of the host, and a disk unless it `is_memory_alone`."""
+    """A lab whose device answers late, with host memory for KV. It also has a disk unless `is_memory_alone`."""
 
     Scripted = LateScriptedExecutor
 
@@ -92,7 +93,7 @@ def test_tokens_are_the_same_whatever_memory_and_disk_do(
 
 
 def test_the_engine_waits_for_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies to the host are awaited by other threads, and steps are launched before the ones before are over."""
+    """Other threads wait for copies to the host, and steps start before earlier steps are done."""
     threads: set[str] = set()
     copy_into = LateCopy.copy_into
 
@@ -125,7 +126,7 @@ def test_no_other_tenant_finds_a_block_on_the_host(tmp_path: Path, num_states: i
 
 
 def test_what_the_host_held_is_on_the_disk_after_the_end(tmp_path: Path) -> None:
-    """Also what the disk's rate had not let through."""
+    """This includes blocks that were not written earlier because of the disk's rate limit."""
     lab = HostLab(tmp_path)
     lab.store.disk.take(1 << 30)
     want = lab.run_one(prompt_of(1), max_tokens=4)
@@ -153,9 +154,9 @@ def test_blocks_of_a_lost_device_are_read_again(tmp_path: Path) -> None:
 
 
 def test_memory_of_the_host_is_for_devices() -> None:
-    with pytest.raises(InvalidRequest, match=r"kv_host_bytes is 1024; it needs a model on a GPU .* kv_memory"):
+    with pytest.raises(InvalidRequest, match=r"kv_host_bytes is 1024; .* a model on a GPU .* kv_memory"):
         open_store(ScriptedExecutor(), EngineConfig(kv_host_bytes=1024))
-    with pytest.raises(InvalidRequest, match="kv_host_bytes is 8; a block of this model takes 64"):
+    with pytest.raises(InvalidRequest, match="kv_host_bytes is 8; must be at least 64"):
         open_store(LateScriptedExecutor(), EngineConfig(kv_host_bytes=8))
     with pytest.raises(InvalidRequest, match="kv_host_bytes is -1; must be at least 0"):
         EngineConfig(kv_host_bytes=-1)

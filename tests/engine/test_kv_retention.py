@@ -1,4 +1,5 @@
-"""Parked KV: a continued conversation computes what is new, however full the cache is; running requests come first."""
+"""Retained KV: a continued conversation computes only its new tokens, even with a full KV cache. Running requests have
+priority."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def a_lab(num_blocks: int = 64, **options: Any) -> Lab:
 
 
 def said(lab: Lab, prompt: list[int], num_tokens: int = 5, **fields: object) -> tuple[list[int], Request]:
-    """All tokens of a conversation after an answer, which ends by itself."""
+    """All tokens of a conversation after an answer that ends with an end token."""
 
     def enough(tokens: Sequence[int], num_prompt: int) -> str | None:
         return "enough" if len(tokens) - num_prompt >= num_tokens else None
@@ -43,7 +44,7 @@ def said(lab: Lab, prompt: list[int], num_tokens: int = 5, **fields: object) -> 
 
 
 def flood(lab: Lab, num_tokens: int, tenant: str = "others") -> None:
-    """Fill the cache with the prompts of somebody else."""
+    """Fill the KV cache with the prompts of another user."""
     length = 10 * BLOCK
     for i in range(-(-num_tokens // length)):
         lab.run(make_request([i % 50, i // 50 % 50, *range(2, length)], tenant=tenant, max_tokens=1))
@@ -54,7 +55,7 @@ def go_on(lab: Lab, tokens: list[int], **fields: object) -> Replay:
 
 
 def computed_again(replay: Replay, tokens: list[int]) -> int:
-    """Return how many earlier tokens the next prompt had to compute again."""
+    """Return the number of earlier tokens that the next prompt had to compute again."""
     return len(tokens) - replay.first.usage.cached_tokens
 
 
@@ -205,7 +206,8 @@ def test_removed_adapters_leave_nothing_parked() -> None:
 
 @given(seed=SEED)
 def test_parking_changes_no_output_and_refuses_nothing(seed: int) -> None:
-    """Random requests that park, continue, are let go, expire, in cramped pools: each gives what the oracle says."""
+    """Random conversations are retained, continued, released and expire, in small block pools. Each output equals that
+    of the reference."""
     random = Random(seed)
     lab = random_lab(random, "paged", park_memory=random.choice([None, 8, 40, 1 << 20]), park_seconds=0.3)
     requests: list[Request] = []
@@ -285,7 +287,7 @@ def test_draining_lets_go_and_parks_nothing_more() -> None:
 
 
 def retained(lab: Lab, prompt: list[int], *wishes: Retention, **fields: object) -> int:
-    """Return how many tokens a request with these wishes retains."""
+    """Return the number of tokens that a request with these settings retains."""
     (got,) = lab.run(make_request(prompt, retains=wishes, max_tokens=2, ignore_eos=True, **fields))
     return got.first.usage.retained_tokens
 

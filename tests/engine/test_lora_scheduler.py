@@ -1,4 +1,4 @@
-"""Many adapters, few in a step: each gets its turn, no step has more adapters than it may, and no output changes."""
+"""Many adapters with few per step: each adapter gets its turn, no step exceeds the limit, and no output changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("a", "b", "c", "d", "e", "f", "g")
 
 
 class FakeStore:
-    """Adapters that take a few steps to come, with room for some; those that had a turn may leave for others."""
+    """A store of adapters that load in a few steps. It has room for some adapters, and evicts those that had a turn."""
 
     def __init__(self, random: Random, known: Sequence[str] = NAMES, room: int = 3) -> None:
         self.random = random
@@ -78,7 +78,7 @@ class FakeStore:
 
 
 class AdapterLab(Lab):
-    """A lab whose engine has a store, and whose plans are checked against it."""
+    """A lab whose engine has an adapter store. Each step plan is checked against the store."""
 
     def __init__(self, store: FakeStore | None, **options: object) -> None:
         self.store = store
@@ -117,7 +117,8 @@ def options_of(random: Random) -> dict[str, object]:
 @more(2)
 @given(SEED)
 def test_an_output_depends_on_its_request_alone(seed: int) -> None:
-    """Whatever comes, waits, leaves or takes turns, each request says what the oracle computes for it alone."""
+    """Each request gives the output that the reference computes for it alone, whatever adapters are loaded, wait or are
+    evicted."""
     random = Random(seed)
     store = random.choice([None, FakeStore(random, room=random.choice([1, 2, 4]))])
     lab = AdapterLab(store, **options_of(random))
@@ -143,7 +144,7 @@ def test_an_output_depends_on_its_request_alone(seed: int) -> None:
 
 @given(SEED, st.integers(1, 5))
 def test_no_adapter_starves(seed: int, cap: int) -> None:
-    """With always more adapters than a step takes, each comes again before any other comes twice."""
+    """If more adapters wait than a step can have, each adapter runs again before any other adapter runs twice."""
     random = Random(seed)
     rotation = LoRAScheduler(cap)
     sequences = [make_sequence(number, [1], adapter=name) for number, name in enumerate(NAMES)]

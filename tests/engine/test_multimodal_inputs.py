@@ -1,5 +1,5 @@
 """Images in prompts, as the engine sees them. A sequence computes an image only after it is encoded, and no cache takes
-one image for another. All else is scheduled as without images."""
+one image for another. Everything else is scheduled like requests without images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ SEED = st.integers(0, 1 << 40)
 
 
 def seeing(random: Random, request: Request) -> Request:
-    """`request` with images at some places of a longer prompt, some of them in two runs, some not to be cut."""
+    """`request` with images at some places of a longer prompt. Some images have two ranges, and some must not be
+    split."""
     tokens, runs, media = list(request.prompt), [], {}
     for _ in range(random.randint(1, 3)):
         medium = make_medium(random.choice("xyz"), random.choice([1, 4, 5, 9]))
@@ -56,8 +57,8 @@ def outcome(replay: Replay) -> object:
 @more(2)
 @given(SEED)
 def test_an_output_depends_on_its_request_alone(seed: int) -> None:
-    """Each request with images gives the output that it gives alone, with all images present. It does so among others,
-    in chunks that cut images, preempted, from the prefix cache, and while images come and go."""
+    """Each request with images gives the output that it gives alone, with all images present. It does so next to other
+    requests, in chunks that split images, preempted, with the prefix cache, and with images being evicted."""
     random = Random(seed)
     store = FakeMediaStore(random, room=random.choice([1, 2, 4]))
     limits = {"vocab_size": VOCAB, "block_size": 4, "eos_token_ids": (13,), "max_forks": 100_000}
@@ -111,7 +112,7 @@ def test_the_same_tokens_with_other_pictures_share_no_cache() -> None:
 
 
 def test_a_picture_that_is_not_cut_goes_first_once_and_the_others_go_on() -> None:
-    """Images of 6 rows in steps of 6 tokens, beside outputs that take a token each: all come to an end."""
+    """Images of 6 rows run in steps of 6 tokens, next to outputs that need one token each. All requests end."""
     lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB, block_size=4, max_num_batched_tokens=6)
     medium = make_medium("one", 6)
     run = PlaceholderRange(1, 6, medium.key, is_mutual=True)
@@ -122,7 +123,9 @@ def test_a_picture_that_is_not_cut_goes_first_once_and_the_others_go_on() -> Non
     ]
     for replay in lab.run(*texts, *sights):
         assert len(replay.first.tokens) == 20
-    with pytest.raises(InvalidRequest, match=r"takes 7 tokens here, .* a step has 6 \(max_batch_prefill_tokens\)"):
+    with pytest.raises(
+        InvalidRequest, match=r"takes 7 tokens, .* at most 6 prompt tokens \(max_batch_prefill_tokens\)"
+    ):
         lab.engine.add(replace(sights[0], runs=(replace(run, length=7),), media=(make_medium("one", 7),)))
 
 
@@ -158,7 +161,7 @@ def test_what_the_prefix_cache_holds_is_not_encoded_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.sampled_from("ab"), st.integers(0, 3))), SEED)
 def test_marks_say_what_stands_where(parts: list[tuple[int, int, str, int]], seed: int) -> None:
-    """Blocks have equal marks exactly if the same rows of the same images stand at the same places of them."""
+    """Two blocks have equal marks exactly if they have the same rows of the same images at the same places."""
     random, position, runs = Random(seed), 0, []
     for gap, length, name, offset in parts:
         runs.append(PlaceholderRange(position + gap, length, name.encode().ljust(16), offset))
@@ -203,7 +206,7 @@ def test_pictures_are_encoded_again_after_the_loss_of_a_device() -> None:
 
 
 def rewinding(count: int) -> FakeController:
-    """Takes `count` tokens back at first, puts one in their place, then lets the model continue."""
+    """A controller that replaces the last `count` tokens by one token, and then lets the model continue."""
 
     def program(view: View) -> Decision:
         return Decision.splice(count, (7,)) if not view.num_asks else Decision.sample()
@@ -217,11 +220,11 @@ def test_controllers_rewind_behind_and_before_pictures_but_not_into_one() -> Non
     behind, into, before = lab.run(*(picture_request(medium, controller=rewinding(n)) for n in (3, 4, 8)))
     assert [one.first.reason for one in (behind, before)] == [FinishReason.LENGTH] * 2
     assert into.first.reason is FinishReason.ERROR
-    assert "a part of a picture" in str(into.first.finished)
+    assert "a part of an image" in str(into.first.finished)
     whole = PlaceholderRange(0, 10, (prompt := make_medium("whole", 10)).key, is_mutual=True)
     sighted = {"media": (prompt,), "runs": (whole,), "temperature": 0.0, "max_tokens": 6}
     refused, taken = lab.run(*(make_request(range(10), controller=rewinding(n), **sighted) for n in (1, 0)))
-    assert "of a prompt that sees all of itself" in str(refused.first.finished)
+    assert "of a prompt whose tokens attend to later ones" in str(refused.first.finished)
     assert taken.first.reason is FinishReason.LENGTH
     text = lab.run_one([1, 2], controller=rewinding(0), temperature=0.0, max_tokens=6)
     assert before.first.tokens[:6] == text.first.tokens  # what was seen is forgotten
@@ -238,11 +241,11 @@ def test_runs_that_contradict_the_prompt_are_refused() -> None:
     lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB)
     medium = make_medium("one")
     for runs, why in (
-        ((PlaceholderRange(2, 5, b"?" * 16),), "does not have"),
-        ((PlaceholderRange(2, 5, medium.key, 1),), "does not have"),
+        ((PlaceholderRange(2, 5, b"?" * 16),), "that no image of the request has"),
+        ((PlaceholderRange(2, 5, medium.key, 1),), "that no image of the request has"),
         ((PlaceholderRange(8, 5, medium.key),), "before 10"),
-        ((PlaceholderRange(4, 2, medium.key), PlaceholderRange(2, 2, medium.key)), "must come after"),
-        ((PlaceholderRange(2, 0, medium.key),), "stands at"),
+        ((PlaceholderRange(4, 2, medium.key), PlaceholderRange(2, 2, medium.key)), "they must be after"),
+        ((PlaceholderRange(2, 0, medium.key),), "has the prompt positions"),
     ):
         with pytest.raises(InvalidRequest, match=why):
             lab.engine.add(replace(picture_request(medium), runs=runs))

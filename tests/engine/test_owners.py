@@ -1,4 +1,4 @@
-"""Each part of a sequence has one owner: no one else in the engine writes it."""
+"""Each part of a sequence has one owner: no other module of the engine writes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGES = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "s
 
 
 def kind_of(hint: type) -> type:
-    """The class of a part; one that most sequences lack is written as `Part | None`."""
+    """The class of a part of a sequence. The type of an optional part is `Part | None`."""
     rest = set(get_args(hint)) - {type(None)}
     return rest.pop() if len(rest) == 1 and type(None) in get_args(hint) else hint
 
@@ -40,7 +40,7 @@ FILES = sorted((PACKAGE / "engine").rglob("*.py"))
 
 
 def written(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the targets that a statement or a call writes."""
+    """Yield the expressions to which a statement or a call writes."""
     match node:
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             for target in targets:
@@ -52,7 +52,7 @@ def written(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def parts_written(module: ast.Module) -> Iterator[tuple[str, int]]:
-    """(part, line) of all that a file writes of sequences: `seq.kv.x = 1`, and `kv.x = 1` after `kv = seq.kv`."""
+    """Part and line of all writes to sequences in a file: `seq.kv.x = 1`, and `kv.x = 1` after `kv = seq.kv`."""
     for node in ast.walk(module):
         for target in written(node):
             part = part_of(target)
@@ -61,7 +61,8 @@ def parts_written(module: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def part_of(target: ast.expr) -> str | None:
-    """The part that an expression reaches into, by its fields: `a.kv.b`, `kv.b[1:]`, `a.output.usage.c`."""
+    """The part of a sequence to which an expression belongs, from its fields: `a.kv.b`, `kv.b[1:]`,
+    `a.output.usage.c`."""
     names: list[str] = []
     while isinstance(target, (ast.Attribute, ast.Subscript)):
         if isinstance(target, ast.Attribute):
@@ -92,7 +93,8 @@ def test_only_its_owner_writes_a_part_and_every_owner_does() -> None:
 
 
 def test_tokens_are_written_where_outputs_grow() -> None:
-    """Tokens, and what a sequence is, change in `Sequence`, but for the tokens that an output gains."""
+    """A sequence's tokens and its fixed properties are written only in `Sequence`, except for the new tokens of an
+    output."""
     own = {"tokens", "num_prompt", "max_len", "stopping", "sampling", "request", "key", "stop_ids", "index"}
     places = [
         path.stem

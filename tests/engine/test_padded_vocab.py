@@ -1,4 +1,4 @@
-"""`PaddedVocab` is a set of ids in each of its forms."""
+"""`PaddedVocab` behaves like a set of ids, however it was created."""
 
 from __future__ import annotations
 

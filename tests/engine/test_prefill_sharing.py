@@ -1,4 +1,4 @@
-"""Tests of prompts that share a step: short ones finish soon, long ones continue, and outputs do not change."""
+"""Tests of prompts that share a step: short prompts finish soon, long prompts continue, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random_prompt(random: Random, length: int) -> list[int]:
 
 
 def ample_lab(**options: object) -> Lab:
-    """Room for everything, so that only the budget of a step keeps a prompt waiting."""
+    """A lab with much memory, so that only the token budget of a step delays a prompt."""
     return Lab(**{"num_blocks": 20_000, "block_size": 4, "max_model_len": 4_000, "record": True} | options)
 
 
@@ -40,7 +40,7 @@ def steps_to_first_token(lab: Lab, request: Request, max_steps: int = 200) -> in
 
 
 def test_blocks_of_a_tenant_count_once() -> None:
-    """Two requests of one tenant share the blocks of their prompt; another tenant has blocks of its own."""
+    """Two requests of one tenant share the blocks of their prompt. Another tenant has its own blocks."""
     lab = ample_lab(max_batch_prefill_tokens=100)
     prompt = random_prompt(Random(1), 8)
     for tenant in ("ann", "ann", "bob"):
@@ -56,7 +56,7 @@ def test_blocks_of_a_tenant_count_once() -> None:
 
 @given(SEED)
 def test_a_short_prompt_has_its_first_token_within_three_steps(seed: int) -> None:
-    """Its 20 tokens fit into half of a step, next to any number of much longer prompts."""
+    """The prompt's 20 tokens fit into half of a step, whatever number of much longer prompts run."""
     random = Random(seed)
     budget = random.randint(40, 100)
     lab = ample_lab(max_batch_prefill_tokens=budget)
@@ -77,7 +77,7 @@ def test_a_prompt_of_which_most_is_cached_counts_as_short() -> None:
 
 
 def test_many_short_prompts_share_the_steps_in_order() -> None:
-    """64 prompts of 20 tokens beside a long one: half of each step is theirs until they are done."""
+    """64 prompts of 20 tokens run next to a long prompt, and get half of each step until they are done."""
     lab, random = ample_lab(max_batch_prefill_tokens=256), Random(1)
     lab.engine.add(make_request(random_prompt(random, 4_000 - 1), max_tokens=1))
     lab.step()
@@ -90,7 +90,7 @@ def test_many_short_prompts_share_the_steps_in_order() -> None:
 
 @given(SEED)
 def test_the_first_prompt_keeps_half_of_every_step(seed: int) -> None:
-    """However many short prompts come, the one that came first gets at least half of each step until it is done."""
+    """The first prompt gets at least half of each step until it is done, whatever number of short prompts arrive."""
     random = Random(seed)
     budget = random.randint(2, 40)
     loop = ample_loop(random, max_batch_prefill_tokens=budget)
@@ -106,7 +106,7 @@ def test_the_first_prompt_keeps_half_of_every_step(seed: int) -> None:
 
 @given(SEED)
 def test_no_token_of_a_step_is_wasted(seed: int) -> None:
-    """As long as prompts are left, each step computes as many of their tokens as it may."""
+    """While prompts are left, each step computes as many of their tokens as its budget allows."""
     random = Random(seed)
     budget = random.randint(2, 40)
     loop = ample_loop(random, max_batch_prefill_tokens=budget)
@@ -121,7 +121,7 @@ def test_no_token_of_a_step_is_wasted(seed: int) -> None:
 @more(2)
 @given(SEED)
 def test_nothing_but_time_depends_on_the_shares(seed: int) -> None:
-    """Outputs are those of each request alone, with little room, at any budget; and no request waits for ever."""
+    """With little memory and any budget, each output equals that of its request alone, and no request waits forever."""
     random = Random(seed)
     lab = Lab(
         num_blocks=random.randint(20, 60),
@@ -153,7 +153,7 @@ def test_nothing_but_time_depends_on_the_shares(seed: int) -> None:
 
 
 def test_prompts_that_have_begun_take_no_room_from_each_other() -> None:
-    """Two long prompts, of which the cache holds one and a half: the second begins when the first is over."""
+    """The KV cache holds one and a half of two long prompts, so the second begins when the first is done."""
     lab = Lab(num_blocks=60, block_size=4, max_batch_prefill_tokens=16)
     requests = [
         make_request(random_prompt(Random(seed), length), max_tokens=1) for seed, length in ((1, 160), (2, 120))
@@ -198,7 +198,7 @@ def test_a_short_prompt_of_a_lower_level_takes_no_room_from_a_higher_one() -> No
 
 @pytest.mark.parametrize(("num_steps", "budget"), [(0, 16), (1, 16), (3, 16), (0, 512)])
 def test_a_common_beginning_is_computed_once(num_steps: int, budget: int) -> None:
-    """Requests that come while another computes what they begin with wait for it, and find it cached."""
+    """Requests wait while another request computes their common beginning, and then find it cached."""
     lab = ample_lab(max_batch_prefill_tokens=budget)
     common = random_prompt(Random(1), 80)
     lab.engine.add(make_request([*common, *random_prompt(Random(2), 40)], max_tokens=1))
@@ -213,7 +213,8 @@ def test_a_common_beginning_is_computed_once(num_steps: int, budget: int) -> Non
 
 
 def test_who_waits_for_a_common_beginning_speeds_up_its_provider() -> None:
-    """The long prompt that computes it gets the turn of the short one, beside a longer prompt that came first."""
+    """The long prompt with the common beginning gets the turn of the short prompt, ahead of a longer prompt that came
+    first."""
     lab = ample_lab(max_batch_prefill_tokens=16)
     common = random_prompt(Random(1), 40)
     lab.engine.add(make_request(random_prompt(Random(3), 900), max_tokens=1))
@@ -242,7 +243,7 @@ def test_a_provider_that_is_cancelled_is_not_waited_for() -> None:
 
 
 def test_a_picture_that_fills_a_step_is_not_kept_out_by_short_prompts() -> None:
-    """It cannot be cut, and half of a step is not enough for it."""
+    """The image cannot be split, and half of a step is too small for it."""
     lab = MediaLab(FakeMediaStore(), num_blocks=2_000, max_batch_prefill_tokens=16)
     medium = make_medium("x", 15)
     runs = (PlaceholderRange(1, 15, medium.key, is_mutual=True),)

@@ -1,4 +1,4 @@
-"""Priorities order waiting requests without starving any; requests past their deadline end and leave nothing behind."""
+"""Priorities order waiting requests without starving any. Requests after their deadline end and free all resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AGES = st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100), st.integers(0,
 
 
 def waiting(members: list[tuple[int, float, int]]) -> list[Sequence]:
-    """Sequences with these priorities, times of arrival and turns, in order of urgency."""
+    """Sequences with these priorities, arrival times and turns, in the order of admission."""
     found = []
     for number, (priority, queued_at, turn) in enumerate(members):
         seq = make_sequence(number, [1], priority=priority, place=float(turn))
@@ -47,7 +47,7 @@ def test_order_within_a_level_stays(members: list[tuple[int, float, int]]) -> No
 
 @given(_AGES)
 def test_nobody_is_passed_by_what_came_later_than_the_head_start(members: list[tuple[int, float, int]]) -> None:
-    """Before anybody of another level comes somebody of ours who is due no later than the last of us."""
+    """A request of another level is not admitted before all requests of this level whose effective time is earlier."""
     order = admission_order(waiting(members), SECONDS)
     for place, seq in enumerate(order):
         ours = [other for other in order[place:] if other.queue.level == seq.queue.level]
@@ -69,7 +69,7 @@ def test_overtaken_levels_tell_who_is_behind() -> None:
 
 @given(st.integers(0, 1 << 40), st.integers(1, 4))
 def test_the_lowest_level_never_starves(seed: int, priority: int) -> None:
-    """However many urgent ones come, one of a low level waits no longer than its levels are worth, and a backlog."""
+    """A request of a low priority waits at most the time that its priority difference equals, plus the backlog."""
     random, clock = Random(seed), FakeClock()
     executor = ScriptedExecutor(8, 16, 4, clock=clock, device_time=lambda plan: 1.0)
     engine = Engine(executor, EngineConfig(max_num_seqs=1, priority_seconds=SECONDS), clock=clock)
@@ -100,7 +100,8 @@ def test_urgent_requests_come_first_until_others_have_waited() -> None:
 
 
 def test_what_has_waited_is_not_preempted_at_once() -> None:
-    """Its level rises to that of those whom it has overtaken, and its turn decides among them."""
+    """A request that has waited rises to the level of the requests that it overtook, and its turn decides among
+    them."""
     clock = FakeClock()
     executor = ScriptedExecutor(8, 16, 4, clock=clock, device_time=lambda plan: 1.0)
     engine = Engine(executor, EngineConfig(max_num_seqs=2, priority_seconds=4.0), clock=clock)
@@ -128,7 +129,7 @@ def deadline_engine(num_blocks: int = 16, **options: object) -> tuple[Engine, Fa
 
 
 def ended(engine: Engine, request_id: str) -> Finished:
-    """Step until the request is over; gives its last event."""
+    """Run steps until the request ends, and return its last event."""
     for _ in range(50):
         for event in engine.step():
             if isinstance(event, Finished) and event.request_id == request_id and event.is_last:
@@ -168,7 +169,8 @@ def test_a_deadline_passes_while_a_controller_is_made() -> None:
 
 
 def test_a_deadline_means_the_request_that_had_it() -> None:
-    """An id may be used again once its request is over; what was meant for the first does not end the second."""
+    """An id may be used again after its request has ended. The first request's deadline does not end the second
+    request."""
     engine, clock = deadline_engine()
     engine.add(make_request(id="same", max_tokens=1, deadline=clock() + 4.0))
     assert ended(engine, "same").reason is FinishReason.LENGTH
@@ -201,7 +203,7 @@ def test_a_level_is_worth_some_time(seconds: float) -> None:
 
 
 def test_time_that_controllers_take_is_told() -> None:
-    """The time to open a controller is reported, and the time for which it delayed its output."""
+    """The events report the time to start a controller, and the time for which the controller delayed its output."""
     engine, clock = deadline_engine()
     slow = FakeController(lambda view: Reply(Decision.sample(), delay=5.0 if view.num_asks == 1 else 0.0), open_delay=3)
     engine.add(make_request(id="plain", max_tokens=2))

@@ -1,4 +1,5 @@
-"""The engine's properties with its executor in this process. tests/distributed has it elsewhere."""
+"""The engine's properties with the executor in this process. tests/distributed runs them with the executor in other
+processes."""
 
 from tests.engine.engine_properties import *  # noqa: F403
 from tests.engine.fork_properties import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Plain Python controllers on a real engine: the interface of `Controller`, and nothing left behind."""
+"""Plain Python controllers on a real engine: the interface `Controller`, and no leaked resources."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
 
 
 class _OldPool:
-    """A pool that has the methods of `ControllerPool`, under their names of before, and does not derive from it."""
+    """A pool with the old method names of `ControllerPool`, which does not derive from `ControllerPool`."""
 
     is_busy = False
 

@@ -1,4 +1,4 @@
-"""Step plans stay as they are, byte for byte, for models whose layers are all attention."""
+"""Step plans of models with only attention layers equal the recorded plans, byte for byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_plans_of_a_recorded_workload_have_the_same_bytes(seed: int) -> None:
 
 
 def _run(seed: int) -> list[object]:
-    """The plans, batches and outputs of a random workload in which half of the sequences are plain."""
+    """The plans, batches and outputs of a random workload. Half of its sequences have no controller."""
     random = Random(seed)
     lab = random_lab(random, "paged", record=True)
     plain: dict[str, object] = {"controller": None, "trace": False, "min_tokens": 0, "bad_words_ids": (), "n": 1}

@@ -1,7 +1,7 @@
-"""Recurrent states together with KV blocks: each row always continues from the state of its own tokens.
+"""Recurrent states together with KV blocks: each batch row always continues from the state of its own tokens.
 
-The scripted executor keeps a state as a digest of all tokens that went into it, and refuses a row that continues from
-another one.
+In the scripted executor a state is a digest of all its tokens. The executor refuses a row that continues from a wrong
+state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def states_of(lab: Lab) -> StateManager:
 @LABS
 @given(seed=SEED)
 def test_outputs_are_those_of_the_oracle(seed: int, kind: type[Lab]) -> None:
-    """Forks, rewinds, drafts, preemption, prefix hits and late controllers over few slots: integrity is checked after
-    each step, and the executor checks each state."""
+    """Forks, rollbacks, drafts, preemption, prefix hits and late controllers with few state slots. Each step checks
+    integrity, and the executor checks each state."""
     random = Random(seed)
     lab = random_lab(random, "paged", kind, num_states=random.choice([1, 2, 3, 5, 9, 40]))
     make = maker(random, kind)
@@ -67,8 +67,8 @@ def test_a_prompt_that_came_before_is_found_at_its_last_full_block() -> None:
 
 
 def test_a_prompt_is_found_where_another_has_left_it_only_once_that_was_seen() -> None:
-    """A block without a state is of no use. The first prompt that leaves the chain computes all of it and keeps the
-    state at the junction, so the next ones continue there."""
+    """A block without a state is of no use. The first prompt that diverges from the chain computes all of it and stores
+    the state at that point, so later prompts continue there."""
     lab, common = Lab(num_states=8), [token % 7 for token in range(16)]
     assert cached(lab, [*common, *[1] * 9]) == 0
     assert cached(lab, [*common, *[2] * 9]) == 0
@@ -98,7 +98,8 @@ def test_without_a_prefix_cache_nothing_is_found_but_rewinds_still_have_states()
 
 @pytest.mark.parametrize("backtrack", [1, 3, 5, 9, 17, 22])
 def test_a_rewind_computes_from_the_nearest_state_on(backtrack: int) -> None:
-    """Each block of the answer has a state, and so has the last one of the prompt: what follows is computed again."""
+    """Each block of the answer and the last block of the prompt have a state. Only tokens after the nearest state are
+    computed again."""
     prompt = [token % 7 for token in range(14)]
     lab, plain = Lab(num_states=8), Lab()
     fields = {"max_tokens": 30, "temperature": 0.0}
@@ -128,7 +129,8 @@ def test_one_slot_is_enough_for_any_number_of_outputs() -> None:
 
 
 def test_rejected_drafts_are_computed_again_from_the_state_before_them() -> None:
-    """A repeating text is copied ahead, and each prediction ends wrong: what was right is recomputed, not more."""
+    """Drafts copy a repeating text, and the end of each draft is wrong. Only the accepted draft tokens are computed
+    again."""
     lab = Lab(num_states=8, next_token=lambda prefix: 9 if len(prefix) % 6 == 0 else prefix[-1] % 3 + 1)
     request = make_request([1, 2, 3, 1, 2, 3, 1, 2], max_tokens=40, temperature=0.0, speculate=4)
     (got,) = lab.run(request)
@@ -154,7 +156,7 @@ def test_a_rewind_to_before_the_drafts_does_not_take_the_state_before_them() -> 
 
 
 def test_states_of_retained_conversations_are_evicted_last() -> None:
-    """Others fill all slots again and again; what a parked conversation ends with is still found."""
+    """Other requests fill all slots repeatedly, and the last state of a retained conversation is still found."""
     lab = Lab(num_states=6, num_blocks=200, park_seconds=1_000.0)
     plain = Lab().run_one([1, 2, 3, 4, 5], max_tokens=10, temperature=0.0).first.tokens
     got = lab.run_one([1, 2, 3, 4, 5], temperature=0.0, parks=True, stop_token_ids=[plain[-1]], max_tokens=40)

@@ -1,4 +1,5 @@
-"""A part of a text between marks does not repeat: its second occurrence ends the output, which does not contain it."""
+"""A marked part of an output, such as a tool call, is not repeated: its second occurrence ends the output and is
+removed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MARKS = RepeatMarks("(", ")", "!")
 
 
 def written(pieces: list[str], *, stop: tuple[str, ...] = (), include: bool = False) -> tuple[str, str | None]:
-    """The text that a client sees of these pieces, and what ended it."""
+    """The text that a client gets from these pieces, and the reason for its end."""
     text = OutputText(PIECES.open((), True), stop, include, repeats=Repeats(MARKS))
     shown = ""
     for piece in pieces:

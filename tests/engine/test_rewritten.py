@@ -1,5 +1,5 @@
-"""Tests of policies that replace a part of a controlled output: the rest stays, in order, and the controller is
-shown the client's text and positions."""
+"""Policies that replace a part of a controlled output: the rest stays in order, and the controller sees the client's
+text and positions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GUARDS = [
 
 
 def replaced(guard: Guardrails, text: str) -> str:
-    """The reference: the first match goes, again and again."""
+    """The reference, which replaces the first match until no match is left."""
     while True:
         found = []
         for each in guard.texts:
@@ -75,7 +75,7 @@ def replaced(guard: Guardrails, text: str) -> str:
 
 @dataclass
 class Writer:
-    """Does what it was given, one after the other: forces tokens, or draws a certain one, with what follows it."""
+    """A controller with a list of actions: force tokens, or sample a certain token with forced tokens after it."""
 
     acts: list[tuple[bool, tuple[int, ...]]]
     views: list[View] = field(default_factory=list)
@@ -100,7 +100,7 @@ def spelled(text: str) -> tuple[int, ...]:
 
 
 def moved(place: int, ask: Ask) -> int:
-    """Return a position after the changes."""
+    """Return the position that a position has after the replacements."""
     for start, num_removed, num_added, _ in ask.changes:
         if place >= start + num_removed:
             place += num_added - num_removed
@@ -112,7 +112,7 @@ def moved(place: int, ask: Ask) -> int:
 def check_places(
     guard: Guardrails, acts: list[tuple[bool, tuple[int, ...]]], asked: list[Ask], tokens: list[int]
 ) -> None:
-    """Places between what was done are still between it, where no match goes across."""
+    """Check that a position between two actions stays between them, unless a match spans both."""
     places, end = [0], 0
     for ask, (_, done) in zip(asked, [(False, ()), *acts], strict=False):
         end += len(done)
@@ -130,7 +130,7 @@ def check_places(
 
 
 def replace_prompt(ask: Ask) -> Ask:
-    """With places that count from the end of the prompt, which has three tokens."""
+    """Check a replaced prompt of three tokens. Positions count from its end."""
     changes = tuple(change._replace(start=change.start - 3) for change in ask.changes)
     return Ask(ask.seq_id, changes=changes)
 

@@ -1,4 +1,5 @@
-"""Sampled tokens that pools get as one mapping: controllers see and decide the same as with an ask for each."""
+"""Pools that get all sampled tokens as one mapping: controllers see and decide the same as with one request for each
+token."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ACTIONS = ("sample", "sample", "sample", "log", "replace", "force", "wait", "for
 
 
 class Acting(Controller):
-    """Takes the next of its actions at each call, and logs what it sees."""
+    """A controller that does the next of its actions at each call, and logs its view."""
 
     def __init__(self, actions: Sequence[str]) -> None:
         self.actions = list(actions)
@@ -46,14 +47,14 @@ class Acting(Controller):
 
 
 class AskedSingly(PythonControllerPool):
-    """Gets an ask for each token."""
+    """A pool that gets one request for each token."""
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
         ControllerPool.ask_sampled(self, tokens)
 
 
 class Counting(PythonControllerPool):
-    """Counts the asks, and the tokens that came without one."""
+    """A pool that counts the requests, and the tokens that came without one."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__(vocab_size)
@@ -70,7 +71,8 @@ class Counting(PythonControllerPool):
 
 
 def events_of(pool: ControllerPool, programs: Sequence[Sequence[str]]) -> list[Event]:
-    """The events of one request for each program. Errors, which are equal to nothing, become their texts."""
+    """The events of one request for each program. Errors are replaced by their texts, because errors never compare as
+    equal."""
     lab = Lab(pools=[pool])
     requests = [
         make_request((1, 2, number), id=str(number), controller=Acting(actions), seed=number, max_tokens=8)
@@ -99,7 +101,7 @@ def test_steps_that_only_sample_make_no_asks() -> None:
 
 
 def test_a_sample_next_to_other_news_comes_as_an_ask() -> None:
-    """All asks of a step are in one call, so that forks are made before their parents go on."""
+    """All requests of a step are in one call, so that forks are made before their parents continue."""
     pool = Counting(32)
     events_of(pool, [["sample", "fork"], []])
     child = next(ask for ask in pool.asked if ask.parent is not None)

@@ -1,8 +1,8 @@
-"""Properties of the scheduler alone: budget, fairness, admission, preemption, and plans that a strict executor
-accepts.
+"""Properties of the scheduler without an engine: budget, fairness, admission, preemption, and plans that a strict
+executor accepts.
 
-A minimal loop stands in for the engine: it draws greedily, forks, rewinds and suspends at random. The
-scripted executor refuses any plan that breaks the contract or reads wrong KV.
+A minimal loop replaces the engine. It samples greedily, and forks, rolls back and suspends at random. The scripted
+executor refuses any plan that is invalid or reads wrong KV.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_random_requests_keep_the_invariants_of_the_scheduler(seed: int, kv: Lit
 
 
 def meddle(loop: Loop, random: Random, seq: Sequence) -> None:
-    """Something that a controller or a client could do to `seq` between two steps."""
+    """Change `seq` at random, like a controller or a client between two steps."""
     verb = random.choice(["fork", "rewind", "splice", "suspend", "resume", "cancel"])
     drawn = seq.queue.status is SequenceStatus.RUNNING and seq.kv.num_computed == len(seq.tokens) - 1
     if verb == "fork" and drawn and len(loop.live) < 8:
@@ -138,7 +138,7 @@ def test_admission_waits_for_room_for_the_whole_prompt() -> None:
 
 
 def test_the_victim_is_one_that_frees_blocks() -> None:
-    """Preempting siblings that share all their blocks would free nothing, however idle and new they are."""
+    """Preempting sequences that share all their blocks would free no memory, even if they are idle and new."""
     loop = Loop(num_blocks=8, budget=32)
     other = loop.add([3] * 8, 32)
     parent = loop.add([1] * 12, 32)
@@ -198,7 +198,8 @@ def test_reset_sends_everything_anew(num_steps: int, with_suspects: bool) -> Non
 
 
 def test_kv_kept_by_sequence_is_counted_until_the_backend_gives_it_up() -> None:
-    """A rewound sequence without a row still has its tail in the backend; so has a preempted one until it is freed."""
+    """A rolled-back sequence without a batch row still has its old tokens in the backend, and so does a preempted
+    sequence until it is freed."""
     loop = Loop(num_blocks=8, block_size=1, budget=16, kv="sequences")
     rewound = loop.add([1] * 6, 8)
     loop.step()

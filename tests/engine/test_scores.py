@@ -1,4 +1,4 @@
-"""Embeddings and log-probabilities of prompts: in parts, from the cache, and after preemptions."""
+"""Embeddings and log-probabilities of prompts that run in chunks, from the prefix cache, and after preemptions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def client() -> AsyncEngine:
 
 
 def scores(client: AsyncEngine, prompt: tuple[int, ...], start: int) -> tuple[tuple[Logprob | None, ...], int]:
-    """Scores of a prompt from `start` on, and how many of its tokens were cached."""
+    """The log-probabilities of a prompt from position `start` on, and the number of its cached tokens."""
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
     events = [event for batch in client.submit(Request(f"{prompt} {start}", prompt, sampling)) for event in batch]
     (told,) = [event for event in events if isinstance(event, PromptEvent)]

@@ -1,4 +1,4 @@
-"""Tests of the scripted executor: right plans give the model's logits, and every kind of wrong plan is refused."""
+"""Tests of the scripted executor: valid plans give the model's logits, and every kind of invalid plan is refused."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_scoring_another_token_than_the_next_is_refused() -> None:
 
 
 def test_a_single_token_may_be_scored_in_place_of_the_next() -> None:
-    """It may be one of the options of a choice."""
+    """The scored token may be one of the options of a choice."""
     executor = ScriptedExecutor(8, 8, 4)
     executor.forward(StepPlan(1, [PlanRow(1, 0, 3, 3, new_tokens=(1, 2, 3), new_blocks=(0,))]))
     (scores,) = executor.sample(SampleBatch(1, scores=[ScoreRun(1, 0, (4,))])).scores
@@ -253,7 +253,7 @@ def draw(sampling: SamplingParams, history: tuple[int, ...] = (), num_prompt: in
 
 
 def support(sampling: SamplingParams, **row: object) -> set[int]:
-    """Every token that a hundred draws give."""
+    """All tokens that occur in a hundred samples."""
     return {draw(sampling, draw=i, key=7, **row) for i in range(100)}
 
 

@@ -1,4 +1,5 @@
-"""Prefixes that a group of users shares: each user reads the shared blocks and their own, and no other user's."""
+"""Prefixes that a group of users shares: each user reads the shared blocks and their own blocks, but no other user's
+blocks."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_a_cramped_or_recurrent_model_reads_nothing_else_either(
 
 
 def test_tokens_that_were_rewound_to_are_not_shared() -> None:
-    """A user goes back into the shared blocks, and writes something else there."""
+    """A user rolls back into the shared blocks, and writes other tokens there."""
     blocks = BlockManager(32, BLOCK)
     prompt, prefix = [*prompt_of(1, 12), 1], shared("red", 3)
     seq = make_sequence(1, prompt, tenant="ann", shared=prefix)

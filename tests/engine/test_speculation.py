@@ -1,4 +1,4 @@
-"""Drafted tokens change only the time: with any drafts, an output equals that of the oracle."""
+"""Draft tokens change only the time: with any drafts, an output equals that of the reference."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_wrong_prediction_costs_rows_and_no_step() -> None:
 
 
 def test_drafts_take_no_block_from_another() -> None:
-    """With blocks for what is needed and none to spare, drafts are left out and nobody is preempted."""
+    """If the pool has no more blocks than needed, draft tokens are left out, and no sequence is preempted."""
     lab = Lab(block_size=4, num_blocks=4, enable_prefix_caching=False)
     requests = [
         make_request([1] * 6, max_tokens=2, speculate=8, prediction_ids=(1,) * 8, seed=number) for number in range(2)
@@ -95,7 +95,7 @@ def test_drafts_take_no_block_from_another() -> None:
 
 
 def test_no_drafted_token_is_ever_sent() -> None:
-    """Clients see tokens that were sampled, and nothing that is rolled back for a draft's sake."""
+    """Clients get only sampled tokens, and no rejected draft tokens."""
     request = make_request([1, 2, 3], max_tokens=12, seed=5, speculate=6, prediction_ids=(7, 7, 7, 7))
     lab = Lab()
     lab.engine.add(request)
@@ -121,7 +121,7 @@ def test_the_server_says_what_requests_leave_open() -> None:
 
 @given(steps=st.lists(st.tuples(TOKENS, st.integers(0, 6)), max_size=8), prediction=TOKENS)
 def test_lookup_knows_what_a_fresh_one_knows(steps: list[tuple[list[int], int]], prediction: list[int]) -> None:
-    """Tokens that come and go leave no trace in what can be found."""
+    """Tokens that were rolled back do not affect the lookup."""
     tokens: list[int] = []
     lookup = NgramIndex(prediction)
     for added, num_cut in steps:
@@ -180,7 +180,7 @@ def test_costs_are_those_of_a_line(row: float) -> None:
 
 @pytest.mark.parametrize("other", [0.0, 0.05, 0.3])
 def test_tokens_without_logits_do_not_make_rows_cheap(other: float) -> None:
-    """New sequences bring tokens of their prompts, of which one alone gives logits."""
+    """New sequences add prompt tokens to a step, and only the last token of a prompt has logits."""
     cost = StepCost()
     for number in range(200):
         num_rows, num_others = 10 + number % 5, 11 * (number % 3 == 0)
@@ -197,7 +197,7 @@ def test_rows_that_always_come_with_other_tokens_say_nothing_of_what_a_row_costs
 
 
 def spoken(speculation: Speculation, num_right: int, num_drafted: int) -> int:
-    """Return the number of draft tokens after `num_right` of `num_drafted` were accepted, many times."""
+    """Return the number of draft tokens per step after many steps that accepted `num_right` of `num_drafted`."""
     seq = make_sequence(0, [1, 2, 3, 1, 2, 3, 1, 2, 3], speculate=AUTO_DRAFTS)
     seq.draws.was_forked = True
     for _ in range(100):
@@ -222,7 +222,7 @@ def test_nothing_is_drafted_where_rows_cost_what_steps_do() -> None:
 
 
 class Guessing:
-    """A draft model that takes `cost` seconds for each token, after `behind` to catch up, and guesses nothing but
+    """A draft model that needs `cost` seconds for each token, and first `behind` seconds to catch up. It predicts only
     zeros."""
 
     def __init__(self, cost: float, behind: float = 0.0) -> None:
@@ -245,8 +245,8 @@ class Guessing:
 
 
 def guessed(cost: float, num_right: int | None = None, num_sequences: int = 1) -> int:
-    """Return the number of tokens requested from a draft model for each of some new sequences. A row costs a tenth of a
-    step. For other sequences `num_right` of four tokens were accepted."""
+    """Return the number of tokens requested from a draft model for each of some new sequences. A batch row costs one
+    tenth of a step. For other sequences `num_right` of four tokens were accepted."""
     speculation = Speculation(None, Guessing(cost))
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
@@ -270,7 +270,8 @@ def test_a_draft_model_is_asked_as_far_ahead_as_it_is_worth_its_time() -> None:
 
 def chosen(cost: float, behind: float = 0.0, copied: int = 0, max_len: int = 4096) -> tuple[int, ...]:
     """Return the draft tokens of a text that repeats itself. A draft model takes `cost` seconds for each token and was
-    right seven times in eight. Copies were right `copied` times in eight. A step takes a second, a row a tenth."""
+    right seven times in eight. Copies were right `copied` times in eight. A step takes one second, and a batch row a
+    tenth of a second."""
     speculation = Speculation(None, Guessing(cost, behind))
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
@@ -297,7 +298,7 @@ def test_a_draft_model_reads_a_prompt_only_if_that_is_repaid() -> None:
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8), data=st.data())
 def test_a_drafted_token_is_counted_once_and_a_forced_one_never(sizes: list[int], data: st.DataObject) -> None:
-    """However many of the drafts found room, and however far what steers the sequence was foreseen."""
+    """This holds for any number of draft tokens that fit, and for any number of predicted controller decisions."""
     num_drafts = data.draw(st.integers(1, sum(sizes)))
     ends = list(accumulate(sizes))
     ways: list[Branch] = []
@@ -315,7 +316,8 @@ def test_a_drafted_token_is_counted_once_and_a_forced_one_never(sizes: list[int]
 
 @pytest.mark.parametrize("wanted", [AUTO_DRAFTS, 4, 32])
 def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> None:
-    """Before, it is what one gets; then as many as pay: none where nothing was right, and none in a full batch."""
+    """Until costs are known, the request gets this number. Later it gets as many as pay: none after only rejections,
+    and none in a full batch."""
 
     def drafted(num_sequences: int, num_right: int) -> int:
         sequences = [
@@ -340,8 +342,8 @@ def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> Non
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_copies_that_are_too_doubtful_are_watched_until_they_are_right(is_right: bool) -> None:
-    """Copies are compared to sampled tokens even where they are not worth a row, so repetition is detected at no
-    cost."""
+    """Copied tokens are compared to sampled tokens even if they are not worth a batch row, so repetition is detected at
+    no cost."""
     speculation = Speculation()
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.8 * (number % 3))
@@ -444,7 +446,7 @@ def test_a_lucky_sequence_in_a_batch_gets_no_more_than_the_others() -> None:
 
 @given(text=st.lists(st.integers(0, 50), min_size=12, max_size=40, unique=True), data=st.data())
 def test_a_copy_goes_on_behind_what_was_changed(text: list[int], data: st.DataObject) -> None:
-    """A token put in the place of another, left out, or put in: what follows the next known one is drafted."""
+    """After a token was replaced, removed or inserted, the text after the next known token is drafted again."""
     place = data.draw(st.integers(2, len(text) - 5))
     how = data.draw(st.sampled_from(["changed", "lost", "added"]))
     written = {

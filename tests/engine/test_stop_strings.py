@@ -1,4 +1,4 @@
-"""Text of an output: the emitted text always adds up to the decoded text, cut at the first stop string."""
+"""The emitted pieces of an output always add up to the decoded text, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = [(), ("ab",), ("aab", "b"), ("ba", "é"), ("bab", "abba", "cab"), ("€a
 
 
 class Reader:
-    """A client that adds up what it is given."""
+    """A client that joins the text that it gets."""
 
     def __init__(self, text: OutputText) -> None:
         self.text, self.seen, self.tokens = text, "", list[int]()

@@ -1,4 +1,4 @@
-"""When outputs end, and what is said about their tokens: stops, limits, log-probabilities, exact counts."""
+"""Ends of outputs and data about their tokens: stop tokens, limits, log-probabilities and exact counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a store of KV blocks and of its disk: they cost time, and change no token."""
+"""Faults of a KV store and of its disk cost time, and change no token."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.sources import ROOT
 def test_tokens_are_the_same_whatever_the_store_does(
     tmp_path_factory: pytest.TempPathFactory, seed: int, limit: int, waits: bool
 ) -> None:
-    """Store small, full, cold or warm; files damaged in between; another engine over the same folder; a device
-    that is lost. The scripted device checks each position that it reads."""
+    """The store is small, full, empty or filled, files are damaged, another engine uses the same folder, and a device
+    is lost. The scripted device checks each position that it reads."""
     folder, random = tmp_path_factory.mktemp("store"), Random(seed)
     options: dict[str, Any] = {"limit": limit, "vocab_size": VOCAB, "num_blocks": random.choice([12, 24, 64])}
     options["num_states"] = random.choice([0, 1, 2, 5, 40])
@@ -72,7 +72,7 @@ def test_a_full_disk_costs_only_what_is_not_stored(tmp_path: Path, monkeypatch: 
 def test_tokens_are_the_same_while_a_disk_is_full_now_and_then(
     tmp_path_factory: pytest.TempPathFactory, seed: int, share: float
 ) -> None:
-    """Any call that needs room may fail, also in the middle of a block, and so may what cleans up behind it."""
+    """Any call that needs disk space may fail, even within a block. The cleanup after it may fail, too."""
     folder, random, faults = tmp_path_factory.mktemp("store"), Random(seed), Random(seed + 1)
 
     def failing(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ def test_tokens_are_the_same_while_a_disk_is_full_now_and_then(
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(500, marks=pytest.mark.slow)])
 def test_engines_that_are_killed_at_any_moment_leave_only_right_blocks(tmp_path: Path, rounds: int) -> None:
-    """Two engines of a store at once, one of which lives on; `store_rounds` says what is checked."""
+    """Two engines use one store at the same time, and one survives. `store_rounds` describes the checks."""
     command = [sys.executable, "-m", "tests.engine.store_rounds", tmp_path, str(rounds)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

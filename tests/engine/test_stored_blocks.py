@@ -1,4 +1,4 @@
-"""KV blocks in a store: tokens are the same with and without it, and what is stored is not computed again."""
+"""KV blocks in a store: tokens are the same with and without the store, and stored tokens are not computed again."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_several_prompts_with_one_beginning_read_it_once(tmp_path: Path) -> None
 
 
 class HeldLoads:
-    """Loads of a lab that do not begin by themselves."""
+    """A lab whose loads from the store begin only when the test starts them."""
 
     def __init__(self, lab: StoreLab, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads: list[Load] = []
@@ -111,7 +111,7 @@ class HeldLoads:
         return self.loads[-1]
 
     def end(self) -> None:
-        """Read all of them now."""
+        """Read all requested blocks now."""
         for load in self.loads:
             real = self._read(load.blocks)
             until(lambda real=real: real.is_done, "the load")  # type: ignore[misc]
@@ -182,7 +182,7 @@ def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_beside_others_a_long_prompt_is_read_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_states: int
 ) -> None:
-    """So no step copies more than a few blocks that give way. A part that cannot be read ends it."""
+    """Therefore no step copies more than a few evicted blocks. A part that cannot be read ends the loading."""
     monkeypatch.setattr(stored_blocks, "MAX_BUSY_BLOCKS", 2)
     lab = StoreLab(tmp_path, num_blocks=64, num_states=num_states)
     lab.run_one(prompt_of(1), max_tokens=1)
@@ -293,7 +293,8 @@ def test_a_state_is_read_alone_if_its_blocks_are_in_memory(tmp_path: Path) -> No
 
 
 def test_blocks_without_a_state_are_not_read_but_say_where_others_leave_them(tmp_path: Path) -> None:
-    """As in memory: the second prompt that leaves a chain of blocks keeps the state there, also over a restart."""
+    """Like in memory, the second prompt that diverges from a chain of blocks stores the state at that point, even
+    across a restart."""
     lab, common = StoreLab(tmp_path, num_states=8), prompt_of(1)[:16]
     lab.run_one([*common, *[1] * 9], max_tokens=1)
     lab = lab.restart()
@@ -322,7 +323,7 @@ def test_a_state_that_is_damaged_is_not_continued_from(tmp_path: Path) -> None:
 def test_a_recurrent_model_finds_the_same_with_and_without_a_restart(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
-    """Turns of several conversations and users with common beginnings. One engine goes on, the other restarts."""
+    """Several conversations and users with common beginnings take turns. One engine runs on, and the other restarts."""
     random, kept = Random(seed), StoreLab(tmp_path_factory.mktemp("kept"), num_states=200, num_blocks=400)
     folder = tmp_path_factory.mktemp("restarted")
     chats = [(prompt_of(i % 2, random.randint(1, 20)), random.choice(["", "t"])) for i in range(4)]
@@ -369,7 +370,7 @@ def test_a_forgotten_user_computes_again_and_others_do_not(tmp_path: Path, num_s
 
 
 class Unstored(ScriptedExecutor):
-    """A model in another process."""
+    """A model in another process, which has no KV store."""
 
     kv_blocks = property(lambda self: None, lambda self, blocks: None)  # type: ignore[assignment]
 

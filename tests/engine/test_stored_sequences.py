@@ -1,4 +1,4 @@
-"""KV of whole sequences in a store: tokens are the same with and without it, and what is stored is not computed
+"""KV of whole sequences in a store: tokens are the same with and without the store, and stored tokens are not computed
 again."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE
 
 
 class SequenceLab(Lab):
-    """A lab with a store whose executor keeps KV by sequence. Steps wait until all is written."""
+    """A lab with a store, whose executor keeps KV by sequence. Steps wait until all data is written."""
 
     def __init__(self, folder: Path, *, is_cuttable: bool = True, limit: int = LIMIT, **options: Any) -> None:
         self.folder, self.is_cuttable, self.limit = folder, is_cuttable, limit
@@ -119,7 +119,7 @@ def test_a_sequence_whose_kv_is_damaged_is_computed_and_stored_anew(tmp_path: Pa
 
 @given(seed=SEED)
 def test_tokens_are_the_same_whatever_the_store_does(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    """Random requests with controllers, forks, rewinds and preemptions; files that are damaged; a lost device."""
+    """Random requests have controllers, forks, rollbacks and preemptions. Files are damaged, and a device is lost."""
     from tests.engine.store_lab import run_random
 
     folder, random = tmp_path_factory.mktemp("store"), Random(seed)

@@ -1,5 +1,5 @@
-"""Controllers in plain Python that call tools: the output waits with its KV, others continue, and each fault ends in an
-error."""
+"""Python controllers that call tools: the output waits and keeps its KV, other outputs continue, and each fault becomes
+an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ VOCAB = 32
 
 
 class Running:
-    """An engine in its thread over a scripted model, with a desk of functions; what is left at the end is an error."""
+    """An engine in a thread with a scripted model and tool functions. Resources that are left at the end are an
+    error."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], faults: Any = None, **limits: Any) -> None:
         bounds = ToolLimits(**limits)
@@ -85,7 +86,7 @@ def running() -> Iterator[Make]:
 
 
 class Asks(Controller):
-    """Calls a tool, waits for it, writes its answer (or, if it may fail, its error) as tokens, and stops."""
+    """A controller that calls a tool, waits, writes the result (or the error, if it may fail) as tokens, and stops."""
 
     def __init__(self, name: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> None:
         self.given = name, arguments, timeout
@@ -137,7 +138,8 @@ def test_others_go_on_while_one_waits(running: Make) -> None:
 
 
 class DrawsAndAsks(Asks):
-    """Draws three tokens before it asks, and one more in the end: there is KV to be lost, and to be needed again."""
+    """A controller that samples three tokens before the call and one after it, so that KV can be lost and is needed
+    again."""
 
     def next(self, view: SequenceView) -> Decision:
         if len(view.generated) < 3 or (self.has_written and len(view.generated) < 6):
@@ -146,7 +148,7 @@ class DrawsAndAsks(Asks):
 
 
 def test_a_call_outlives_the_shard_that_is_lost_meanwhile(running: Make) -> None:
-    """The KV is computed again, and the call is not made again."""
+    """The KV is computed again, but the tool is not called again."""
     gate = threading.Event()
     lab = running({"slow": lambda: gate.wait(PATIENCE) and "ok"}, faults={6: ShardUnavailable("gone")})
     stream = lab.submit(DrawsAndAsks("slow"), max_tokens=8)
@@ -162,7 +164,7 @@ def test_a_call_outlives_the_shard_that_is_lost_meanwhile(running: Make) -> None
 
 
 def test_a_wait_is_longer_than_idle_steps_allow(running: Make) -> None:
-    """A controller that waits for a call is not asked, so the wait is no endless loop, however long it is."""
+    """The engine does not call a controller that waits for a tool, so a long wait does not count as an endless loop."""
     gate = threading.Event()
     lab = running({"slow": lambda: gate.wait(PATIENCE) and "ok"})
     stream = lab.submit(Asks("slow"), max_tokens=8)

@@ -1,5 +1,5 @@
-"""Traces of outputs: the contents of each record, and the bounds of a trace. `engine_properties` tests that records add
-up to the output and change no output."""
+"""Traces of outputs: the contents of each record, and the size limits of a trace. `engine_properties` tests that
+records add up to the output and change no output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PIECES = list("abcdefgh")
 
 
 def counting(prefix: tuple[int, ...]) -> int:
-    """The scripted model: each token is followed by the next one."""
+    """A scripted model that counts: the token n is followed by n + 1."""
     return (prefix[-1] + 1) % VOCAB
 
 
@@ -116,7 +116,8 @@ def test_biases_are_told() -> None:
 
 
 def test_nothing_is_recorded_of_an_output_whose_controller_fails_while_it_is_computed() -> None:
-    """The error comes between the forward pass and the draw; the step's costs are then no part of the trace."""
+    """The controller fails between the forward pass and sampling, and the trace does not include the costs of this
+    step."""
     late = Reply(error=ControllerError("broken"), delay=0.01)
     failing, beside = make_request(controller=FakeController(lambda view: late), trace=True), make_request(trace=True)
     replay, _ = lab().run(failing, beside)

@@ -1,5 +1,5 @@
-"""Ids of the model without a token are never sampled or reported. Outputs are those of a model that gives these ids no
-probability, with any parameters."""
+"""Token ids that the tokenizer does not have are never sampled or reported. With any parameters, outputs equal those of
+a model that gives these ids zero probability."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODEL = ScriptedModel(VOCAB)
 
 
 def eager(prefix: Sequence[int]) -> Logits:
-    """Logits in which an id without a token is the most probable."""
+    """Logits whose highest value belongs to an id without a token."""
     row = _MODEL.row_after(prefix)
     row[list(UNNAMED)] += 6.0
     return row
@@ -55,8 +55,8 @@ def run(executor: Executor, requests: Sequence[Request], unnamed: PaddedVocab, *
 
 
 def told(replays: dict[str, Replay]) -> list[Any]:
-    """Return the clients' data: tokens, their log-probabilities and those of the prompt, and distributions of
-    traced ones."""
+    """Return the data that clients get: tokens, log-probabilities of output and prompt, and the distributions of traced
+    outputs."""
     return [
         (
             each.prompt and each.prompt.logprobs,
@@ -68,12 +68,13 @@ def told(replays: dict[str, Replay]) -> list[Any]:
 
 
 def half(view: View) -> Decision:
-    """A mask that allows ids of both kinds."""
+    """A mask that allows ids with and without a token."""
     return Decision.sample(mask_of(range(len(view.tokens) % 2, VOCAB, 2), VOCAB))
 
 
 def random_request(random: Random) -> Request:
-    """Any sampling, sampled freely, under masks or along beams, with prompts that may hold such ids."""
+    """A request with random sampling parameters, with or without masks and beam search. Its prompt may have ids without
+    a token."""
     controller = random.choice([None, None, half, BeamSearch(3, 6)])
     if isinstance(controller, BeamSearch):
         return make_request((1, 2), controller=controller, max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""The largest step asks for all that a request may: on a GPU prompts are scored, on a CPU they are not."""
+"""The largest step of the warm-up uses all features of requests: on a GPU it scores prompts, on a CPU it does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridle.engine.warm_up import run_largest_step
 
 
 class Noting:
-    """An executor that keeps what it was asked for."""
+    """An executor that records its calls."""
 
     def __init__(self, device: str) -> None:
         self.info = ExecutorInfo("noting", 100, 64, 64, 4, device=device, max_num_batched_tokens=40, max_num_seqs=4)

@@ -208,7 +208,7 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
     row = bytearray(4 * mask_words(vocab_size))
     for token in tokens:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"token {token} is outside the vocabulary of {vocab_size}")
+            raise ValueError(f"token {token} is outside the vocabulary of {vocab_size} tokens")
         row[token >> 3] |= 1 << (token & 7)
     return bytes(row)
 

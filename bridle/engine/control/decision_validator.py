@@ -32,7 +32,10 @@ class DecisionValidator:
         num_moves = seq.control.num_moves + num_ahead
         try:
             if num_moves >= seq.control.max_moves:
-                raise ControllerError(f"the output took {num_moves} turns without ending")
+                raise ControllerError(
+                    f"the controller made {num_moves} decisions for this output, which is the limit, and the output "
+                    "has not ended"
+                )
             for branch in decision.branches:
                 self._check_branch(seq, branch)
             if decision.options is not None:
@@ -45,9 +48,11 @@ class DecisionValidator:
 
     def _check_options(self, seq: Sequence, options: Options, branches: tuple[Branch, ...]) -> None:
         if len(branches) != 1 or branches[0].splices or not branches[0].sample:
-            raise ControllerError("a choice needs exactly one branch, which samples and has no splices")
+            raise ControllerError(
+                "a decision with a choice needs exactly one branch; the branch must sample and have no splices"
+            )
         if not options.tokens or not all(options.tokens):
-            raise ControllerError("a choice needs options of at least one token each")
+            raise ControllerError("a choice needs options, each with at least one token")
         if len(set(options.tokens)) < len(options.tokens):
             raise ControllerError("a choice has the same option twice")
         room = seq.max_len - len(seq.tokens)
@@ -59,7 +64,9 @@ class DecisionValidator:
             )
         num_tokens = sum(map(len, options.tokens))
         if num_tokens > MAX_OPTION_TOKENS:
-            raise ControllerError(f"the options have {num_tokens} tokens; at most {MAX_OPTION_TOKENS}")
+            raise ControllerError(
+                f"the options of a choice have {num_tokens} tokens in all; at most {MAX_OPTION_TOKENS}"
+            )
         for tokens in options.tokens:
             for token in tokens:
                 self._check_token(token, "options")
@@ -69,14 +76,15 @@ class DecisionValidator:
             num_bytes = 4 * mask_words(self.vocab_size)
             if len(branch.mask) != num_bytes:
                 raise ControllerError(
-                    f"the mask has {len(branch.mask)} bytes; a vocabulary of {self.vocab_size} tokens takes {num_bytes}"
+                    f"the mask has {len(branch.mask)} bytes; a vocabulary of {self.vocab_size} tokens needs "
+                    f"{num_bytes} bytes"
                 )
             if self.unnamed.bar(branch.mask, self.vocab_size):
                 raise ControllerError("the mask allows no token")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
         if len(branch.draft) > MAX_PROPOSED:
-            raise ControllerError(f"draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
+            raise ControllerError(f"the draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
         for token in branch.draft:
             self._check_token(token, "draft")
         if branch.control_vectors is not None:
@@ -84,7 +92,7 @@ class DecisionValidator:
         for token, addend in branch.bias:
             self._check_token(token, "bias")
             if not addend < float("inf"):
-                raise ControllerError(f"the bias of token {token} is {addend}; must be a number below infinity")
+                raise ControllerError(f"the bias of token {token} is {addend}; must be a number less than infinity")
         if not branch.sample and (len(branch.splices) != 1 or branch.splices[0].when_sampled):
             raise ControllerError("a branch that does not sample needs exactly one splice without when_sampled")
         for splice in branch.splices:
@@ -95,20 +103,20 @@ class DecisionValidator:
     def _check_splice(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...]) -> None:
         if backtrack > 0 and backtrack > len(seq.tokens) - (not tokens):
             raise ControllerError(
-                f"backtrack takes {backtrack} tokens back and appends {len(tokens)}; the sequence has "
-                f"{len(seq.tokens)} and keeps at least one"
+                f"a splice removes {backtrack} tokens and appends {len(tokens)}; the sequence has {len(seq.tokens)} "
+                "tokens and must keep at least one"
             )
         if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
             raise ControllerError(
-                f"backtrack takes {backtrack} tokens back; they include a part of a picture, or of a prompt that "
-                "sees all of itself"
+                f"a splice removes {backtrack} tokens, which include a part of an image, or of a prompt whose tokens "
+                "attend to later ones"
             )
         for token in tokens:
             self._check_token(token, "ff_tokens")
 
     def _check_token(self, token: int, where: str) -> None:
         if not 0 <= token < self.vocab_size:
-            raise ControllerError(f"{where} has token {token}; the vocabulary has {self.vocab_size}")
+            raise ControllerError(f"{where} has token {token}; the vocabulary has {self.vocab_size} tokens")
 
 
 def _check_scales(seq: Sequence, scales: Mapping[str, float]) -> None:

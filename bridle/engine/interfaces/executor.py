@@ -141,7 +141,7 @@ class SequenceStates(Protocol):
     """The KV of whole sequences as bytes, for a backend that keeps KV by sequence."""
 
     is_cuttable: bool
-    "Whether a sequence can begin with a prefix of the tokens of stored KV."
+    "Whether a new sequence can use the first part of a stored sequence's KV, without the rest."
 
     def identity(self) -> str:
         """Return a text that identifies the weights, number types and layout of the KV, as `KVBlocks.identity` does."""

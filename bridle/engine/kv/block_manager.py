@@ -489,10 +489,13 @@ class BlockManager:
             raise InternalError(f"reference counts of blocks {wrong[:8]} do not match the block tables")
         free = self._free.free_ids()
         if len(free) != self.num_free or free != {b for b in range(self.num_blocks) if not refs[b]}:
-            raise InternalError(f"{self.num_free} blocks counted free, {len(free)} listed, of {self.num_blocks}")
+            raise InternalError(
+                f"{self.num_free} of {self.num_blocks} KV blocks are counted as free, but {len(free)} are listed as "
+                "free"
+            )
         directions = self._block_of, {digest: block for block, digest in self._hash_of.items()}
         if directions[0] != directions[1] or self._tenant_of.keys() != self._hash_of.keys():
-            raise InternalError("the two directions of the prefix cache's map disagree")
+            raise InternalError("the prefix cache's maps from hash to block and from block to hash disagree")
         self._check_parked()
 
     def _check_parked(self) -> None:
@@ -501,13 +504,15 @@ class BlockManager:
         idle = {self._block_of[digest] for digest in digests if not self._num_refs[self._block_of[digest]]}
         if digests != self._pinned or self._free.parked_ids() != idle:
             raise InternalError(
-                f"{len(digests)} blocks are parked, {len(self._free.parked_ids())} are protected in the pool"
+                f"{len(digests)} KV blocks are retained, but {len(self._free.parked_ids())} are protected in the "
+                "free block pool"
             )
 
     def _check_sequence(self, seq: Sequence) -> None:
         if seq.kv.num_computed > len(seq.kv.block_table) * self.block_size:
             raise InternalError(
-                f"sequence {seq.id}: {seq.kv.num_computed} tokens computed in {len(seq.kv.block_table)} blocks"
+                f"sequence {seq.id} has {seq.kv.num_computed} computed tokens, more than fit into its "
+                f"{len(seq.kv.block_table)} KV blocks"
             )
         if len(set(seq.kv.block_table)) != len(seq.kv.block_table):
-            raise InternalError(f"sequence {seq.id} lists a block twice: {seq.kv.block_table}")
+            raise InternalError(f"the block table of sequence {seq.id} has a block twice: {seq.kv.block_table}")

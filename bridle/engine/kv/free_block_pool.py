@@ -64,7 +64,7 @@ class FreeBlocks:
             return block, []
         if self._cached:
             return self._evict_run(owner, max(num_expected, 1))
-        raise InternalError("no block is free; free blocks must be counted before allocation")
+        raise InternalError("no KV block is free; the caller must check the number of free blocks before allocation")
 
     def free_plain(self, block: int) -> None:
         """Free `block`. The KV of this block cannot be reused."""

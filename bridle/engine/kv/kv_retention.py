@@ -231,7 +231,7 @@ class KVRetention:
     def evict_oldest(self) -> None:
         """Release one block: the last block of the oldest conversation of the user with the most retained blocks."""
         if not self.users:
-            raise InternalError("a parked block must be released, but none is parked")
+            raise InternalError("a retained KV block must be released, but no block is retained")
         known = max(self.users.values(), key=lambda each: len(each.pins))
         self._cut(known, _first(known), 1)
 
@@ -312,16 +312,21 @@ class KVRetention:
             listed = {(digest, key) for digest, keys in known.ends.items() for key in keys}
             is_owned = all(self._user_of.get(key) == user for key in known.parked)
             if pins != known.pins or asked != known.asked or ends != listed or not is_owned or not entries:
-                raise InternalError(f"the parked KV of user {user!r} is counted wrongly")
+                raise InternalError(f"the counts of retained KV blocks of user {user!r} are wrong")
         num_entries = sum(len(known.parked) for known in self.users.values())
         held = Counter(digest for known in self.users.values() for digest in known.pins)
         if num_entries != len(self) or self._pins != held or self.num_blocks > self.max_blocks:
-            raise InternalError(f"{self.num_blocks} blocks are parked, {len(self.digests())} are listed")
+            raise InternalError(
+                f"the counts of retained KV blocks disagree: {self.num_blocks} are counted, {len(self.digests())} "
+                "are listed"
+            )
         parked = [self._entry(key) for key in self._user_of]
         if Counter(each.adapter for each in parked if each.adapter is not None) != self._adapters:
-            raise InternalError(f"the adapters of parked KV are counted as {dict(self._adapters)}")
+            raise InternalError(
+                f"the counts of retained conversations for each adapter are wrong: {dict(self._adapters)}"
+            )
         if any(entry.until < self._soonest for entry in parked):
-            raise InternalError("parked KV expires before the recorded time of the next expiry")
+            raise InternalError("some retained KV expires before the recorded time of the next expiry")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
         """Return the user's conversations that end with one of these hashes or that the request has retained, the

@@ -368,18 +368,20 @@ class StateManager:
                 own = [save.slot for save in (*state.pending, state.base) if save is not None]
                 refs.update(own + [state.slot] * (state.slot >= 0))
         if [refs[slot] for slot in range(self.num_slots)] != self._num_refs:
-            raise InternalError(f"state slots are counted as {self._num_refs}, and referred to as {dict(refs)}")
+            raise InternalError(f"the reference counts of state slots are {self._num_refs}; expected {dict(refs)}")
         if sorted(self._free) != [slot for slot in range(self.num_slots) if not refs[slot]]:
-            raise InternalError(f"{len(self._free)} state slots are listed as free: {sorted(self._free)}")
+            raise InternalError(
+                f"the list of free state slots {sorted(self._free)} does not match the reference counts"
+            )
         if self._hash_of != {slot: digest for digest, slot in self._frozen.items()}:
-            raise InternalError("the two directions of the map of frozen states disagree")
+            raise InternalError("the maps from hash to frozen state and from frozen state to hash disagree")
         listed = {digest: number for number, order in enumerate(self._order) for digest in order}
         if listed != self._class_of or not set(listed) == set(self._frozen) == set(self._kinds) == set(self._tenant_of):
-            raise InternalError("a frozen state is not in exactly one class of eviction")
+            raise InternalError("a frozen state is not in exactly one eviction class")
 
 
 def _state_of(seq: Sequence) -> RecurrentSlots:
     state = seq.kv.recurrent
     if state is None:
-        raise InternalError(f"sequence {seq.id} has no state, and is not waiting")
+        raise InternalError(f"sequence {seq.id} is scheduled, but has no slot for its recurrent state")
     return state

@@ -58,7 +58,7 @@ class EncoderCache:
             held = sum(medium.num_bytes for medium in self._known.values())
             new = sum(medium.num_bytes for medium in media if medium.key not in self._known)
         if held and held + new > MAX_HELD_BYTES:
-            raise Overloaded(f"the pictures of running requests take {held} bytes; at most {MAX_HELD_BYTES}")
+            raise Overloaded(f"the images of running requests take {held} bytes; at most {MAX_HELD_BYTES}")
 
     def open(self, medium: MultiModalItem) -> None:
         with self._changed:
@@ -205,7 +205,12 @@ class EncoderCache:
             try:
                 self._batched.encode_all(media)
             except Exception as fault:  # the cause may be one of the images, or their number
-                _log.info("%d images are encoded one by one: %s: %s", len(media), type(fault).__name__, fault)
+                _log.info(
+                    "%d images cannot be encoded as one batch and are encoded one by one: %s: %s",
+                    len(media),
+                    type(fault).__name__,
+                    fault,
+                )
             else:
                 return [None] * len(media)
         return [self._encode(medium) for medium in media]
@@ -219,7 +224,7 @@ class EncoderCache:
         except BridleError as refusal:
             return refusal
         except Exception as fault:
-            _log.exception("picture %s", medium.key.hex())
+            _log.exception("image %s", medium.key.hex())
             return InternalError(f"the picture could not be encoded: {type(fault).__name__}: {fault}")
         return None
 

@@ -46,16 +46,16 @@ class EncoderScheduler:
         has_whole = is_whole(request.runs, len(request.prompt))
         if has_whole and request.sampling.prompt_logprobs is not None:
             raise UnsupportedFeature(
-                "the tokens of a prompt with pictures see those behind them in this model, so they have no "
-                "log-probabilities",
+                "prompt_logprobs: in this model the tokens of a prompt with images attend to later tokens, so they "
+                "have no log-probabilities",
                 "prompt_logprobs",
             )
         longest = max((run.length for run in request.runs if run.is_mutual), default=0)
         if longest > self._prompt_window:
-            what = "a prompt with pictures" if has_whole else "a picture"
+            what = "a prompt with images" if has_whole else "an image"
             raise InvalidRequest(
-                f"{what} takes {longest} tokens here, which have to be computed in one step; a step has "
-                f"{self._prompt_window} (max_batch_prefill_tokens)",
+                f"{what} takes {longest} tokens, which must be computed in one step; a step has at most "
+                f"{self._prompt_window} prompt tokens (max_batch_prefill_tokens)",
                 "media",
             )
 

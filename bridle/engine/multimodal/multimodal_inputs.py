@@ -145,10 +145,10 @@ def check_media(media: Iterable[MultiModalItem], runs: Runs, num_prompt: int) ->
     for run in runs:
         if run.length < 1 or run.position < last or run.end > num_prompt:
             raise InvalidRequest(
-                f"a picture stands at positions {run.position} to {run.end - 1}; it must come after {last - 1} and "
-                f"before {num_prompt}",
+                f"an image has the prompt positions {run.position} to {run.end - 1}; they must be after {last - 1} "
+                f"and before {num_prompt}",
                 "media",
             )
         if run.key not in rows or run.offset < 0 or run.offset + run.length > rows[run.key]:
-            raise InvalidRequest("a prompt position refers to image rows that the request does not have", "media")
+            raise InvalidRequest("a prompt position refers to embedding rows that no image of the request has", "media")
         last = run.end

@@ -35,7 +35,7 @@ class PaddedVocab:
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
         """Return the spans from the flat list that `bounds` returned. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
-            raise ValueError(f"{len(bounds)} numbers are not pairs of bounds of ids")
+            raise ValueError(f"the {len(bounds)} bounds of unused token ids are not pairs of bounds in ascending order")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
 
     @property

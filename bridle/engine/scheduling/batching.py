@@ -69,20 +69,22 @@ class Batching:
     def _check(self, config: EngineConfig) -> None:
         if config.max_input_tokens is not None and self.max_input_tokens >= self.max_total_tokens:
             raise InvalidRequest(
-                f"max_input_tokens is {self.max_input_tokens}; must be less than max_total_tokens, "
-                f"{self.max_total_tokens}, since an output has at least one token",
+                f"max_input_tokens is {self.max_input_tokens}; must be less than max_total_tokens "
+                f"({self.max_total_tokens}), because an output has at least one token",
                 "max_input_tokens",
             )
         if self.max_batch_prefill_tokens > self.max_step_tokens:
             raise InvalidRequest(
-                f"max_batch_prefill_tokens is {self.max_batch_prefill_tokens}, but a whole step has at most "
-                f"max_num_batched_tokens, {self.max_step_tokens}: raise max_num_batched_tokens, or leave this out",
+                f"max_batch_prefill_tokens is {self.max_batch_prefill_tokens}, but a step has at most "
+                f"{self.max_step_tokens} tokens (max_num_batched_tokens): raise max_num_batched_tokens, or leave "
+                "max_batch_prefill_tokens out",
                 "max_batch_prefill_tokens",
             )
         if not self.chunked_prefill and self.max_input_tokens > self.max_batch_prefill_tokens:
             raise InvalidRequest(
-                f"max_input_tokens is {self.max_input_tokens}, but whole prompts are computed in steps of at most "
-                f"max_batch_prefill_tokens, {self.max_batch_prefill_tokens}: raise it, or allow chunked prefill",
+                f"max_input_tokens is {self.max_input_tokens}, but each prompt is computed in one step of at most "
+                f"{self.max_batch_prefill_tokens} tokens (max_batch_prefill_tokens): raise max_batch_prefill_tokens, "
+                "or allow chunked prefill",
                 "max_input_tokens",
             )
 
@@ -100,7 +102,7 @@ def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
     wanted = -(-config.max_batch_total_tokens // info.block_size)
     if wanted > info.num_blocks:
         raise InvalidRequest(
-            f"max_batch_total_tokens is {config.max_batch_total_tokens}, but the KV cache holds "
+            f"max_batch_total_tokens is {config.max_batch_total_tokens}, but the KV cache holds only "
             f"{info.num_blocks * info.block_size} tokens",
             "max_batch_total_tokens",
         )
@@ -116,12 +118,12 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
         return min(info.max_model_len, room)
     if wanted > info.max_model_len:
         raise InvalidRequest(
-            f"max_total_tokens is {wanted}; the model's context is {info.max_model_len}", "max_total_tokens"
+            f"max_total_tokens is {wanted}; the model's context has {info.max_model_len} tokens", "max_total_tokens"
         )
     if wanted > room:
         raise InvalidRequest(
-            f"max_total_tokens is {wanted}, but the KV cache holds {room} tokens: not one request of that length would "
-            "fit. Lower it, or raise max_batch_total_tokens or kv_memory",
+            f"max_total_tokens is {wanted}, but the KV cache holds only {room} tokens. Lower max_total_tokens, or "
+            "raise max_batch_total_tokens or kv_memory",
             "max_total_tokens",
         )
     return wanted

@@ -252,7 +252,7 @@ class DraftModelProposer(Proposer):
         """Drop all shadows, because the state of the executor is unknown after an error."""
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
-        _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)
+        _log.warning("the draft model failed, and this step has no draft tokens%s: %r", ends, error)
         for shadow in list(self.shadows.values()):
             self.forget(shadow.own)
         self.blocks.forget_content()

@@ -55,7 +55,10 @@ class Speculation:
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
         if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
-            raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
+            raise InvalidRequest(
+                f"speculate is {default} draft tokens; must be between {AUTO_DRAFTS} (auto) and {MAX_DRAFTS}",
+                "speculate",
+            )
         self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
         self.is_used = self._default != 0  # whether any request so far has asked for drafts
         self.rest = DraftBackoff()
