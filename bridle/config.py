@@ -135,7 +135,7 @@ class ModelConfig:
                 known = ", ".join(map(str, words))
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}; must be one of {known}", name)
         if self.mmproj is not None and self.backend == "llamacpp":
-            raise InvalidRequest("mmproj: got a file; backend 'llamacpp' reads no images, use 'torch'", "mmproj")
+            raise InvalidRequest("mmproj: got a file, but backend 'llamacpp' reads no images; use 'torch'", "mmproj")
         if self.max_repeated_calls < 0:
             raise InvalidRequest(
                 f"max_repeated_calls is {self.max_repeated_calls}; must be at least 0", "max_repeated_calls"
