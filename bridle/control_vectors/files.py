@@ -47,7 +47,7 @@ def _gguf(path: Path) -> Iterator[tuple[str, Tensor]]:
     file = open_gguf(path)
     for name, entry in file.tensors.items():
         if len(entry.shape) != 1:
-            raise UnsupportedModel(f"{path}: tensor {short_repr(name)} has shape {entry.shape}; it must be a row")
+            raise UnsupportedModel(f"{path}: tensor {short_repr(name)} has shape {entry.shape}; it must be one row")
         yield name, decode_blocks(entry.kind.name, torch.from_numpy(file.read(name)))[0]
 
 
@@ -66,7 +66,7 @@ def _layer_of(name: str, path: Path) -> int:
     number = name.removeprefix(_PREFIX)
     if number == name or not (number.isascii() and number.isdigit() and 0 < int(number[:9]) < 10_000):
         raise InvalidRequest(
-            f"control vector: {path} has tensor {short_repr(name)}; each must be {_PREFIX}N with a layer N from 1 on",
+            f"control vector: {path} has tensor {short_repr(name)}; names must be {_PREFIX}N, for a layer N from 1",
             "source",
         )
     return int(number)
@@ -77,12 +77,12 @@ def _check(found: Directions, path: Path) -> None:
     sizes = {tuple(values.shape) for values in found.values()}
     if len(sizes) != 1 or len(next(iter(sizes))) != 1:
         raise InvalidRequest(
-            f"control vector: {path} has directions of shapes {sorted(sizes)}; they must be rows of one length",
+            f"control vector: {path} has directions of shapes {sorted(sizes)}; all must be rows of the same length",
             "source",
         )
     for layer, values in found.items():
         if not bool(values.isfinite().all()):
-            raise InvalidRequest(f"control vector: {path} has values in {_PREFIX}{layer} that are not finite", "source")
+            raise InvalidRequest(f"control vector: {_PREFIX}{layer} of {path} has values that are not finite", "source")
 
 
 def write_vector(path: Path, directions: Directions, model: str) -> None:

@@ -80,7 +80,7 @@ class ControlVectors:
 
         if _NAME.fullmatch(name) is None:
             raise InvalidRequest(
-                f"control vector name: got {short_repr(name)}; letters, digits and . _ - : + are allowed, beginning "
+                f"control vector name: got {short_repr(name)}; it may have letters, digits and . _ - : +, beginning "
                 "with a letter or digit",
                 "name",
             )
@@ -96,7 +96,9 @@ class ControlVectors:
         key = f"{name}#{digest.hexdigest()}"
         with self._lock:
             if name not in self._names and len(self._names) >= MAX_VECTORS:
-                raise InvalidRequest(f"control vectors: {MAX_VECTORS} are loaded; remove one first", "name")
+                raise InvalidRequest(
+                    f"control vectors: {MAX_VECTORS} are loaded, which is the maximum; remove one first", "name"
+                )
             old = self._names.get(name)
             self._entries.setdefault(key, _Entry(name, source, directions)).source = source
             self._names[name] = key
@@ -108,8 +110,8 @@ class ControlVectors:
         sizes = {values.shape[0] for values in directions.values()}
         if sizes != {self.hidden_size}:
             raise InvalidRequest(
-                f"control vector: {source or 'it'} has directions of {sorted(sizes)} values for layers "
-                f"1 to {self.num_layers - 1}; this model's hidden states have {self.hidden_size}",
+                f"control vector: {source or 'it'} has directions of {sorted(sizes)} values; this model needs "
+                f"{self.hidden_size} (its hidden size), for layers 1 to {self.num_layers - 1}",
                 "source",
             )
 
@@ -158,8 +160,8 @@ class ControlVectors:
         known = self.directions(name)
         if (self.num_layers - 1 if layer is None else layer) not in known:
             raise InvalidRequest(
-                f"probes: got {short_repr(name)} at layer {self.num_layers - 1 if layer is None else layer}; it has "
-                f"directions for layers {', '.join(map(str, known))}. Name one of these, as NAME@LAYER.",
+                f"probes: got {short_repr(name)} at layer {self.num_layers - 1 if layer is None else layer}; "
+                f"the vector has directions for layers {', '.join(map(str, known))}. Send one of these, as NAME@LAYER.",
                 "probes",
             )
 

@@ -51,13 +51,13 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({"direction.0": torch.ones(8)}, "tensor 'direction.0'; each must be direction.N with a layer N from 1 on"),
+        ({"direction.0": torch.ones(8)}, "tensor 'direction.0'; names must be direction.N, for a layer N from 1"),
         ({"direction.x": torch.ones(8)}, "tensor 'direction.x'"),
         ({"weight": torch.ones(8)}, "tensor 'weight'"),
-        ({"direction.1": torch.ones(2, 4)}, "rows of one length"),
-        ({"direction.1": torch.ones(8), "direction.2": torch.ones(4)}, "rows of one length"),
-        ({"direction.1": torch.tensor([1.0, float("nan")])}, "direction.1 that are not finite"),
-        ({}, "rows of one length"),
+        ({"direction.1": torch.ones(2, 4)}, "rows of the same length"),
+        ({"direction.1": torch.ones(8), "direction.2": torch.ones(4)}, "rows of the same length"),
+        ({"direction.1": torch.tensor([1.0, float("nan")])}, "has values that are not finite"),
+        ({}, "rows of the same length"),
     ],
 )
 def test_other_tensors_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], reason: str) -> None:

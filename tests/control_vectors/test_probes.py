@@ -109,7 +109,7 @@ def test_a_wasm_controller_reads(llm: LLM) -> None:
     ("probes", "reason"),
     [
         ("nobody", "got 'nobody'; known are 'a', 'low'"),
-        ("low", "probes: got 'low' at layer 2; it has directions for layers 1"),
+        ("low", "probes: got 'low' at layer 2; the vector has directions for layers 1"),
         ("a@7", "probes: got 'a' at layer 7"),
         ("a@0", "probes: got 'a@0'; must be NAME or NAME@LAYER"),
         ("a@x", "must be NAME or NAME@LAYER"),

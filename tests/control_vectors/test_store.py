@@ -75,7 +75,7 @@ def test_names_are_checked(name: str) -> None:
 
 
 def test_a_vector_of_another_model_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"has directions of \[16\] values .* this model's hidden states have 8"):
+    with pytest.raises(InvalidRequest, match=r"directions of \[16\] values; this model needs 8 \(its hidden size\)"):
         store().put("polite", directions(4, 16), "a.gguf")
     with pytest.raises(InvalidRequest, match="for layers 1 to 3"):
         store().put("polite", {9: torch.ones(8)}, "a.gguf")
@@ -85,6 +85,6 @@ def test_vectors_are_bounded() -> None:
     vectors = store()
     for number in range(MAX_VECTORS):
         vectors.put(f"v{number}", directions(2, 8))
-    with pytest.raises(InvalidRequest, match="256 are loaded; remove one first"):
+    with pytest.raises(InvalidRequest, match="256 are loaded, which is the maximum; remove one first"):
         vectors.put("more", directions(2, 8))
     vectors.put("v7", directions(2, 8, 1))
