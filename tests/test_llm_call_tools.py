@@ -50,7 +50,7 @@ def test_without_tools_a_call_fails_in_words() -> None:
         ({"timeout": 0}, "timeout is 0; must be a number above 0"),
         ({"max_calls": 0.5}, "max_calls is 0.5; must be a number above 0"),
         ({"max_calls": 1.5}, "max_calls is 1.5; must be a whole number"),
-        ({"timeout": 700}, "timeout is 700; at most max_timeout, which is 600"),
+        ({"timeout": 700}, "timeout is 700; must be at most max_timeout (600)"),
         ({"max_threads": "many"}, "max_threads is 'many'; must be a number above 0"),
     ],
 )
@@ -61,7 +61,7 @@ def test_limits_are_checked(limits: dict[str, float], message: str) -> None:
 
 
 def test_tools_are_functions_with_names() -> None:
-    with pytest.raises(InvalidRequest, match=r"tools: 'x' is 3; must be a function"):
+    with pytest.raises(InvalidRequest, match=r"tools: 'x' is 3; each value must be a function"):
         LLM("demo", tools={"x": 3})  # type: ignore[dict-item]
-    with pytest.raises(InvalidRequest, match=r"tools has a name ''; must be 1 to 128 printable characters"):
+    with pytest.raises(InvalidRequest, match=r"tools has the name ''; must have 1 to 128 printable characters"):
         LLM("demo", tools={"": str})

@@ -323,7 +323,7 @@ def test_a_pictures_server_is_trusted_by_its_certificate(
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
         for path, body in asked:
             answer = http.post(path, json=body)
-            assert answer.status_code in (400, 422) and "shows a certificate that is not trusted" in answer.text
+            assert answer.status_code in (400, 422) and "has an untrusted certificate" in answer.text
 
 
 def test_so_many_requests_fetch_at_once(

@@ -10,7 +10,7 @@ ROLES = ("admin", "user")
 
 @dataclass(frozen=True, slots=True)
 class ToolPermission:
-    """The users and roles that may use a tool. Without both, every user may."""
+    """The users and roles that may use a tool. If both are empty, every user may use the tool."""
 
     users: frozenset[str] = frozenset()
     roles: frozenset[str] = frozenset()

@@ -39,7 +39,7 @@ class Call:
 
     @classmethod
     def of(cls, name: Any) -> Call:
-        """Return a call for the name that a controller gave, which may be any value, in a form that can be shown."""
+        """Return a call with a printable name: the controller that named the tool may have given any value."""
         return cls(short_repr(name)[1:-1] if isinstance(name, str) else "?")
 
     @property
@@ -49,18 +49,18 @@ class Call:
 
     @property
     def text(self) -> str:
-        """Return the answer. Raises `ToolFailed` if there is none."""
+        """Return the answer. Raises `ToolFailed` if there is no answer."""
         if not self.is_done or self._error is not None:
             raise ToolFailed(f"tool {self.name!r}: {self._error}")
         return self._answer
 
     @property
     def value(self) -> Any:
-        """Return the answer parsed as JSON. Raises `ToolFailed` if there is none, or if it is not JSON."""
+        """Return the answer parsed as JSON. Raises `ToolFailed` if there is no answer, or if the answer is not JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError) as error:
-            raise ToolFailed(f"tool {self.name!r}: its answer is not JSON: {error}") from None
+            raise ToolFailed(f"tool {self.name!r}: the answer is not JSON: {error}") from None
 
     def cancel(self) -> None:
         """Cancel the call: it is done at once, and its execution is stopped. Has no effect on a call that is already
@@ -68,7 +68,7 @@ class Call:
         self.end(error="was cancelled")
 
     def end(self, answer: str = "", error: str | None = None) -> bool:
-        """End the call, unless it is already done. Returns whether this ended it."""
+        """End the call, unless it is already done. Returns whether this end was the first."""
         with self._lock:
             if self.is_done:
                 return False
@@ -80,7 +80,7 @@ class Call:
         return True
 
     def when_done(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the call is done, from the thread that ends it; if it is already done, call `tell` now."""
+        """Call `tell` once this call is done, from the thread that ends it. If it is done already, call `tell` now."""
         with self._lock:
             if not self.is_done:
                 self._on_done.append(tell)

@@ -1,7 +1,7 @@
 """Tools whose answers come from the client: its stream reports a call, and another request of the same user answers it.
 
 An operator defines such a tool with a description, or a request names its own tools. The client must know how to answer
-them.
+such calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClientTool:
     async def call(self, member: str, arguments: dict[str, Any]) -> str:
         """Wait for ever, because the client's answer ends the call."""
         if member:
-            raise ToolFailed(f"it has no part {short_repr(member)}")
+            raise ToolFailed(f"a client's tool has no member {short_repr(member)}")
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await answer
 
@@ -54,12 +54,12 @@ def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[st
     for name in names:
         if not isinstance(name, str) or not is_name(name):
             raise InvalidRequest(
-                f"client_tools has {short_repr(name)}; must be 1 to {MAX_NAME_CHARS} printable characters",
+                f"client_tools has the name {short_repr(name)}; must be 1 to {MAX_NAME_CHARS} printable characters",
                 "client_tools",
             )
         if name in taken or name.partition(".")[0] in taken:
             raise InvalidRequest(
-                f"client_tools has {short_repr(name)}, which is a tool of the server's", "client_tools"
+                f"client_tools has {short_repr(name)}, but a tool of the server has this name", "client_tools"
             )
     return tuple(names)
 

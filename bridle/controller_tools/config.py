@@ -92,7 +92,7 @@ def _grant(where: str, table: Table) -> ToolPermission:
     users, roles = _texts(where, table, "users"), _texts(where, table, "roles")
     wrong = next((role for role in roles if role not in ROLES), None)
     if wrong is not None:
-        raise InvalidRequest(f"{where}: roles has {short_repr(wrong)}; must be of {', '.join(ROLES)}")
+        raise InvalidRequest(f"{where}: roles has {short_repr(wrong)}; each role must be one of {', '.join(ROLES)}")
     if not users and "users" in table:
         raise InvalidRequest(f"{where}: users is empty, so the tool cannot be used; list users, or remove the tool")
     return ToolPermission(frozenset(users), frozenset(roles))
@@ -120,14 +120,14 @@ def _function(name: str, table: Table, limits: ToolLimits, threads: Threads) -> 
         module = str(table["folder"] / module)
     function = getattr(load_module(module, "python"), attribute, None)
     if function is None:
-        raise InvalidRequest(f"python is {short_repr(place)}; there is no {short_repr(attribute)} in it")
+        raise InvalidRequest(f"python is {short_repr(place)}; the module has no {short_repr(attribute)}")
     return FunctionTool(function, name, threads)
 
 
 def _http(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool:
     rules = tuple(HttpRule.of(text) for text in _texts("http", table, "http"))
     if not rules:
-        raise InvalidRequest("http is empty; it must list what is allowed, such as 'GET https://example.org/api/'")
+        raise InvalidRequest("http is empty; it must list the allowed requests, such as 'GET https://example.org/api/'")
     bounds = HttpLimits(
         max_bytes=_number("max_bytes", table.get("max_bytes", HttpLimits().max_bytes), int),
         timeout=_number("timeout", table.get("timeout", HttpLimits().timeout), float),
@@ -145,11 +145,11 @@ def _mcp(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool:
         if not given.startswith(("http://", "https://")):
             raise InvalidRequest(f"mcp is {short_repr(given)}; must be a URL, or a command as a list")
         if "env" in table:
-            raise InvalidRequest("env is for a server that is started here")
+            raise InvalidRequest("env is only for an MCP server that a command starts")
         headers = _strings("headers", table.get("headers", {}))
         return McpTool(name, McpServer(url=given, headers=headers, tools=offered, max_bytes=limits.max_result_bytes))
     if "headers" in table:
-        raise InvalidRequest("headers are for a server with a URL")
+        raise InvalidRequest("headers are only for an MCP server with a URL")
     command = tuple(_texts("mcp", table, "mcp"))
     env = _strings("env", table.get("env", {}))
     return McpTool(name, McpServer(command, env, tools=offered, max_bytes=limits.max_result_bytes))

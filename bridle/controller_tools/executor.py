@@ -82,8 +82,8 @@ class ToolCounts:
 
 
 class ToolExecutor:
-    """Runs calls of tools, which it has by name. Safe from any thread; `close` it when done. The executor's thread
-    starts with the first call.
+    """Runs calls of the tools that it was given, by their names. Safe from any thread; `close` it when done. The
+    executor's thread starts with the first call.
 
     `grants` say which users may use a restricted tool, and `log` which data of calls is logged. Users may call the
     tools in `direct` themselves, without a controller.
@@ -187,7 +187,7 @@ class ToolExecutor:
         return call
 
     def take_answers(self, call_id: str, user: str, call: Call) -> None:
-        """Let this user answer the call by this id, until the call has ended."""
+        """Allow this user to answer the call with this id, until the call has ended."""
         self._asked[call_id] = user, call
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
 
@@ -207,18 +207,17 @@ class ToolExecutor:
         the answer is too long."""
         owner, call = self._asked.get(call_id, (None, None))
         if call is None or owner != user:
-            raise InvalidRequest(f"no call {short_repr(call_id)} waits for an answer of this user's", "call_id")
+            raise InvalidRequest(f"no tool call {short_repr(call_id)} waits for an answer from this user", "call_id")
         try:
             self._bounded(text)
         except ToolFailed as failure:
             raise InvalidRequest(f"result: {failure}", "result") from None
         if not call.end(text, None if error is None else error[:_MAX_ERROR_CHARS]):
-            raise InvalidRequest(f"call {short_repr(call_id)} is over", "call_id")
+            raise InvalidRequest(f"tool call {short_repr(call_id)} has ended already", "call_id")
         self._tell()
 
     def _find(self, name: str, client_tools: Collection[str]) -> tuple[str, str, Tool]:
-        """Return the tool that a name means: its name in the metrics, its part that is called (`NAME.PART`), and the
-        tool."""
+        """Return the tool that a name means: the name for metrics, the called part (`NAME.PART`), and the tool."""
         entry = entry_of(name, self._tools)
         if entry is not None:
             return entry, name[len(entry) + 1 :], self._tools[entry]
@@ -242,13 +241,14 @@ class ToolExecutor:
         return _Job(entry, member, tool, msgspec.json.decode(packed), seconds, call)
 
     def _admit(self, job: _Job) -> asyncio.AbstractEventLoop:
-        """Count one more call. Returns the loop that runs it. Raises `ToolFailed` if there is no room for it."""
+        """Count one more call. Returns the event loop that runs the call. Raises `ToolFailed` if too many calls are
+        running."""
         with self._lock:
             if self._closed:
                 raise ToolFailed("tools are shut down")
             if len(self._live) >= self.limits.max_running:
                 raise ToolFailed(
-                    f"{len(self._live)} calls are under way; at most {self.limits.max_running} (max_running)"
+                    f"{len(self._live)} tool calls are running; at most {self.limits.max_running} may run (max_running)"
                 )
             loop = self._started()
             self._live.add(job.call)
@@ -293,13 +293,13 @@ class ToolExecutor:
         job.call.when_done(stop)
 
     async def _answer(self, job: _Job) -> None:
-        """Run one call to its end, for any result."""
+        """Run one call until it ends with an answer or an error."""
         answer, error = "", None
         try:
             async with asyncio.timeout(job.seconds):
                 answer = self._bounded(await job.tool.call(job.member, job.given))
         except TimeoutError:
-            error = f"did not answer within {job.seconds:g} seconds"
+            error = f"the tool did not answer within {job.seconds:g} seconds"
         except asyncio.CancelledError:
             error = "was cancelled"
         except ToolFailed as failure:
@@ -322,7 +322,7 @@ class ToolExecutor:
         self._tell()
 
     def _write(self, job: _Job, seconds: float) -> None:
-        """Log a call that has ended, if the operator asked for it."""
+        """Log a call that has ended, if the operator turned the logging of calls on."""
         if self._log == "none":
             return
         call = job.call
@@ -330,7 +330,7 @@ class ToolExecutor:
         _log.info("tool %s after %.3f s: %s", call.name, seconds, outcome)
         if self._log == "content":
             answer = short_repr(call.text) if call.error is None else "none"
-            _log.info("tool %s was given %s; its answer: %s", call.name, short_repr(job.given), answer)
+            _log.info("tool %s got the arguments %s and answered %s", call.name, short_repr(job.given), answer)
 
     def _bounded(self, answer: str) -> str:
         limit = self.limits.max_result_bytes
@@ -338,7 +338,7 @@ class ToolExecutor:
         if size <= limit:
             size = len(answer.encode(errors="surrogatepass"))
         if size > limit:
-            raise ToolFailed(f"its answer has more than {limit} bytes (max_result_bytes)")
+            raise ToolFailed(f"the answer has more than {limit} bytes (max_result_bytes)")
         return answer
 
     def _tell(self) -> None:
@@ -377,5 +377,5 @@ class ToolExecutor:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not is_name(name):
         raise InvalidRequest(
-            f"tools has a name {short_repr(name)}; must be 1 to {MAX_NAME_CHARS} printable characters", "tools"
+            f"tools has the name {short_repr(name)}; must have 1 to {MAX_NAME_CHARS} printable characters", "tools"
         )

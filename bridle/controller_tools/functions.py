@@ -42,14 +42,14 @@ class Threads:
             future = start_thread(function, name[:40])
         except RuntimeError as error:  # the system starts no more threads
             self._give_back()
-            raise ToolFailed(f"no thread could be started: {error}") from None
+            raise ToolFailed(f"the system started no thread for the function: {error}") from None
         future.add_done_callback(lambda done: self._give_back())
         return future
 
     def _take(self) -> None:
         with self._lock:
             if self.num >= self.most:
-                raise ToolFailed(f"{self.num} functions run, or hang; at most {self.most} (max_threads)")
+                raise ToolFailed(f"{self.num} tool functions are running; at most {self.most} may run (max_threads)")
             self.num += 1
 
     def _give_back(self) -> None:
@@ -63,7 +63,7 @@ class FunctionTool:
 
     def __init__(self, function: Callable[..., Any], name: str, threads: Threads) -> None:
         if not callable(function):
-            raise InvalidRequest(f"tools: {name!r} is {short_repr(function)}; must be a function", "tools")
+            raise InvalidRequest(f"tools: {name!r} is {short_repr(function)}; each value must be a function", "tools")
         self._function, self._name, self._threads = function, name, threads
         self._is_async = inspect.iscoroutinefunction(function)
 
@@ -79,13 +79,13 @@ class FunctionTool:
     async def call(self, member: str, arguments: Arguments) -> str:
         """Call the function, and wait for its result."""
         if member:
-            raise ToolFailed(f"it has no part {short_repr(member)}")
+            raise ToolFailed(f"a function has no member {short_repr(member)}")
         try:
             inspect.signature(self._function).bind(**arguments)
         except ValueError:  # a function without a signature, such as some built-in ones
             pass
         except TypeError as error:
-            raise ToolFailed(f"its arguments do not fit: {error}") from None
+            raise ToolFailed(f"the arguments do not fit the function: {error}") from None
         try:
             result = await (self._function(**arguments) if self._is_async else self._in_thread(arguments))
         except ToolFailed:

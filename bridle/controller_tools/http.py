@@ -49,10 +49,10 @@ class HttpRule:
         try:
             target = HttpTarget.of(url.strip())
         except OutboundFailed as error:
-            raise InvalidRequest(f"allow has {short_repr(text)}; {error}", "allow") from None
+            raise InvalidRequest(f"allow has the entry {short_repr(text)}: {error}", "allow") from None
         if method not in METHODS or "?" in target.path:
             raise InvalidRequest(
-                f"allow has {short_repr(text)}; must be a method ({', '.join(METHODS)}) and a URL without a query",
+                f"allow has {short_repr(text)}; each must be a method ({', '.join(METHODS)}) and a URL without a query",
                 "allow",
             )
         return cls(method, target.scheme, target.host, target.port, target.path)
@@ -92,7 +92,7 @@ class HttpTool:
     async def call(self, member: str, arguments: Arguments) -> str:
         """Send the request, and return its answer. A status from 300 on is a failure."""
         if member:
-            raise ToolFailed(f"it has no part {short_repr(member)}")
+            raise ToolFailed(f"an HTTP tool has no member {short_repr(member)}")
         exchange, target = self._checked(arguments)
         seconds = self._bounds.timeout
         try:
@@ -102,20 +102,20 @@ class HttpTool:
         except OutboundFailed as error:
             raise ToolFailed(str(error)) from None
         except TimeoutError:
-            raise ToolFailed(f"did not answer within {seconds:g} seconds (timeout)") from None
+            raise ToolFailed(f"the HTTP server did not answer within {seconds:g} seconds (timeout)") from None
         finally:
             exchange.abort()
 
     def _checked(self, arguments: Arguments) -> tuple[HttpExchange, HttpTarget]:
         unknown = next((name for name in arguments if name not in _FIELDS), None)
         if unknown is not None:
-            raise ToolFailed(f"its arguments have a field {short_repr(unknown)}; known are {', '.join(_FIELDS)}")
+            raise ToolFailed(f"the arguments have a field {short_repr(unknown)}; known are {', '.join(_FIELDS)}")
         method, target = arguments.get("method", "GET"), _target(arguments.get("url"))
         if method not in METHODS:
             raise ToolFailed(f"method is {short_repr(method)}; must be one of {', '.join(METHODS)}")
         body, kind = arguments.get("body"), arguments.get("content_type", "application/json")
         if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
-            raise ToolFailed(f"content_type is {short_repr(kind)}; must be such as application/json")
+            raise ToolFailed(f"content_type is {short_repr(kind)}; must be a media type such as application/json")
         if not any(rule.allows(method, target) for rule in self._rules):
             raise ToolFailed(
                 f"{method} {target.scheme}://{target.host}:{target.port}{target.path[:100]} is not allowed"
@@ -138,7 +138,7 @@ def _target(url: Any) -> HttpTarget:
 def _text(target: HttpTarget, answer: HttpResponse) -> str:
     text = answer.data.decode(_charset(answer.headers.get("content-type", "")), errors="replace")
     if answer.status >= 300:
-        raise ToolFailed(f"{target.host} answered {answer.status}: {text[:_MAX_SHOWN]}")
+        raise ToolFailed(f"{target.host} answered with status {answer.status}: {text[:_MAX_SHOWN]}")
     return text
 
 

@@ -36,7 +36,7 @@ class ToolLimits:
                 raise InvalidRequest(f"{field.name} is {value!r}; must be a whole number", field.name)
         if self.timeout > self.max_timeout:
             raise InvalidRequest(
-                f"timeout is {self.timeout:g}; at most max_timeout, which is {self.max_timeout:g}", "timeout"
+                f"timeout is {self.timeout:g}; must be at most max_timeout ({self.max_timeout:g})", "timeout"
             )
 
 

@@ -57,7 +57,7 @@ class McpTool:
     async def call(self, member: str, arguments: Arguments) -> str:
         """Call a tool of the server."""
         if not member:
-            raise ToolFailed(f"it is a server; its tools are called {self._name}.TOOL")
+            raise ToolFailed(f"this name is an MCP server; call one of its tools as {self._name}.TOOL")
         try:
             return await self._call(member, arguments)
         except _Forgotten:  # the call was not made yet
@@ -66,16 +66,18 @@ class McpTool:
     async def _call(self, member: str, arguments: Arguments) -> str:
         life = await self._ready()
         if member not in life.tools:
-            raise ToolFailed(f"{self._name} has no tool {short_repr(member)}; there are {listed(life.tools)}")
+            raise ToolFailed(
+                f"server {self._name} has no tool {short_repr(member)}; its tools are {listed(life.tools)}"
+            )
         return await life.call(member, arguments)
 
     async def _ready(self) -> _Life:
-        """Return the server's present life; a new one if the last has ended. Several callers wait for the same
+        """Return the server's current run; start a new run if the last one has ended. Several callers wait for the same
         start."""
         life = self.life
         if life is None or life.is_over:
             if time.monotonic() - self._failed_at < self._pause:
-                raise ToolFailed(f"{self._name} could not be started a moment ago: {self._failure}")
+                raise ToolFailed(f"server {self._name} failed to start a moment ago: {self._failure}")
             self._ending = {each for each in (*self._ending, life) if each is not None and not each.has_ended}
             life = self.life = _Life(self._name, self._server)
         try:
@@ -86,7 +88,7 @@ class McpTool:
         return life
 
     async def close(self) -> None:
-        """End the server, if it runs, and wait until earlier lives have ended."""
+        """End the server, if it runs, and wait until its earlier processes have ended, too."""
         lives = self._ending if self.life is None else self._ending | {self.life}
         await asyncio.gather(*(life.close() for life in lives))
 
@@ -112,7 +114,7 @@ class _Life:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the connection takes no more calls."""
+        """Return whether the connection accepts no more calls."""
         return self._ended.done() or self._task.done()
 
     @property
@@ -121,7 +123,7 @@ class _Life:
         return self._task.done()
 
     def end(self, why: str) -> None:
-        """Begin to end the server, for the reason `why`."""
+        """Begin to end the server. Running calls fail with the reason `why`."""
         if not self._ended.done():
             self._ended.set_result(why)
 
@@ -139,13 +141,13 @@ class _Life:
         try:
             await asyncio.wait((asking, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done() or asking.cancelled():  # the transport failed, which ends the server
-                raise ToolFailed(f"{self._name} ended during the call: {await self._why()}")
+                raise ToolFailed(f"server {self._name} ended during the call: {await self._why()}")
             return _text_of(asking.result())
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and error.message == _CLOSED:  # the server then reports its reason
                 await asyncio.wait((self._ended,), timeout=_MOMENT)
             if self._ended.done():
-                raise ToolFailed(f"{self._name} ended during the call: {self._ended.result()}") from None
+                raise ToolFailed(f"server {self._name} ended during the call: {self._ended.result()}") from None
             if self._is_forgotten:
                 self.end("it was started again")
                 raise _Forgotten(f"{self._name} was started again") from None
@@ -240,7 +242,7 @@ def _text_of(result: Any) -> str:
     if getattr(result, "is_error", False):
         raise ToolFailed(text[:_MAX_SHOWN] or "the tool failed without a word")
     if not texts and not text:
-        raise ToolFailed("its answer has no text")
+        raise ToolFailed("the MCP server's answer has no text")
     return text
 
 

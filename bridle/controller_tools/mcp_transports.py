@@ -80,7 +80,7 @@ async def _over_http(server: McpServer, forget: Callable[[], None]) -> AsyncIter
             async for piece in self._stream:
                 num_bytes += len(piece)
                 if num_bytes > limit:
-                    raise httpx2.ReadError(f"an answer has more than {limit} bytes (max_result_bytes)")
+                    raise httpx2.ReadError(f"the answer has more than {limit} bytes (max_result_bytes)")
                 yield piece
 
         async def aclose(self) -> None:
@@ -136,7 +136,7 @@ async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIte
 
 
 async def _listen(process: asyncio.subprocess.Process, limit: int, heard: Any, end: Callable[[str], None]) -> None:
-    """Pass on the process's output, line by line, until the process ends or a line is too long."""
+    """Forward the process's output, line by line, until the process ends or a line is too long."""
     import anyio
 
     assert process.stdout is not None

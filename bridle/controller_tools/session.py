@@ -18,8 +18,8 @@ _MAX_NAMED = 16
 
 
 class ToolCallContext(NamedTuple):
-    """The user for whom a call is made, whose client answers `client_tools`, and the user's request. `call_id` is the
-    id by which the client must answer this call; if it is empty, a random one is used."""
+    """The user and the request for which a call is made. The user's client answers calls of `client_tools`. `call_id`
+    is the id by which the client must answer this call; if it is empty, a random one is used."""
 
     user: str = ""
     client_tools: Collection[str] = ()
@@ -69,7 +69,7 @@ class ToolSession:
         self.pending = [call for call in self.pending if not call.is_done]
         why = None
         if self.names is not None and entry_of(name, self.names) is None and name not in theirs:
-            why = f"there is no such tool for this request; there are {listed((*self.names, *theirs))}"
+            why = f"the request has no such tool; its tools are {listed((*self.names, *theirs))}"
         elif len(self.pending) >= limits.max_pending:
             why = f"{len(self.pending)} calls of this request are under way; at most {limits.max_pending} (max_pending)"
         elif self.num_calls >= limits.max_calls:
@@ -93,10 +93,10 @@ def pack_arguments(arguments: Mapping[str, Any] | None, timeout: float | None, l
     try:
         packed = msgspec.json.encode(dict(arguments or {}))
     except Exception as error:  # objects of the caller may raise any exception
-        raise ToolFailed(f"its arguments are not JSON: {error}") from None
+        raise ToolFailed(f"the arguments are not JSON: {error}") from None
     if len(packed) > limits.max_argument_bytes:
         raise ToolFailed(
-            f"its arguments have {len(packed)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
+            f"the arguments have {len(packed)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
         )
     return packed
 

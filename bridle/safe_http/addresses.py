@@ -65,7 +65,7 @@ def checked_address(host: str, port: int, private: Networks) -> str:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise OutboundFailed(f"host {host!r} is not known: {error.strerror or error}") from None
+        raise OutboundFailed(f"host {host!r} cannot be resolved: {error.strerror or error}") from None
     addresses = [ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     for address in addresses:
         if not is_allowed(address, private):

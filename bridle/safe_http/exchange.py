@@ -76,11 +76,11 @@ class HttpExchange:
             return answer
         except ssl.SSLCertVerificationError as error:
             raise OutboundFailed(
-                f"{target.host} shows a certificate that is not trusted: {error.verify_message} (SSL_CERT_FILE)"
+                f"{target.host} has an untrusted certificate: {error.verify_message} (set SSL_CERT_FILE)"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             if self._is_over or isinstance(error, TimeoutError):
-                raise OutboundFailed(f"did not answer within {self._bounds.timeout:g} seconds (timeout)") from None
+                raise OutboundFailed(f"got no answer within {self._bounds.timeout:g} seconds (timeout)") from None
             raise OutboundFailed(
                 f"the request to {target.host} failed: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}"
             ) from None
@@ -107,7 +107,7 @@ class HttpExchange:
         """Record the connection that `abort` must close. Raises `OutboundFailed` if `abort` was called before."""
         with self._lock:
             if self._is_over:
-                raise OutboundFailed("was cancelled")
+                raise OutboundFailed("the HTTP request was cancelled")
             self._socket = sock
 
     def _read(self, response: http.client.HTTPResponse) -> HttpResponse:
@@ -123,10 +123,10 @@ class HttpExchange:
             pieces.append(piece)
         data = b"".join(pieces)
         if len(data) > limit:
-            raise OutboundFailed(f"its answer has more than {limit} bytes (max_bytes)")
+            raise OutboundFailed(f"the answer has more than {limit} bytes (max_bytes)")
         headers = {name.lower(): value for name, value in response.getheaders()}
         if headers.get("content-encoding", "identity") != "identity":
-            raise OutboundFailed(f"its answer has the content encoding {short_repr(headers['content-encoding'])}")
+            raise OutboundFailed(f"the answer has the content encoding {short_repr(headers['content-encoding'])}")
         return HttpResponse(response.status, headers, data)
 
     @property

@@ -36,15 +36,13 @@ class HttpTarget:
             raise OutboundFailed(f"url is {short_repr(url)}: {error}") from None
         host = parts.hostname or ""
         if parts.scheme not in _PORTS or "@" in parts.netloc or parts.fragment:
-            raise OutboundFailed(
-                f"url is {short_repr(url)}; must be http or https, without a user and without a fragment"
-            )
+            raise OutboundFailed(f"url is {short_repr(url)}; must be http or https, without user info and fragment")
         if not _HOST.fullmatch(host):
             raise OutboundFailed(f"url is {short_repr(url)}; its host must be a name or an IPv4 address")
         path = parts.path or "/"
         if is_winding(path):
             raise OutboundFailed(
-                f"url is {short_repr(url)}; its path must not have '.' or '..' as parts, nor hidden slashes"
+                f"url is {short_repr(url)}; its path must not have the parts '.' and '..', nor encoded slashes"
             )
         return cls(parts.scheme, host, _PORTS[parts.scheme] if port is None else port, path + _query(parts.query))
 

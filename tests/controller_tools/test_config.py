@@ -88,7 +88,7 @@ def test_a_file_of_every_kind(file: Path, caplog: pytest.LogCaptureFixture) -> N
         call = desk.begin("add", {"a": 1, "b": 2})
         until(lambda: not desk.counts()["add"].num_running)
     assert call.value == 3
-    assert "was given {'a': 1, 'b': 2}; its answer: '3'" in caplog.text
+    assert "got the arguments {'a': 1, 'b': 2} and answered '3'" in caplog.text
     desk.close()
 
 
@@ -128,21 +128,21 @@ def test_nothing_of_a_call_is_logged_unless_wanted(caplog: pytest.LogCaptureFixt
         ),
         ({"tools": {"x": {"python": "nothing"}}}, "tools.x: python is 'nothing'; must be MODULE:FUNCTION"),
         ({"tools": {"x": {"python": "absent.py:f"}}}, "tools.x: python: "),
-        ({"tools": {"x": {"python": "math:absent"}}}, "there is no 'absent' in it"),
+        ({"tools": {"x": {"python": "math:absent"}}}, "the module has no 'absent'"),
         ({"tools": {"x": {"python": "math:pi"}}}, "'x' is 3.14159"),
-        ({"tools": {"x": {"python": "math:floor", "roles": ["boss"]}}}, "roles has 'boss'; must be of admin, user"),
+        ({"tools": {"x": {"python": "math:floor", "roles": ["boss"]}}}, "each role must be one of admin, user"),
         ({"tools": {"x": {"python": "math:floor", "users": []}}}, "users is empty, so the tool cannot be used"),
         ({"tools": {"x": {"python": "math:floor", "users": "ann"}}}, "users is 'ann'; must be a list of texts"),
         ({"tools": {"x": {"http": []}}}, "http is empty"),
-        ({"tools": {"x": {"http": ["https://a/"]}}}, "tools.x: allow has 'https://a/'; "),
+        ({"tools": {"x": {"http": ["https://a/"]}}}, "tools.x: allow has the entry 'https://a/': "),
         ({"tools": {"x": {"http": ["GET https://a/"], "max_bytes": 1.5}}}, "max_bytes is 1.5; must be a whole number"),
         ({"tools": {"x": {"http": ["GET https://a/"], "private": ["x"]}}}, "private: 'x' does not appear to be"),
         ({"tools": {"x": {"http": ["GET https://a/"], "headers": {"A": "b\r\n"}}}}, "its values must be texts"),
         ({"tools": {"x": {"mcp": "mcp-server-time"}}}, "must be a URL, or a command as a list"),
-        ({"tools": {"x": {"mcp": "http://a/", "env": {}}}}, "env is for a server that is started here"),
-        ({"tools": {"x": {"mcp": ["a"], "headers": {}}}}, "headers are for a server with a URL"),
+        ({"tools": {"x": {"mcp": "http://a/", "env": {}}}}, "env is only for an MCP server that a command starts"),
+        ({"tools": {"x": {"mcp": ["a"], "headers": {}}}}, "headers are only for an MCP server with a URL"),
         ({"tools": {"x": {"mcp": []}}}, "needs either a command or a url"),
-        ({"tools": {"x" * 200: {"python": "math:floor"}}}, "must be 1 to 128 printable characters"),
+        ({"tools": {"x" * 200: {"python": "math:floor"}}}, "must have 1 to 128 printable characters"),
     ],
 )
 def test_what_is_wrong_is_told(content: dict[str, Any], why: str) -> None:

@@ -129,10 +129,10 @@ def test_a_body_is_text_or_json(service: int) -> None:
 @pytest.mark.parametrize(
     ("path", "limits", "why"),
     [
-        ("/api/absent", {}, "localhost answered 404: nothing here"),
-        ("/api/away", {}, "localhost answered 302"),
-        ("/api/huge", {"max_bytes": 1000}, "its answer has more than 1000 bytes (max_bytes)"),
-        ("/api/packed", {}, "its answer has the content encoding 'gzip'"),
+        ("/api/absent", {}, "localhost answered with status 404: nothing here"),
+        ("/api/away", {}, "localhost answered with status 302"),
+        ("/api/huge", {"max_bytes": 1000}, "the answer has more than 1000 bytes (max_bytes)"),
+        ("/api/packed", {}, "the answer has the content encoding 'gzip'"),
         ("/api/hangs", {"timeout": 0.05}, "did not answer within 0.05 seconds (timeout)"),
         ("/api/half", {}, "the request to localhost failed: IncompleteRead"),
         ("/api/hello", {"private": ()}, "which is not public and not listed as private"),
@@ -156,23 +156,23 @@ def test_a_refused_connection_is_an_error(service: int) -> None:
     ("arguments", "why"),
     [
         ({}, "url is None"),
-        ({"url": "http://x/", "verb": "GET"}, "its arguments have a field 'verb'; known are method, url"),
+        ({"url": "http://x/", "verb": "GET"}, "the arguments have a field 'verb'; known are method, url"),
         ({"url": "http://localhost:1/api/", "method": "TRACE"}, "method is 'TRACE'; must be one of GET"),
         ({"url": "http://localhost:1/api/", "content_type": "a\r\nX: y"}, "content_type is"),
         ({"url": "ftp://localhost/"}, "must be http or https"),
-        ({"url": "http://me@localhost/"}, "without a user"),
+        ({"url": "http://me@localhost/"}, "without user info"),
         ({"url": "http://localhost/a b"}, "printable ASCII"),
         ({"url": "http://localhost/\r\nX: y"}, "printable ASCII"),
         ({"url": "http://localhost/ü"}, "printable ASCII"),
         ({"url": "http://localhost\\@evil/"}, "printable ASCII"),
         ({"url": "http://localhost:99999/"}, "url is 'http://localhost:99999/': "),
         ({"url": "http://[::1]/"}, "its host must be a name or an IPv4 address"),
-        ({"url": "http://localhost/api/../secret"}, "'..' as parts"),
-        ({"url": "http://localhost/api/%2e%2e/secret"}, "'..' as parts"),
-        ({"url": "http://localhost/api/..;x/secret"}, "'..' as parts"),
-        ({"url": "http://localhost/api%2fsecret"}, "hidden slashes"),
-        ({"url": "http://localhost/api/%252e%252e/secret"}, "hidden slashes"),
-        ({"url": "http://localhost/api/..%5csecret"}, "hidden slashes"),
+        ({"url": "http://localhost/api/../secret"}, "the parts '.' and '..'"),
+        ({"url": "http://localhost/api/%2e%2e/secret"}, "the parts '.' and '..'"),
+        ({"url": "http://localhost/api/..;x/secret"}, "the parts '.' and '..'"),
+        ({"url": "http://localhost/api%2fsecret"}, "encoded slashes"),
+        ({"url": "http://localhost/api/%252e%252e/secret"}, "encoded slashes"),
+        ({"url": "http://localhost/api/..%5csecret"}, "encoded slashes"),
     ],
 )
 def test_what_is_no_good_request_goes_nowhere(service: int, arguments: dict[str, Any], why: str) -> None:
@@ -210,8 +210,8 @@ def test_a_look_up_that_hangs_keeps_its_thread_and_no_more(monkeypatch: pytest.M
     desk = ToolExecutor({"web": HttpTool((rule,), HttpLimits(private=LOOPBACK, timeout=0.05), threads)})
     try:
         for why in (
-            "did not answer within 0.05 seconds (timeout)",
-            "1 functions run, or hang; at most 1 (max_threads)",
+            "the HTTP server did not answer within 0.05 seconds (timeout)",
+            "1 tool functions are running; at most 1 may run (max_threads)",
         ):
             call = desk.begin("web", {"url": "http://hangs.example/"})
             until(partial(getattr, call, "is_done"))
@@ -244,7 +244,7 @@ def test_a_thread_that_is_given_up_before_it_begins_leaves_no_trace(monkeypatch:
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("bridle.threads.threading.Thread", Never)
-    with pytest.raises(ToolFailed, match="no thread could be started: can't start new thread"):
+    with pytest.raises(ToolFailed, match="the system started no thread for the function: can't start new thread"):
         threads.start(lambda: None, "none")
     assert threads.num == 0
 

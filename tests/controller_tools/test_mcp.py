@@ -58,9 +58,10 @@ def test_a_server_answers_many_calls_in_one_life(lab: Lab) -> None:
     assert lab.ask("it.structured").value == {"degrees": 3.5}
     assert lab.ask("it.mixed").text == "one\ntwo"
     assert lab.ask("it.fails").error == "no such city"
-    assert lab.ask("it").error == "it is a server; its tools are called it.TOOL"
+    assert lab.ask("it").error == "this name is an MCP server; call one of its tools as it.TOOL"
     assert lab.ask("it.absent").error == (
-        "it has no tool 'absent'; there are echo, slow, dies, huge, broken, fails, structured, mixed, get_current_time"
+        "server it has no tool 'absent'; "
+        "its tools are echo, slow, dies, huge, broken, fails, structured, mixed, get_current_time"
     )
     assert lab.ask("it.broken").text == "after the broken line"  # a line that is no message is passed over
     assert lab.num_starts == 1
@@ -71,14 +72,15 @@ def test_a_server_that_dies_is_started_again(lab: Lab) -> None:
     waiting = lab.begin("it.echo")
     until(lambda: waiting.is_done)
     died = lab.ask("it.dies")
-    assert died.error == "it ended during the call: its process ended with code 7"
+    assert died.error == "server it ended during the call: its process ended with code 7"
     assert lab.ask("it.echo").text == "{}"
     assert lab.num_starts == 2
 
 
 def test_an_answer_of_100_mb_ends_the_server_unread(lab: Lab) -> None:
     huge = lab.ask("it.huge")
-    assert huge.error == "it ended during the call: it sent a message of more than 165536 bytes (max_result_bytes)"
+    why = "it sent a message of more than 165536 bytes (max_result_bytes)"
+    assert huge.error == f"server it ended during the call: {why}"
     assert lab.ask("it.echo").text == "{}"
     assert lab.num_starts == 2
     lab.desk.close()
@@ -87,7 +89,7 @@ def test_an_answer_of_100_mb_ends_the_server_unread(lab: Lab) -> None:
 
 def test_a_server_that_hangs_fails_its_calls_in_time(lab: Lab) -> None:
     assert lab.ask("it.echo").text == "{}"
-    assert lab.ask("it.slow", 0.05).error == "did not answer within 0.05 seconds"
+    assert lab.ask("it.slow", 0.05).error == "the tool did not answer within 0.05 seconds"
     late = lab.begin("it.slow")
     late.cancel()
     until(lambda: not lab.desk.counts()["it"].num_running)
@@ -100,7 +102,7 @@ def test_a_server_that_does_not_start_is_not_started_again_at_once(tmp_path: Pat
         first = lab.ask("it.echo")
         assert first.error == "it did not start: its process ended with code 1"
         again = lab.ask("it.echo")
-        assert again.error == f"it could not be started a moment ago: {first.error}"
+        assert again.error == f"server it failed to start a moment ago: {first.error}"
         assert lab.num_starts == 1
     finally:
         lab.desk.close()
@@ -117,7 +119,7 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 def test_an_operator_offers_some_of_a_servers_tools(tmp_path: Path) -> None:
     lab = Lab(tmp_path, only=frozenset({"echo"}))
     try:
-        assert lab.ask("it.fails").error == "it has no tool 'fails'; there are echo"
+        assert lab.ask("it.fails").error == "server it has no tool 'fails'; its tools are echo"
         assert lab.ask("it.echo").text == "{}"
     finally:
         lab.desk.close()

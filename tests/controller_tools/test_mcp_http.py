@@ -26,7 +26,7 @@ LIMIT = 100_000
 FAULTS = {
     "broken": "it: Failed to parse JSON response",
     "fails": "it: Server returned an error response",
-    "huge": f"it ended during the call: an answer has more than {LIMIT + 65_536} bytes (max_result_bytes)",
+    "huge": f"server it ended during the call: the answer has more than {LIMIT + 65_536} bytes (max_result_bytes)",
     "event": f"exceeded the {LIMIT + 65_536} byte limit",
 }
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -140,9 +140,9 @@ def test_a_server_over_http_answers_and_its_faults_are_told(listener: socket.soc
             assert {each["key"] for each in seen} == {"secret"}
             assert (
                 ask(desk, "it.absent").error
-                == "it has no tool 'absent'; there are echo, hangs, broken, fails, huge, event"
+                == "server it has no tool 'absent'; its tools are echo, hangs, broken, fails, huge, event"
             )
-            assert ask(desk, "it.hangs", 0.05).error == "did not answer within 0.05 seconds"
+            assert ask(desk, "it.hangs", 0.05).error == "the tool did not answer within 0.05 seconds"
             for name, why in FAULTS.items():
                 failed = ask(desk, f"it.{name}")
                 assert failed.error is not None and why in failed.error, name

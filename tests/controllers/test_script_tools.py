@@ -78,8 +78,8 @@ def test_javascript_calls_several_at_once(js: Run, desk: ToolExecutor) -> None:
     [
         ('tool("raises")', "tool \"raises\": raised ValueError('no such city')"),
         ('tool("absent")', 'tool "absent": unknown tool; available tools: add, echo, raises, hangs, huge'),
-        ('tool("hangs", {}, { timeout: 10 })', 'tool "hangs": did not answer within 0.01 seconds'),
-        ('tool("huge")', 'tool "huge": its answer has more than 1000 bytes (max_result_bytes)'),
+        ('tool("hangs", {}, { timeout: 10 })', 'tool "hangs": the tool did not answer within 0.01 seconds'),
+        ('tool("huge")', 'tool "huge": the answer has more than 1000 bytes (max_result_bytes)'),
     ],
 )
 def test_javascript_is_told_of_faults(js: Run, desk: ToolExecutor, call: str, why: str) -> None:

@@ -125,7 +125,7 @@ def test_a_request_uses_what_it_may_within_the_limits(tools: Tools) -> None:
         assert "more than 8 bytes (max_result_bytes)" in logs[2]
         assert "at most 3 (max_calls)" in logs[3]
         granted = make_request(controller=asks(("count", {"key": "q"})), tools=("waits",))
-        assert "for this request; there are waits" in read(made.client.submit(granted)).outputs[0].logs
+        assert "the request has no such tool; its tools are waits" in read(made.client.submit(granted)).outputs[0].logs
         late = make_request(controller=asks(("count", {"key": "q"}, 10_000.0), ("hangs", {}, 0.01)))
         said = read(made.client.submit(late)).outputs[0].logs
         assert "timeout is 10000.0; must be" in said and "did not answer within 0.01 seconds" in said

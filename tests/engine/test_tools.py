@@ -293,11 +293,11 @@ async def hangs() -> str:
         (failing("dies"), "raised SystemExit(3)"),
         (failing("hangs", timeout=0.01), "did not answer within 0.01 seconds"),
         (failing("absent"), "unknown tool; available tools: raises, dies, hangs, huge, odd"),
-        (failing("huge"), "its answer has more than 1048576 bytes (max_result_bytes)"),
+        (failing("huge"), "the answer has more than 1048576 bytes (max_result_bytes)"),
         (failing("odd"), "returned object, which is neither a string nor JSON"),
-        (failing("dies", {"now": True}), "its arguments do not fit: got an unexpected keyword argument 'now'"),
-        (failing("raises", {"x": "y" * 70_000}), "its arguments have 70008 bytes; at most 65536 (max_argument_bytes)"),
-        (failing("raises", {"x": object()}), "its arguments are not JSON"),
+        (failing("dies", {"now": True}), "the arguments do not fit the function: got an unexpected keyword"),
+        (failing("raises", {"x": "y" * 70_000}), "the arguments have 70008 bytes; at most 65536 (max_argument_bytes)"),
+        (failing("raises", {"x": object()}), "the arguments are not JSON"),
         (failing("hangs", timeout=1e9), "timeout is 1000000000.0; must be more than 0 and at most 600 seconds"),
     ],
     ids=["raises", "dies", "hangs", "absent", "100 MB", "odd", "unfit", "long", "no JSON", "too patient"],
@@ -322,11 +322,11 @@ def test_broken_json_is_told_when_it_is_read() -> None:
         _ = call.text
     call.end('{"a": ')
     assert call.text == '{"a": '
-    with pytest.raises(ToolFailed, match="its answer is not JSON"):
+    with pytest.raises(ToolFailed, match="the answer is not JSON"):
         _ = call.value
     deep = Call("deep")
     deep.end("[" * 200_000)
-    with pytest.raises(ToolFailed, match="its answer is not JSON"):
+    with pytest.raises(ToolFailed, match="the answer is not JSON"):
         _ = deep.value
 
 
@@ -342,7 +342,7 @@ def test_an_answer_after_the_limit_of_time_is_dropped(running: Make) -> None:
     got = lab.run(failing("late", timeout=0.01), max_tokens=4)
     assert "did not answer within 0.01 seconds" in got.outputs[0].logs
     full = lab.run(failing("late", timeout=0.01), max_tokens=4)  # the thread of the first is still there
-    assert "1 functions run, or hang; at most 1 (max_threads)" in full.outputs[0].logs
+    assert "1 tool functions are running; at most 1 may run (max_threads)" in full.outputs[0].logs
     gate.set()
     assert returned.wait(PATIENCE)
     until(lambda: "did not answer" not in lab.run(failing("late"), max_tokens=4).outputs[0].logs)
@@ -406,7 +406,7 @@ def test_all_requests_together_have_so_many_calls_under_way() -> None:
     limits = ToolLimits(max_running=1)
     desk = ToolExecutor(function_tools({"hangs": hangs}, limits), limits)
     first, second = desk.begin("hangs"), desk.begin("hangs")
-    assert second.error == "1 calls are under way; at most 1 (max_running)"
+    assert second.error == "1 tool calls are running; at most 1 may run (max_running)"
     desk.close()
     assert first.error == "tools were shut down"
     assert desk.begin("hangs").error == "tools are shut down"
@@ -414,7 +414,7 @@ def test_all_requests_together_have_so_many_calls_under_way() -> None:
 
 def test_a_request_may_use_what_it_was_given(running: Make) -> None:
     lab = running({"a": lambda: "a", "b": lambda: "b"})
-    assert "there is no such tool for this request; there are a" in lab.run(failing("b"), tools=("a",)).outputs[0].logs
+    assert "the request has no such tool; its tools are a" in lab.run(failing("b"), tools=("a",)).outputs[0].logs
 
 
 def test_the_deadline_of_a_request_holds_while_it_waits(running: Make) -> None:

@@ -61,7 +61,7 @@ async def test_names_of_the_servers_tools_are_refused(setup: Setup) -> None:
     await wire.hello()
     await begin(wire, "greet", client_tools=["greet"])
     (refused,) = await wire.stream()
-    assert "client_tools has 'greet', which is a tool of the server's" in refused["error"]
+    assert "client_tools has 'greet', but a tool of the server has this name" in refused["error"]
 
 
 @pytest.mark.parametrize("fields", [{"result": "yes"}, {"result": {"b": 1}}, {"error": "nobody is there"}], ids=str)

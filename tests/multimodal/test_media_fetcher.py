@@ -17,7 +17,7 @@ from tests.http.certificates import make_certificate
 from tests.multimodal.picture_server import Files, png, served_pictures
 from tests.waiting import PATIENCE, until
 
-_HINT = r"\(SSL_CERT_FILE\)"
+_HINT = r"\(set SSL_CERT_FILE\)"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_a_certificate_is_trusted_as_the_operator_says(tmp_path: Path, monkeypat
         port = place.partition(":")[2]
         hosts = ImageHosts([f"{place}=127.0.0.1/32", f"localhost:{port}=127.0.0.0/8"])
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-        refusal = f"^it cannot be fetched: 127.0.0.1 shows a certificate that is not trusted: .* {_HINT}$"
+        refusal = f"^it cannot be fetched: 127.0.0.1 has an untrusted certificate: .* {_HINT}$"
         Files.asked.clear()
         with pytest.raises(MediaRefused, match=refusal):
             fetch(hosts, f"https://{place}/it.png")
