@@ -7,8 +7,8 @@ The best texts are reported at the end, as a variable, because a text may be com
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
 log-probabilities, divided by its length to the power of `length_penalty`. The search ends when `width` texts are
-finished and none can get better, or at once with `early_stopping` True. With False, a running text is judged by its
-present length; with "never", by the longest possible length.
+finished and none can get better, or at once with `early_stopping` True. With False, the best possible score of a
+running text uses its present length; with "never", the longest possible length.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BeamSearch:
 @dataclass(slots=True)
 class _Beam:
     """One sequence: its decided tokens after the prompt with their log-probabilities, and its candidates. Only `real`
-    beams count: at first all beams are equal, so only one is real."""
+    beams are used: at first all beams are equal, so only one is real."""
 
     seq_id: int
     real: bool
@@ -146,7 +146,7 @@ class _Group:
         del self.finished[self.search.width :]
 
     def _judge(self, running: list[_Way], length: int) -> None:
-        """Update whether a beam can still become better than the worst finished text."""
+        """Update whether a beam can still get a better score than the worst finished text."""
         search = self.search
         if not running or len(self.finished) < search.width:
             return
@@ -195,8 +195,8 @@ class _Group:
 
 
 class BeamPool(SyncControllerPool[_Group]):
-    """A `ControllerPool` for `BeamSearch`. The pool answers at once, for all beams of a request together. A beam that
-    is ahead of the other beams waits."""
+    """A `ControllerPool` for `BeamSearch`. The pool answers at once, for all beams of a request together. A beam with
+    more tokens than the other beams waits."""
 
     @property
     def num_searches(self) -> int:
@@ -230,7 +230,8 @@ class BeamPool(SyncControllerPool[_Group]):
 
     @staticmethod
     def _note(ask: Ask, group: _Group) -> None:
-        """Record the token that a beam sampled. The ask after a splice has no news, so its beam samples next."""
+        """Record the token that a beam sampled. The ask after a splice reports no sampled token, so its beam samples
+        next."""
         beam = group.beams[ask.seq_id]
         if ask.sampled is not None:
             beam.drawn, beam.candidates, beam.decision = ask.sampled, ask.candidates or (), None

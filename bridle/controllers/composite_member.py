@@ -15,11 +15,12 @@ Candidates = tuple[tuple[int, float], ...] | None
 class CompositeMember:
     """One of the controllers on one output.
 
-    `untold` are changes that the member was not shown yet, and `ahead` are tokens that it was shown before the other
+    `untold` are changes that the member was not shown yet. `ahead` are tokens that it was shown before the other
     members. While it has a `script` (forced tokens), it is not asked, and its `answer` is not sent, because alone it
     would not have been asked yet. A member that `is_lenient` can be asked for alternatives if others do not allow its
-    forced tokens. A member that `may_go` is left out if it fails. After a fork, `is_forked` is set. The member is then
-    asked in the same step as its copies, because a runtime forks only a controller that it is asked about.
+    forced tokens. A member that `may_go` is dropped if it fails; the output continues without it. After a fork,
+    `is_forked` is set. The member is then asked in the same step as its copies, because a runtime forks only a
+    controller that it is asked about.
     """
 
     id: int
@@ -83,7 +84,8 @@ class CompositeMember:
         )
 
     def relent(self) -> bool:
-        """Drop the member's forced tokens, so that it is asked for alternatives. Returns whether it had any."""
+        """Drop the member's forced tokens, so that it is asked for alternatives. Returns whether the member had forced
+        tokens."""
         if self.script is None or self.has_relented or not self.is_lenient:
             return False
         self.script, self.has_relented = None, True

@@ -1,4 +1,4 @@
-"""Creates the controllers of a request that has several, each in the pool of its kind."""
+"""Creates the controllers of a request with several controllers, each in the pool that runs its kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Opening:
-    """Creates the controllers of a request one after the other. When all exist, the opening is in `opened`, and
+    """Creates the controllers of a request one after the other. When all are created, the result is in `opened`, and
     `future` returns the prompt. An operator's controllers come last: they get the final prompt and do not change it.
     `failed` has the numbers of controllers that failed and are left out."""
 
@@ -53,7 +53,7 @@ class Opening:
             if number >= len(self.demands):
                 self._fail(error)
                 return
-            _log.error("%s could not be made: %r", self.names[number], error)
+            _log.error("controller %s could not be created: %r", self.names[number], error)
             # not a failure of the policy: otherwise users could cause it to be left out
             if isinstance(error, Overloaded):
                 self._fail(Overloaded(f"{self.names[number]} has no room now; try again", error.retry_after))

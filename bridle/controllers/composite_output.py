@@ -25,10 +25,11 @@ Piece = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class CompositeSequence:
-    """One output. `length` counts its tokens with the shown ones. `ways` is the last answer to the engine if that was
-    to sample or to fork, and `expected` the expected report after a rewind. After a sample that `is_plain`, only the
-    token must be reported, and all parts are asked at once. `is_usual` is true as long as all parts just sample; one of
-    them may have a `wish` for other parameters. The first `num_demands` parts are an operator's."""
+    """One output. `length` is the number of the output's tokens, including those that were shown but not applied yet.
+    `ways` is the last answer to the engine if that was to sample or to fork. `expected` is the expected report after a
+    rewind. After a sample that `is_plain`, only the token must be reported, and all members are asked at once.
+    `is_usual` is true as long as all members just sample; one of them may have a `wish` for other parameters. The first
+    `num_demands` members are an operator's controllers."""
 
     names: Sequence[str]
     vocabulary: int
@@ -71,7 +72,7 @@ class CompositeSequence:
         )
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
-        """Record the token of a plain sample, and add the asks about it."""
+        """Record the token of a plain sample, and add the asks that report it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
         self.is_usual, self.wish = True, None
         self.length += len(ask.tokens)
@@ -138,7 +139,7 @@ class CompositeSequence:
         for number, other in wanted[1:]:
             if (other.backtrack, other.ff_tokens) != (splice.backtrack, splice.ff_tokens):
                 raise self._clash(-len(ask.tokens)).between(
-                    first, number, f"token {ask.sampled} was sampled, after which they force different tokens"
+                    first, number, f"after token {ask.sampled}, the two controllers force different tokens"
                 )
         taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # including the sampled token
         rest = composition.rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
@@ -165,7 +166,7 @@ class CompositeSequence:
     # -- answers of the controllers ----------------------------------------------------------------------
 
     def next_asks(self) -> Iterator[tuple[ControllerPool, Ask]]:
-        """Yield the asks that are due, each with its pool."""
+        """Yield the asks that must be sent now, each with its pool."""
         for part in self.parts:
             if self.is_final or part.is_due:
                 self.num_asked += not part.is_asked
@@ -173,7 +174,8 @@ class CompositeSequence:
 
     def note_draw(self, number: int, answer: Answer) -> bool:
         """Record an answer that just samples; at most one may change the sampling parameters. Returns whether the
-        answer is of this kind. Most are, so this is a fast path; `note_answer` and `advance` have the same result."""
+        answer is of this kind. Most answers are of this kind, so this is a fast path; `note_answer` and `advance` have
+        the same result."""
         decision = answer.decision
         if not self.is_usual or decision is None or answer.log or answer.stored or answer.turns > 1:
             return False
@@ -241,7 +243,7 @@ class CompositeSequence:
         return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
 
     def with_scales(self, decision: Decision) -> Decision:
-        """Return a joint decision with the scales of control vectors that came with forced tokens."""
+        """Return a joint decision, with the control-vector scales that members set together with forced tokens."""
         scales, self.scales = self.scales, {}
         if not scales:
             return decision

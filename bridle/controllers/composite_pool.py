@@ -47,7 +47,7 @@ class ComposedPool(ControllerPool):
     # -- opening -------------------------------------------------------------------------------------------
 
     def accepts(self, controller: object) -> bool:
-        """Return whether this pool can run all parts."""
+        """Return whether the pools can run all controllers of a composed controller."""
         return isinstance(controller, Composed) and all(self._pool_of(part) for part in controller.parts)
 
     def _pool_of(self, part: object) -> SharedPool | None:
@@ -136,7 +136,8 @@ class ComposedPool(ControllerPool):
             self._asks[pool].append(ask)
 
     def _send(self) -> bool:
-        """Send the due asks and process immediate answers. Returns whether a controller was asked."""
+        """Send the asks that must be sent now, and process immediate answers. Returns whether a controller was
+        asked."""
         has_asked = False
         while due := [pool for pool in self._pools if self._asks[pool]]:
             has_asked = True
@@ -147,7 +148,7 @@ class ComposedPool(ControllerPool):
         return has_asked
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Return the joint answers of outputs; waits for those of `seq_ids` until `deadline`."""
+        """Return the joint answers of outputs. Waits until `deadline` for the answers of `seq_ids`."""
         if self._live:  # the engine has just asked the pools, so their answers were kept
             is_first = not (self._hear_kept(self._pools) and self._send())
             wanted = () if deadline is None else [each for each in seq_ids if each not in self._answers]
@@ -157,8 +158,8 @@ class ComposedPool(ControllerPool):
         return answers
 
     def _hear_some(self, wanted: Sequence[int], deadline: float | None, is_first: bool) -> bool:
-        """Process answers of controllers, and wait for those of `wanted`. Returns whether there were any. In the first
-        call, the pools are asked only for these."""
+        """Process answers of controllers, and wait for the answers of the outputs `wanted`. Returns whether there were
+        any answers. In the first call, the pools are asked only for the outputs `wanted`."""
         due: dict[ControllerPool, list[int]] = {}
         for seq_id in wanted:
             output = self._live.get(seq_id)
@@ -177,7 +178,7 @@ class ComposedPool(ControllerPool):
         return self._hear_all([pool.take_parts((), None, may_ask=may_ask) for pool in pools])
 
     def _hear_all(self, taken: Iterable[Mapping[int, Answer]]) -> bool:
-        """Process answers of parts. Returns whether there were any."""
+        """Process answers of single controllers. Returns whether there were any."""
         live, heard, has_heard = self._live, dict[int, CompositeSequence](), False
         for answers in taken:
             for part_id, answer in answers.items():
@@ -198,7 +199,7 @@ class ComposedPool(ControllerPool):
     ) -> None:
         part = output.parts[number - 1]
         if answer.error is not None and part.may_go:
-            _log.error("policy %s failed and is left out: %s", output.names[number - 1], answer.error)
+            _log.error("policy %s failed and does not apply to this output: %s", output.names[number - 1], answer.error)
             self._leave_out(part)
             answer = Answer(Decision.sample())
         try:
@@ -249,7 +250,7 @@ class ComposedPool(ControllerPool):
             owner.close(ids)
 
     def shutdown(self) -> None:
-        """Drop all outputs. The engine shuts down the pools of the parts."""
+        """Drop all outputs. The engine shuts down the pools of the single controllers."""
         self._opened.clear()
         self._live.clear()
         self._answers.clear()

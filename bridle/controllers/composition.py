@@ -32,7 +32,7 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class Composed:
     """The controllers of one request, the outer one first. Create it with `compose`. `demand` adds an operator's
-    controllers before them, which `demands` describes."""
+    controllers before these; `demands` describes the added ones."""
 
     parts: tuple[object, ...]
     demands: tuple[Demand, ...] = ()
@@ -50,8 +50,7 @@ class Composed:
 
     @property
     def max_rewind(self) -> int | None:
-        """Return the number of tokens that all parts together may roll back at once, or None if one does not
-        announce it."""
+        """Return how many tokens all controllers together may roll back at once; None if one has no `max_rewind`."""
         total = 0
         for part in self.parts:
             announced = announced_rewind(part)
@@ -62,7 +61,7 @@ class Composed:
 
 
 def compose(*controllers: object | None) -> object | None:
-    """Return one controller composed of several, which may be composed themselves; None if there is none."""
+    """Return one controller composed of several, which may be composed themselves; None for no controllers."""
     parts = tuple(part for each in controllers for part in parts_of(each))
     if len(parts) > MAX_CONTROLLERS:
         raise InvalidRequest(f"the request has {len(parts)} controllers; at most {MAX_CONTROLLERS}", "controllers")
@@ -105,7 +104,8 @@ def is_lenient(controller: object) -> bool:
 @dataclass(frozen=True, slots=True)
 class DecisionConflict:
     """A conflict between the decisions of controllers. `names` are the names of all controllers; the first
-    `num_demands` are an operator's. `position` is the position of the token, counted from the start of the prompt."""
+    `num_demands` names are those of an operator's controllers. `position` is the position of the token, counted from
+    the start of the prompt."""
 
     names: Sequence[str]
     position: int
@@ -182,7 +182,7 @@ def _intersection(
     if len(other) != len(mask):
         raise ControllerError(
             f"the mask of {shown_number(number, clash.names, clash.num_demands)} has {len(other)} bytes; "
-            f"that of another has {len(mask)}"
+            f"the mask of another controller has {len(mask)} bytes"
         )
     both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
     if not both & vocabulary:
@@ -191,7 +191,7 @@ def _intersection(
         against = next((one for one, each in masks if not int.from_bytes(each, "little") & wanted & vocabulary), None)
         one = masks[-1][0] if against is None else against
         tokens = " and ".join(_example(branches[each].mask or b"", vocabulary) for each in (one, number))
-        raise clash.between(one, number, f"no token is left; they allow {tokens}")
+        raise clash.between(one, number, f"no token is allowed by both controllers; they allow {tokens}")
     return both.to_bytes(len(mask), "little")
 
 
@@ -223,7 +223,8 @@ def matching(branch: Branch, token: int) -> Splice | None:
 
 def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[int, ...]]:
     """Return the first piece of a forced continuation: the number of tokens to roll back, or else the token to append.
-    Raises `ControllerError` if the other controllers do not allow it. An empty splice needs no permission."""
+    Raises `ControllerError` if the other controllers do not allow it. The other controllers need not allow an empty
+    splice."""
     forcing = [
         (number, each)
         for number, each in enumerate(way)
@@ -243,10 +244,10 @@ def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[in
         if isinstance(each, Branch):
             if not allows(each, token):
                 raise clash.between(
-                    first, number, f"{clash.names[first]} forces token {token}, which the other forbids"
+                    first, number, f"{clash.names[first]} forces token {token}, which the other controller forbids"
                 )
         elif each.ff_tokens and each.ff_tokens[0] != token:
-            what = f"one forces token {token} and the other token {each.ff_tokens[0]}"
+            what = f"one forces token {token}, and the other forces token {each.ff_tokens[0]}"
             raise clash.between(first, number, what)
     return 0, (token,)
 
@@ -270,7 +271,8 @@ def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None
 
 
 def all_ways(options: Sequence[Sequence[Way]]) -> list[tuple[Way, ...]]:
-    """Return every combination of the controllers' branches. The branch of the first controller changes fastest."""
+    """Return every combination of the controllers' branches. In the order of the combinations, the branch of the first
+    controller changes fastest."""
     return [way[::-1] for way in product(*reversed(options))]
 
 

@@ -63,12 +63,12 @@ def make_controller(classes: Mapping[str, type[Controller]], name: str, argument
     if kind is None:
         offered = ", ".join(PREFIX + each for each in classes) or "none"
         raise InvalidRequest(
-            f"controller is {short_repr(name)}; this server offers of such classes: {offered}", "controller"
+            f"controller is {short_repr(name)}; the controller classes of this server are: {offered}", "controller"
         )
     make: Callable[..., Controller] = kind
     try:
         made = make() if argument is None or argument == "" else make(argument)
     except Exception as error:
-        raise ControllerError(f"{name} could not be made: {type(error).__name__}: {error}") from error
+        raise ControllerError(f"controller {name} could not be created: {type(error).__name__}: {error}") from error
     made.asked_as = name
     return made

@@ -154,8 +154,8 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return replace(answer, log=log, stored=stored) if log or stored else answer
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Show the tokens to copies of a pure controller, one after the other, until one does not just sample or time
-        is up. Copies that have seen the first tokens are reused."""
+        """Show the tokens to copies of a pure controller, one after the other, until a copy does not just sample or the
+        time is used up. Copies that have seen the first tokens are reused."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or not instance.controller.is_pure:
             return []
@@ -249,7 +249,7 @@ def _call(instance: _Instance, ask: Ask) -> Answer:
 
 
 def _decide(instance: _Instance, is_final: bool = False) -> Answer:
-    """Call the controller, whose view is already up to date."""
+    """Call the controller; its view already has the new tokens."""
     view = instance.view
     try:
         if is_final:

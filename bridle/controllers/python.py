@@ -29,11 +29,11 @@ class SequenceView:
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
     sampled, None if no token was. `candidates` are the most probable tokens at that position with their
-    log-probabilities, best first, if the last decision asked for them (`top_logprobs`). `index` numbers the output
-    within its request. `probes` are the projections of the hidden state from which `sampled` was sampled on control
-    vectors, by the names in the request's `probes`. `may_force` is False for a controller that `is_lenient` if another
-    one does not allow the tokens that it has just tried to force. `rewritten_by` is the policy that replaced a part of
-    the sampled or forced text since the last call.
+    log-probabilities, best first, if the last decision asked for them (`top_logprobs`). `index` is the number of the
+    output within its request. `probes` are the projections of the hidden state from which `sampled` was sampled on
+    control vectors, by the names in the request's `probes`. `may_force` is False for a controller that `is_lenient` if
+    another one does not allow the tokens that it has just tried to force. `rewritten_by` is the policy that replaced a
+    part of the sampled or forced text since the last call.
     """
 
     tokens: list[int]
@@ -75,7 +75,7 @@ class SequenceView:
         """Call a tool. Returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`. Several
         calls may run at once. A call ends with an error after `timeout` seconds."""
         if self._caller is None:
-            raise ControllerError("a controller that is_pure calls no tools")
+            raise ControllerError("this controller declares is_pure, so it may not call tools")
         call = self._caller.call(name, arguments, timeout)
         self._calls = [*(each for each in self._calls if not each.is_done), call]
         if call.notice is not None:
@@ -85,7 +85,7 @@ class SequenceView:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, to be appended with `Decision.splice`."""
         if self._encode is None:
-            raise ControllerError("this engine has no tokenizer")
+            raise ControllerError("the controller needs a tokenizer, and this engine has none")
         return tuple(self._encode(text))
 
     def copy(self) -> SequenceView:
@@ -130,7 +130,8 @@ class Controller:
     def fork(self, branch: int) -> Controller:
         """Return the controller of a new output, made by branch `branch` (from 1) of this controller's last decision.
 
-        A request for `n` outputs repeats the branches of its first sampling decision n times; the numbers run on.
+        A request for `n` outputs repeats the branches of its first sampling decision n times; `branch` counts all of
+        them.
         """
         return copy.deepcopy(self)
 

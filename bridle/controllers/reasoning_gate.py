@@ -67,8 +67,8 @@ class CompiledGrammar:
 
 
 async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGrammar:
-    """Return the grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for an invalid constraint. A
-    cancelled caller returns at once."""
+    """Return the grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for an invalid constraint. If the
+    caller is cancelled, it stops waiting at once."""
     matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for it too
     return CompiledGrammar(matcher.copy(), pool.compiler.vocabulary, form)
 

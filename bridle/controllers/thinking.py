@@ -72,7 +72,7 @@ class ThinkingBudget(Controller):
         )
 
     def _count(self, view: SequenceView) -> tuple[bool, int]:
-        """Return whether reasoning is open, and its number of tokens. The prompt may have opened it."""
+        """Return whether reasoning is open, and its number of tokens. The prompt may have begun the reasoning."""
         is_open, count = False, 0
         for at, token in enumerate(view.tokens):
             if token == self.opening:

@@ -87,7 +87,7 @@ def test_python_may_be_a_module_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "max_compile_time" in (tmp_path / "mine" / "test_controller.py").read_text()
     compile((tmp_path / "mine" / "app.py").read_text(), "app.py", "exec")
     assert main(["new-controller", "other", "--lang", "js", "--module", "--into", str(tmp_path)]) == 2
-    assert "write a module in assemblyscript" in capsys.readouterr().err
+    assert "for a module, set lang to assemblyscript" in capsys.readouterr().err
 
 
 @pytest.mark.slow

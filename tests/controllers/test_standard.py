@@ -109,7 +109,7 @@ def test_rebuild_ships_machine_code_beside(
     recipe(b"other code of ")
     assert rebuild.main([]) == 1 and "differs" in capsys.readouterr().out
     (shelf / "mine.here.code.xz").write_bytes(b"no code")
-    with pytest.raises(ControllerUnavailable, match="damaged: its SHA-256"):
+    with pytest.raises(ControllerUnavailable, match="damaged: the file's SHA-256"):
         load_code("mine", "key")
 
 
@@ -146,10 +146,10 @@ def test_damage_is_told(shelf: Path) -> None:
     _put(shelf, packed)
     assert load("mine") == b"\0asm and so on"
     _put(shelf, packed, sha256="0" * 64)
-    with pytest.raises(ControllerUnavailable, match=r"damaged: its SHA-256 is .* manifest says 0000"):
+    with pytest.raises(ControllerUnavailable, match=r"damaged: the file's SHA-256 is .* manifest says 0000"):
         load("mine")
     _put(shelf, packed[:-9])
-    with pytest.raises(ControllerUnavailable, match="breaks off"):
+    with pytest.raises(ControllerUnavailable, match="is cut off"):
         load("mine")
     _put(shelf, b"no xz at all")
     with pytest.raises(ControllerUnavailable, match="damaged"):

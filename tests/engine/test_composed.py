@@ -286,7 +286,7 @@ def test_a_drawn_token_is_replaced_by_what_the_others_allow() -> None:
     assert set(got.first.tokens) == {5}
     assert FinishReason.LENGTH is got.first.reason
     failed = run_one(swap, allowing(4))
-    assert message(failed) == between(1, 2, 3, "fake_controller forces token 5, which the other forbids")
+    assert message(failed) == between(1, 2, 3, "fake_controller forces token 5, which the other controller forbids")
 
 
 def test_forks_fork_all() -> None:
@@ -345,14 +345,17 @@ def message(got: Replay) -> str:
 @pytest.mark.parametrize(
     ("programs", "expected"),
     [
-        ([allowing(4), allowing(5, 6)], (1, 2, 3, "no token is left; they allow token 4 and token 5 and 1 more")),
+        (
+            [allowing(4), allowing(5, 6)],
+            (1, 2, 3, "no token is allowed by both controllers; they allow token 4 and token 5 and 1 more"),
+        ),
         (
             [NEUTRAL, allowing(4), script(Decision.splice(0, (4, 4, 6)))],
-            (2, 3, 5, "fake_controller forces token 6, which the other forbids"),
+            (2, 3, 5, "fake_controller forces token 6, which the other controller forbids"),
         ),
         (
             [script(Decision.splice(0, (4,))), NEUTRAL, script(Decision.splice(0, (5,)))],
-            (1, 3, 3, "one forces token 4 and the other token 5"),
+            (1, 3, 3, "one forces token 4, and the other forces token 5"),
         ),
         (
             [script(Decision.splice(1, (4,))), script(Decision.splice(2, (4,)))],
@@ -360,11 +363,11 @@ def message(got: Replay) -> str:
         ),
         (
             [script(Decision.sample(mask(6), splices=[Splice(0, (way,))])) for way in (4, 5)],
-            (1, 2, 3, "token 6 was sampled, after which they force different tokens"),
+            (1, 2, 3, "after token 6, the two controllers force different tokens"),
         ),
         (
             [script(Decision.fork([Branch(mask=mask(4)), Branch(mask=mask(5))])), allowing(4)],
-            (1, 2, 3, "no token is left; they allow token 5 and token 4"),
+            (1, 2, 3, "no token is allowed by both controllers; they allow token 5 and token 4"),
         ),
     ],
 )
@@ -384,7 +387,7 @@ def test_the_error_of_one_controller_names_it() -> None:
 
 def test_masks_of_different_sizes() -> None:
     text = message(run_one(allowing(4), always(Decision.sample(b"\xff" * 64))))
-    assert "has 64 bytes; that of another has 4" in text
+    assert "has 64 bytes; the mask of another controller has 4" in text
 
 
 def test_too_many_controllers_are_refused() -> None:

@@ -444,7 +444,7 @@ def test_a_pure_controller_calls_no_tools(running: Make) -> None:
     finished = running({"a": lambda: "a"}).run(Pure(), max_tokens=4).outputs[0].finished
     assert finished is not None
     assert isinstance(finished.error, ControllerError)
-    assert "is_pure calls no tools" in str(finished.error)
+    assert "is_pure, so it may not call tools" in str(finished.error)
 
 
 def test_nothing_is_left_of_a_desk() -> None:

@@ -399,7 +399,7 @@ def test_a_schema_beside_a_controller_that_forces_text(client: Client) -> None:
     assert refused.status_code == 422
     told = refused.json()["error"]["message"]
     assert "and 2 (json_schema) cannot be reconciled at position" in told
-    assert re.search(r"forces token \d+, which the other forbids", told)
+    assert re.search(r"forces token \d+, which the other controller forbids", told)
 
 
 def test_controllers_on_the_command_line(client: Client, letters: list[str], tmp_path: Path) -> None:

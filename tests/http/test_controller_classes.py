@@ -64,9 +64,9 @@ def test_a_request_names_a_class_and_gives_it_an_argument(server: httpx.Client, 
 def test_one_that_fails_ends_its_own_request(server: httpx.Client, route: str) -> None:
     for fields, told in (
         ({"controller": "class:broken"}, "out of order"),
-        ({"controller": "class:Only", "controller_arg": ["x"]}, "class:Only could not be made: ValueError"),
-        ({"controller": "class:Only"}, "class:Only could not be made: TypeError"),
-        ({"controller": "class:Other"}, "this server offers of such classes: class:Only, class:broken"),
+        ({"controller": "class:Only", "controller_arg": ["x"]}, "class:Only could not be created: ValueError"),
+        ({"controller": "class:Only"}, "class:Only could not be created: TypeError"),
+        ({"controller": "class:Other"}, "the controller classes of this server are: class:Only, class:broken"),
         (
             {"controller": "class:Only", "controller_arg": XYZ, "constraint": {"regex": "a"}},
             "cannot be reconciled",

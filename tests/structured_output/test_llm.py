@@ -171,7 +171,7 @@ def test_controllers_that_cannot_be_reconciled(llm: LLM) -> None:
     output = llm.generate("Say: ", GREEDY, controllers=[Regex("a+"), Anything(), Regex("b+")], use_tqdm=False)[0]
     assert output.outputs[0].finish_reason is FinishReason.ERROR
     assert re.match(
-        r"controllers 1 \(regex\) and 3 \(regex\) cannot be reconciled at position \d+: no token is left; they allow",
+        r"controllers 1 \(regex\) and 3 \(regex\) cannot be reconciled at position \d+: no token is allowed by both",
         str(output.outputs[0].error),
     )
 

@@ -1,7 +1,7 @@
 """The controllers that come with bridle: their names and their built modules.
 
 Each module is in this folder as `NAME.wasm.xz`. The module that takes longest to compile is also here as machine code
-for the most common machines. `manifest.json` has the hash of every file, and files with other bytes are refused. In a
+for the most common machines. `manifest.json` has the hash of every file, and a file with another hash is refused. In a
 checkout `dev.controllers` has the source of each module and builds it again. This package does not know the runtime
 that runs the controllers.
 """
@@ -66,7 +66,7 @@ def load(name: str) -> bytes:
     `ControllerUnavailable` if the file is not the shipped one."""
     shipped = manifest().get(name)
     if shipped is None:
-        raise InvalidRequest(f"there is no standard controller {name!r}; there are {', '.join(names())}")
+        raise InvalidRequest(f"there is no standard controller {name!r}; known are {', '.join(names())}")
     return _read(shipped)
 
 
@@ -96,14 +96,14 @@ def _unpack(path: Path, packed: bytes) -> bytes:
     except lzma.LZMAError as error:
         raise _damaged(path, str(error)) from None
     if not unpacking.eof:
-        raise _damaged(path, f"it breaks off, or unpacks to more than {MAX_BYTES} bytes")
+        raise _damaged(path, f"the file is cut off, or unpacks to more than {MAX_BYTES} bytes")
     return data
 
 
 def _check(path: Path, data: bytes, wanted: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != wanted:
-        raise _damaged(path, f"its SHA-256 is {found}, the manifest says {wanted}")
+        raise _damaged(path, f"the file's SHA-256 is {found}, but the manifest says {wanted}")
 
 
 def _damaged(path: Path, what: str) -> ControllerUnavailable:

@@ -13,8 +13,9 @@ _LATEST = "latest"
 def standard_name(reference: str) -> str | None:
     """Return the standard controller that a reference means; None for other references.
 
-    For `jsctrl` these are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and the last one followed
-    by `/latest`. In `gh:` references, the name of a release's file, `aici_jsctrl`, may replace the bare name.
+    References to `jsctrl` are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and
+    `gh:microsoft/aici/jsctrl/latest`. A `gh:` reference may have `aici_jsctrl`, the name of a release's file, instead
+    of `jsctrl`.
     """
     if reference.startswith(_RELEASES):
         reference = reference.removeprefix(_RELEASES).removesuffix(f"/{_LATEST}")

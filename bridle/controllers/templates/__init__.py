@@ -44,10 +44,10 @@ def new_controller(name: str, language: Language, parent: Path, *, as_module: bo
     if language not in LANGUAGES:
         raise InvalidRequest(f"the language is {language!r}; must be one of {', '.join(LANGUAGES)}", "lang")
     if as_module and language == "js":
-        raise InvalidRequest("JavaScript controllers are scripts; write a module in assemblyscript", "lang")
+        raise InvalidRequest("a JavaScript controller is a script; for a module, set lang to assemblyscript", "lang")
     if _NAME.match(name) is None:
         raise InvalidRequest(
-            f"the name is {name[:80]!r}; must be 1 to 40 small letters, digits and dashes, a letter first", "NAME"
+            f"the name is {name[:80]!r}; must be 1 to 40 lower-case letters, digits and dashes, a letter first", "NAME"
         )
     folder = parent / name
     if folder.exists():
