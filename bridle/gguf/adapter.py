@@ -55,14 +55,14 @@ def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
     kinds = model.text("general.type"), model.text("adapter.type")
     if kinds != ("adapter", "lora"):
         raise AdapterRefused(
-            f"{model.path} is not a LoRA adapter: it is of type {short_repr(kinds[0])}, {short_repr(kinds[1])}",
+            f"{model.path} is not a LoRA adapter: it has the types {short_repr(kinds[0])} and {short_repr(kinds[1])}",
             "source",
         )
     family = BY_MODEL_TYPE.get(str(config.get("model_type")))
     arch = model.text("general.architecture")
     if family is None or family.arch != arch:
         raise AdapterRefused(
-            f"{model.path} is for the architecture {short_repr(arch)}; "
+            f"{model.path} is an adapter for the architecture {short_repr(arch)}; "
             f"the model is of type {short_repr(config.get('model_type'))}",
             "source",
         )
@@ -99,18 +99,18 @@ def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> I
     for name in model.tensors:
         stem = name.removesuffix(_A).removesuffix(_B)
         if stem == name or stem not in places or {stem + _A, stem + _B} - model.tensors.keys():
-            raise AdapterRefused(f"{model.path}: tensor {short_repr(name)} is no half of a pair at a layer", "source")
+            raise AdapterRefused(f"{model.path}: tensor {short_repr(name)} is not A or B of a known layer", "source")
         if name.endswith(_B):
             continue
         layer, rule = places[stem]
         a, b = _numbers(model, stem + _A), _numbers(model, stem + _B)
         try:
             if b.shape[1] != a.shape[0]:
-                raise ValueError("their ranks differ")
+                raise ValueError("the ranks of A and B differ")
             yield layer, _ordered(a, rule.columns, 1, config), _ordered(b, rule.order, 0, config)
         except ValueError:
             raise AdapterRefused(
-                f"{model.path}: the tensors of {short_repr(stem)} do not fit each other", "source"
+                f"{model.path}: the A and B tensors of {short_repr(stem)} have shapes that do not match", "source"
             ) from None
 
 

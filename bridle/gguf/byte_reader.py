@@ -80,7 +80,7 @@ class ByteReader:
         """Move on by `size` bytes; return the offset of the skipped bytes."""
         start = self.at
         if size > self.size - start:
-            raise self.fail(f"{what} needs {size} bytes at byte {start}, and the file ends at {self.size}")
+            raise self.fail(f"{what} needs {size} bytes from byte {start}, but the file has {self.size} bytes")
         self.at = start + size
         return start
 

@@ -43,7 +43,7 @@ RARE = frozenset(
 
 def _decode_rare(kind: str, rows: Tensor) -> Tensor:
     if kind not in RARE:
-        raise UnsupportedModel(f"tensors of type {kind} hold no weights that bridle could use")
+        raise UnsupportedModel(f"tensor type {kind} holds no weights that bridle can use")
     if find_spec("gguf") is None:
         raise UnsupportedModel(f"weights of type {kind} need the extra: {install_hint('gguf')}")
     from gguf import GGMLQuantizationType

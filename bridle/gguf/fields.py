@@ -76,7 +76,7 @@ def by_layer(model: GgufModel, key: str, count: int, default: int | None = None)
         return [model.integer(key, default, 0, MAX_SIDE)] * count
     numbers = [int(each) for each in value[:count]]
     if len(numbers) != count or not all(0 <= each <= MAX_SIDE for each in numbers):
-        raise UnsupportedModel(f"{model.path}: {key} has no number from 0 for each of its {count} layers")
+        raise UnsupportedModel(f"{model.path}: {key} must have a number of at least 0 for each of the {count} layers")
     return numbers
 
 
@@ -85,5 +85,5 @@ def one_of(model: GgufModel, key: str, numbers: list[int]) -> int:
     different nonzero values."""
     found = {number for number in numbers if number}
     if len(found) != 1:
-        raise UnsupportedModel(f"{model.path}: {key} differs from layer to layer, or is 0 in all of them")
+        raise UnsupportedModel(f"{model.path}: {key} must be the same number, not 0, in all layers")
     return found.pop()

@@ -100,7 +100,7 @@ def _unpack(path: Path, tower: Path | None, is_given: bool) -> Path:
         except UnsupportedModel as error:
             if is_given:
                 raise
-            _log.warning("images are not read: %s", error)
+            _log.warning("the model is loaded without images, because its mmproj file cannot be used: %s", error)
     folder = cache_folder() / _name_of(model, files)
     if not (folder / POINTER).is_file():
         write_folder(folder, _files(path, config, read_vocabulary(model), more), POINTER)
@@ -116,6 +116,38 @@ def _config(model: GgufModel) -> dict[str, Any]:
         num_tokens = len(model.texts("tokenizer.ggml.tokens"))
         return {"model_type": "gguf", REFUSED: str(error), "vocab_size": num_tokens}
     return read_config(model, family)
+
+
+def cache_folder() -> Path:
+    """Return the cache folder for GGUF files."""
+    return file_cache.cache_folder() / "gguf"
+
+
+def weights_of(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder in the cache; None for any other folder, whatever files it contains."""
+    found = _pointer(folder)
+    return None if found is None else Path(found["path"])
+
+
+def tower_of(folder: Path) -> Path | None:
+    """Return the GGUF file with the vision tower of a folder in the cache; None if there is none."""
+    found = _pointer(folder)
+    return None if found is None or "tower" not in found else Path(found["tower"])
+
+
+def _pointer(folder: Path) -> dict[str, str] | None:
+    pointer = folder / POINTER
+    if not folder.resolve().is_relative_to(cache_folder().resolve()) or not pointer.is_file():
+        return None
+    try:
+        if pointer.stat().st_size > _MAX_LINKS:
+            raise ValueError("the file is too long")
+        found = json.loads(pointer.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not all(isinstance(each, str) for each in (found["path"], *found.values())):
+            raise ValueError("the file names no GGUF file")
+        return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None
 
 
 def is_adapter_file(source: str) -> bool:
@@ -167,5 +199,5 @@ def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:
                     raise
     except OSError as error:
         raise UnsupportedModel(
-            f"{folder} cannot be written ({error.strerror}); BRIDLE_CACHE names another place"
+            f"{folder} cannot be written ({error.strerror}); set BRIDLE_CACHE to another folder"
         ) from None

@@ -55,7 +55,7 @@ def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
 
 def _logarithm(decay: Tensor) -> Tensor:
     if not bool((decay > 0).all()):
-        raise ValueError("a decay has the wrong sign")
+        raise ValueError("a decay must be positive to be stored as a logarithm")
     return decay.log()
 
 

@@ -15,7 +15,7 @@ def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> Non
     `UnsupportedModel` if these two fields differ from the values that the family implies."""
     found = (config.pop("num_key_value_heads"), config.pop("head_dim"))
     if found != (wanted, config["hidden_size"] // config["num_attention_heads"]):
-        raise UnsupportedModel(f"{model.path}: {found[0]} heads of keys of {found[1]} numbers are not read for {arch}")
+        raise UnsupportedModel(f"{model.path}: {arch} with {found[0]} key heads of size {found[1]} is not supported")
 
 
 def _read_equal_heads(model: GgufModel, arch: str, config: Config) -> None:
@@ -29,7 +29,7 @@ def _read_one_key_head(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_one_key_head(config: Any, put: Put) -> None:
     if key_heads(config) != 1:
-        raise UnsupportedModel("multi_query False of this family cannot be stored in a GGUF file")
+        raise UnsupportedModel("a model of this family with multi_query=False cannot be stored in a GGUF file")
 
 
 def _read_groups(model: GgufModel, arch: str, config: Config) -> None:
@@ -57,7 +57,7 @@ def _write_four_times(config: Any, put: Put) -> None:
     names = ("n_inner", "ffn_hidden_size")
     found = next((getattr(config, name) for name in names if getattr(config, name, None)), 4 * config.hidden_size)
     if found != 4 * config.hidden_size:
-        raise UnsupportedModel("networks of this family that are not four times as wide cannot be written")
+        raise UnsupportedModel("a model of this family can be written only if its MLP is 4 hidden sizes wide")
     put("feed_forward_length", int(found))
 
 
@@ -74,7 +74,7 @@ def _read_biased_positions(model: GgufModel, arch: str, config: Config) -> None:
 def _write_biased_positions(config: Any, put: Put) -> None:
     attention = config.attn_config
     if not attention.alibi or attention.qk_ln or attention.softmax_scale or attention.prefix_lm:
-        raise UnsupportedModel("attention of this family is written with alibi, and without norms, scales and prefixes")
+        raise UnsupportedModel("this family is written only with ALiBi, and without qk_ln, softmax_scale and prefix_lm")
     put("attention.max_alibi_bias", float(attention.alibi_bias_max))
     if attention.clip_qkv:
         put("attention.clamp_kqv", float(attention.clip_qkv))

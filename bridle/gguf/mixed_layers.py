@@ -23,15 +23,15 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
     read_window_in_some(model, arch, config)
     full = [layer for layer in range(count) if config["layer_types"][layer] == _FULL]
     if not full or len(full) == count:
-        raise UnsupportedModel(f"{model.path} has layers of one kind; {arch} is read with and without a window")
+        raise UnsupportedModel(f"{model.path}: {arch} needs layers with and layers without a sliding window")
     sliding = next(layer for layer in range(count) if layer not in full)
     heads = by_layer(model, f"{arch}.attention.head_count_kv", count)
     widths = by_layer(model, f"{arch}.feed_forward_length", count)
     if not all((*heads, *widths)):
-        raise UnsupportedModel(f"{model.path} has layers without heads or without a network")
+        raise UnsupportedModel(f"{model.path} has layers without key heads or without an MLP")
     shares_weights = f"blk.{full[0]}.attn_v.weight" not in model.tensors
     if heads[full[0]] != heads[sliding] and not shares_weights:
-        raise UnsupportedModel(f"{model.path}: layers with values of their own differ in the number of key heads")
+        raise UnsupportedModel(f"{model.path}: layers with their own value weights must have equally many key heads")
     config |= {
         "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
@@ -98,7 +98,7 @@ def write_mixed(config: Any, put: Put) -> None:
     put("rope.freq_base", float(rope[_FULL]["rope_theta"]))
     put("rope.freq_base_swa", float(rope["sliding_attention"]["rope_theta"]))
     if rope[_FULL]["rope_type"] != "proportional" or rope["sliding_attention"]["rope_type"] != "default":
-        raise UnsupportedModel("scaled positions of this family cannot be written to a GGUF file")
+        raise UnsupportedModel("RoPE scaling of this family cannot be written to a GGUF file")
     write_window_in_some(config, put)
     first = config.num_hidden_layers - config.num_kv_shared_layers
     wide = 2 if config.use_double_wide_mlp else 1

@@ -25,7 +25,7 @@ def read_latent(model: GgufModel, arch: str, config: Config) -> None:
     value = model.integer(f"{arch}.attention.value_length", value, 1, MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count", low=1, high=MAX_SIDE)
     if rotated >= key:
-        raise UnsupportedModel(f"{model.path} rotates {rotated} numbers of keys of {key}, which is not read")
+        raise UnsupportedModel(f"{model.path} rotates {rotated} of the {key} values of each key; fewer must be rotated")
     config |= {
         "num_key_value_heads": config["num_attention_heads"],
         "head_dim": rotated,
@@ -40,7 +40,7 @@ def read_latent(model: GgufModel, arch: str, config: Config) -> None:
 def write_latent(config: Any, put: Put) -> None:
     rank, rotated = int(config.kv_lora_rank), int(config.qk_rope_head_dim)
     if config.num_key_value_heads != config.num_attention_heads:
-        raise UnsupportedModel("a GGUF file of this family has as many heads of keys as of queries; this model differs")
+        raise UnsupportedModel("a GGUF file of this family needs as many key heads as query heads")
     put("attention.head_count_kv", 1)
     put("attention.key_length", rank + rotated)
     put("attention.value_length", rank)

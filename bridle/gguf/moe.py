@@ -15,8 +15,8 @@ def _read_like_layers(model: GgufModel, arch: str, config: Config) -> None:
     width = model.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)
     if width != config["intermediate_size"]:
         raise UnsupportedModel(
-            f"{model.path} has experts of {width} numbers, and a feed-forward length of {config['intermediate_size']}; "
-            "they are read where both are the same"
+            f"{model.path} has experts of width {width} and a feed-forward length of {config['intermediate_size']}; "
+            "both must be the same"
         )
 
 
@@ -68,8 +68,8 @@ def _read_shared_experts(model: GgufModel, arch: str, config: Config) -> None:
     count, groups = config["n_routed_experts"], config["n_group"]
     if not config["num_experts_per_tok"] <= count <= 1 << 16 or count % groups or config["topk_group"] > groups:
         raise UnsupportedModel(
-            f"{model.path} uses {config['num_experts_per_tok']} of {count} experts, in {config['topk_group']} of "
-            f"{groups} groups, which cannot be"
+            f"{model.path} selects {config['num_experts_per_tok']} of {count} experts from {config['topk_group']} of "
+            f"{groups} groups, which is impossible"
         )
     config["routed_scaling_factor"] = model.real(f"{arch}.expert_weights_scale", 1.0)
     config["norm_topk_prob"] = model.flag(f"{arch}.expert_weights_norm", False)
@@ -91,7 +91,7 @@ SOFTMAX, SIGMOID = 1, 2
 def _read_sigmoid(model: GgufModel, arch: str, config: Config) -> None:
     kind = model.integer(f"{arch}.expert_gating_func", SIGMOID)
     if kind != SIGMOID:
-        raise UnsupportedModel(f"{model.path}: expert_gating_func is {kind}; experts of {arch} are read with {SIGMOID}")
+        raise UnsupportedModel(f"{model.path}: expert_gating_func is {kind}; experts of {arch} need {SIGMOID}")
 
 
 def _write_sigmoid(config: Any, put: Put) -> None:
@@ -101,20 +101,20 @@ def _write_sigmoid(config: Any, put: Put) -> None:
 def _read_softmax(model: GgufModel, arch: str, config: Config) -> None:
     kind = model.integer(f"{arch}.expert_gating_func", SOFTMAX)
     if kind not in (0, SOFTMAX) or config["norm_topk_prob"]:
-        raise UnsupportedModel(f"{model.path}: experts are chosen in a way that is not known for {arch}")
+        raise UnsupportedModel(f"{model.path}: this expert gating of {arch} is not supported")
     config["topk_method"] = _method(config["n_group"])
 
 
 def _write_softmax(config: Any, put: Put) -> None:
     if config.norm_topk_prob or config.topk_method != _method(config.n_group or 1):
-        raise UnsupportedModel(f"topk_method {config.topk_method!r} of this model cannot be stored in a GGUF file")
+        raise UnsupportedModel(f"a model with topk_method {config.topk_method!r} cannot be stored in a GGUF file")
     put("expert_gating_func", SOFTMAX)
 
 
 def _read_clamped_experts(model: GgufModel, arch: str, config: Config) -> None:
     limits = {float(each) for each in model.numbers(f"{arch}.swiglu_clamp_exp")[: config["num_hidden_layers"]]}
     if len(limits) != 1 or 0.0 in limits:
-        raise UnsupportedModel(f"{model.path}: {arch}.swiglu_clamp_exp has not one limit for all layers")
+        raise UnsupportedModel(f"{model.path}: {arch}.swiglu_clamp_exp must be the same limit in all layers")
     config["swiglu_limit"] = limits.pop()
 
 
@@ -132,12 +132,12 @@ def _read_shared_like_layers(model: GgufModel, arch: str, config: Config) -> Non
     config["moe_topk"] = model.integer(f"{arch}.expert_used_count", low=1, high=config["num_experts"])
     width = model.integer(f"{arch}.expert_shared_feed_forward_length", config["intermediate_size"], 0, MAX_SIDE)
     if width != config["intermediate_size"] or model.integer(f"{arch}.expert_shared_count", 1) != 1:
-        raise UnsupportedModel(f"{model.path} shares other experts than one of {config['intermediate_size']} numbers")
+        raise UnsupportedModel(f"{model.path} must have one shared expert, of width {config['intermediate_size']}")
 
 
 def _write_shared_like_layers(config: Any, put: Put) -> None:
     if not isinstance(config.moe_topk, int) or not isinstance(config.num_experts, int):
-        raise UnsupportedModel("numbers of experts that differ from layer to layer cannot be written to a GGUF file")
+        raise UnsupportedModel("expert counts that differ between layers cannot be written to a GGUF file")
     put("expert_count", config.num_experts)
     put("expert_used_count", config.moe_topk)
     put("expert_shared_feed_forward_length", int(config.intermediate_size))
@@ -148,7 +148,7 @@ def _write_dense_first(config: Any, put: Put) -> None:
     """Write the number of layers without experts, which must be the first layers in a file."""
     dense = list(config.mlp_layer_types).count("dense")
     if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
-        raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
+        raise UnsupportedModel("a GGUF file of this family needs all layers without experts to come first")
     put("leading_dense_block_count", dense)
 
 
@@ -164,13 +164,13 @@ def _read_shared_by_width(model: GgufModel, arch: str, config: Config) -> None:
     has."""
     width = model.integer(f"{arch}.{_SHARED_WIDTH}", 0, 0, MAX_SIDE)
     if width % config["moe_intermediate_size"]:
-        raise UnsupportedModel(f"{model.path}: shared experts have {width} numbers, which are no whole experts")
+        raise UnsupportedModel(f"{model.path}: shared experts have the width {width}, not a multiple of one expert's")
     config["num_shared_experts"] = width // config["moe_intermediate_size"]
 
 
 def _read_even_weights(model: GgufModel, arch: str, config: Config) -> None:
     if not model.flag(f"{arch}.expert_weights_norm", True):
-        raise UnsupportedModel(f"{model.path}: weights of experts that do not add up to one are not read for {arch}")
+        raise UnsupportedModel(f"{model.path}: {arch} needs expert weights that add up to 1 (expert_weights_norm)")
 
 
 def _write_even_weights(config: Any, put: Put) -> None:
@@ -208,13 +208,13 @@ _WITHOUT_NORMS = 128
 
 def _read_llama_4(model: GgufModel, arch: str, config: Config) -> None:
     if model.integer(f"{arch}.attention.sliding_window", 1) == 0:
-        raise UnsupportedModel(f"{model.path}: Llama 4 without chunks of attention is not read")
+        raise UnsupportedModel(f"{model.path}: Llama 4 without chunked attention is not supported")
     config["use_qk_norm"] = config["num_local_experts"] != _WITHOUT_NORMS
 
 
 def _write_llama_4(config: Any, put: Put) -> None:
     if config.use_qk_norm != (config.num_local_experts != _WITHOUT_NORMS):
-        raise UnsupportedModel(f"use_qk_norm {config.use_qk_norm} of this model cannot be stored in a GGUF file")
+        raise UnsupportedModel(f"use_qk_norm={config.use_qk_norm} of this model cannot be stored in a GGUF file")
 
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {

@@ -39,7 +39,7 @@ def _encode_plain(kind: str, rows: Tensor) -> Tensor:
     try:
         return torch.from_numpy(quantize(rows.contiguous().numpy(), GGMLQuantizationType[kind]))
     except NotImplementedError:
-        raise InvalidRequest(f"weights cannot be written as {kind}", "type") from None
+        raise InvalidRequest(f"weights cannot be written as type {kind}", "type") from None
 
 
 def _encode_part(kind: str, rows: Tensor) -> Tensor:

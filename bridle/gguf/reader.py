@@ -104,9 +104,9 @@ def _read_counts(scan: ByteReader) -> tuple[int, int]:
         raise UnsupportedModel(f"{scan.path} is of GGUF version {version}; versions 2 and 3 are read")
     num_tensors, num_keys = scan.u64("the number of tensors"), scan.u64("the number of keys")
     if num_tensors > MAX_TENSORS:
-        raise scan.fail(f"it claims {num_tensors} tensors; at most {MAX_TENSORS} are read")
+        raise scan.fail(f"the header claims {num_tensors} tensors; at most {MAX_TENSORS} are read")
     if num_keys > MAX_KEYS:
-        raise scan.fail(f"it claims {num_keys} keys; at most {MAX_KEYS} are read")
+        raise scan.fail(f"the header claims {num_keys} metadata keys; at most {MAX_KEYS} are read")
     return num_tensors, num_keys
 
 
@@ -126,24 +126,24 @@ def _read_value(scan: ByteReader, kind: int, key: str) -> Any:
         return scan.text(MAX_STRING, short_repr(key))
     form = _SCALARS.get(kind)
     if form is None:
-        raise scan.fail(f"{short_repr(key)} is of the unknown type {kind}")
+        raise scan.fail(f"key {short_repr(key)} has the unknown type {kind}")
     value = scan.read_next(form.size, short_repr(key))
     if kind == BOOL and value[0] > 1:
-        raise scan.fail(f"{short_repr(key)} is neither true nor false, but {value[0]}")
+        raise scan.fail(f"key {short_repr(key)} is {value[0]}, which is neither true nor false")
     return form.unpack(value)[0]
 
 
 def _read_list(scan: ByteReader, key: str) -> Any:
     kind, count = scan.u32(f"the type of {short_repr(key)}"), scan.u64(f"the length of {short_repr(key)}")
     if count > MAX_ITEMS:
-        raise scan.fail(f"{short_repr(key)} has {count} items; at most {MAX_ITEMS} are read")
+        raise scan.fail(f"key {short_repr(key)} has {count} items; at most {MAX_ITEMS} are read")
     if kind == STRING:
         return _read_texts(scan, count, short_repr(key))
     if kind == BOOL:
         return [byte != 0 for byte in scan.read_next(count, short_repr(key))]
     form = _ARRAY_TYPES.get(kind)
     if form is None:
-        raise scan.fail(f"{short_repr(key)} is a list of the type {kind}, which is not read")
+        raise scan.fail(f"key {short_repr(key)} is a list of type {kind}, which is not supported")
     return np.frombuffer(scan.read_next(count * form.itemsize, short_repr(key)), form)
 
 
@@ -151,7 +151,7 @@ def _read_texts(scan: ByteReader, count: int, what: str) -> list[str]:
     """Read a list of strings. Vocabularies have hundreds of thousands of strings, so the function is one tight loop
     over bytes in memory."""
     if count * 8 > scan.size - scan.at:
-        raise scan.fail(f"{what} has {count} items, and the file ends after {scan.size - scan.at} bytes")
+        raise scan.fail(f"{what} has {count} items, but only {scan.size - scan.at} bytes of the file are left")
     size, base, at = scan.size, scan.at, 0
     data = scan.stretch(base, 0, what)
     unpack = U64.unpack_from
@@ -164,7 +164,7 @@ def _read_texts(scan: ByteReader, count: int, what: str) -> list[str]:
         if length > len(data) - at:
             if length > size - base - at:
                 raise scan.fail(
-                    f"{what} has a string of {length} bytes at byte {base + at}, and the file ends at {size}"
+                    f"{what} has a string of {length} bytes at byte {base + at}, but the file has {size} bytes"
                 )
             base, at, data = base + at, 0, scan.stretch(base + at, length, what)
         texts.append(data[at : at + length].decode("utf-8", "replace"))
@@ -192,12 +192,12 @@ def _read_tensors(scan: ByteReader, count: int, alignment: int) -> dict[str, Ten
             raise scan.fail(f"tensor {short_repr(name)} occurs twice")
         if offset % alignment:
             raise scan.fail(
-                f"tensor {short_repr(name)} begins at byte {offset} of the data, no multiple of {alignment}"
+                f"tensor {short_repr(name)} begins at byte {offset} of the data; it must be a multiple of {alignment}"
             )
         size = prod(shape) // kind.values * kind.size
         if base + offset + size > scan.size:
             raise scan.fail(
-                f"tensor {short_repr(name)} ends at byte {base + offset + size}, and the file at {scan.size}"
+                f"tensor {short_repr(name)} ends at byte {base + offset + size}, but the file has {scan.size} bytes"
             )
         entries[name] = TensorEntry(name, kind, shape, base + offset, size)
     _check_apart(scan, entries)
@@ -214,9 +214,9 @@ def _read_entry(scan: ByteReader, name: str) -> tuple[TensorType, tuple[int, ...
     number = scan.u32(f"tensor {name}")
     kind = TENSOR_TYPES.get(number)
     if kind is None:
-        raise UnsupportedModel(f"{scan.path}: tensor {name} is of type {number}, which bridle does not know")
+        raise UnsupportedModel(f"{scan.path}: tensor {name} has the unknown type {number}")
     if shape[0] % kind.values:
-        raise scan.fail(f"tensor {name} has rows of {shape[0]}, no multiple of the {kind.values} of {kind.name}")
+        raise scan.fail(f"tensor {name} has rows of {shape[0]} values; {kind.name} needs a multiple of {kind.values}")
     return kind, shape[::-1], scan.u64(f"tensor {name}")
 
 

@@ -12,7 +12,7 @@ from bridle.gguf.shards import GgufModel
 
 def _divided(model: GgufModel, key: str, whole: int, parts: int) -> int:
     if whole % parts:
-        raise UnsupportedModel(f"{model.path}: {key} is {whole}, no multiple of {parts}")
+        raise UnsupportedModel(f"{model.path}: key {key} is {whole}; it must be a multiple of {parts}")
     return whole // parts
 
 
@@ -55,7 +55,7 @@ def _read_channel_delta(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_channel_delta(config: Any, put: Put) -> None:
     if config.linear_num_heads != config.num_attention_heads:
-        raise UnsupportedModel("a GGUF file of this family has as many heads in all layers; this model differs")
+        raise UnsupportedModel("a GGUF file of this family needs the same number of heads in all layers")
     put("kda.head_dim", int(config.linear_head_dim))
     put("ssm.conv_kernel", int(config.linear_conv_kernel_dim))
 
@@ -140,7 +140,7 @@ def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
     places = [number for number, is_one in enumerate(layers) if is_one]
     period = places[1] - places[0] if len(places) > 1 else len(layers)
     if not places or [number % period == places[0] % period for number in range(len(layers))] != layers:
-        raise UnsupportedModel(f"{model.path}: layers with {what} do not follow each other at one distance")
+        raise UnsupportedModel(f"{model.path}: the layers with {what} must repeat after a fixed number of layers")
     return period, places[0]
 
 
@@ -156,7 +156,7 @@ def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
     """Read the numbers of Bamba's attention layers. Bamba's attention layers always rotate one half of each head."""
     if config["rope_parameters"].get("partial_rotary_factor") != 0.5:
-        raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count is not one half of a head, as Bamba's is")
+        raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count must be half the head size")
     layers = range(config["num_hidden_layers"])
     config["attn_layer_indices"] = [layer for layer in layers if f"blk.{layer}.attn_q.weight" in model.tensors]
 
@@ -167,7 +167,7 @@ def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
         entry.shape[0] for name, entry in model.tensors.items() if name.endswith(".ffn_up.weight") and entry.shape
     }
     if len(widths) > 1:
-        raise UnsupportedModel(f"{model.path}: networks differ in their widths, which is not read for {arch}")
+        raise UnsupportedModel(f"{model.path}: {arch} needs the same MLP width in all layers")
     config["intermediate_size"] = widths.pop() if widths else config["hidden_size"]
 
 
@@ -233,7 +233,7 @@ def _read_norm_of_mamba(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_norm_of_mamba(config: Any, put: Put) -> None:
     if config.mamba_rms_norm and config.mamba_norm_before_gate:
-        raise UnsupportedModel("mamba_norm_before_gate True of this family cannot be stored in a GGUF file")
+        raise UnsupportedModel("mamba_norm_before_gate=True of this family cannot be stored in a GGUF file")
 
 
 def _write_norms_of_steps(config: Any, put: Put) -> None:

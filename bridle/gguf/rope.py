@@ -25,9 +25,7 @@ def read_rotation(model: GgufModel, arch: str, config: Config) -> Config:
     elif kind == "yarn":
         rope |= {"rope_type": "yarn", "factor": factor} | _read_yarn(model, arch, config)
     elif kind not in ("none", "linear", "longrope"):
-        raise UnsupportedModel(
-            f"{model.path}: rotary positions are scaled in the way {short_repr(kind)}, which is not known"
-        )
+        raise UnsupportedModel(f"{model.path} has the unknown RoPE scaling {short_repr(kind)}")
     return rope
 
 
@@ -45,13 +43,13 @@ def read_temperature(model: GgufModel, arch: str, config: Config) -> None:
     """Read Ministral 3's attention temperature: a factor of queries that grows in steps of the training context
     length."""
     if config["rope_parameters"]["rope_type"] != "yarn":
-        raise UnsupportedModel(f"{model.path}: positions of {arch} are read if they are scaled by yarn")
+        raise UnsupportedModel(f"{model.path}: {arch} is supported only with YaRN RoPE scaling")
     config["rope_parameters"]["llama_4_scaling_beta"] = model.real(f"{arch}.attention.temperature_scale", 0.0)
 
 
 def write_temperature(config: Any, put: Put) -> None:
     if config.rope_parameters.get("rope_type") != "yarn":
-        raise UnsupportedModel("a GGUF file of this family has positions that yarn scales; this model differs")
+        raise UnsupportedModel("a GGUF file of this family needs YaRN RoPE scaling")
     put("attention.temperature_scale", float(config.rope_parameters.get("llama_4_scaling_beta") or 0.0))
 
 
@@ -66,7 +64,7 @@ def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
             found[field] = model.real(f"{arch}.rope.scaling.{key}")
     if f"{arch}.rope.scaling.yarn_log_multiplier" in model.metadata:
         if "kv_lora_rank" not in config and arch != _WHOLE_MULTIPLIER:
-            raise UnsupportedModel(f"{model.path}: yarn_log_multiplier is for families that are not read")
+            raise UnsupportedModel(f"{model.path}: yarn_log_multiplier is not supported for this architecture")
         scale = model.real(f"{arch}.rope.scaling.yarn_log_multiplier") / _log_scale(arch)
         found |= {"mscale": scale, "mscale_all_dim": scale}
     return found
@@ -109,10 +107,10 @@ def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
                 put(f"rope.scaling.{key}", float(rope[field]))
         if rope.get("mscale_all_dim"):
             if rope.get("mscale") != rope["mscale_all_dim"]:
-                raise UnsupportedModel("mscale other than mscale_all_dim cannot be written to a GGUF file")
+                raise UnsupportedModel("a GGUF file needs mscale and mscale_all_dim to be equal")
             put("rope.scaling.yarn_log_multiplier", _log_scale(arch) * float(rope["mscale_all_dim"]))
     elif kind not in ("default", "linear", "llama3", "longrope"):
-        raise UnsupportedModel(f"rotary scaling {kind!r} cannot be written to a GGUF file")
+        raise UnsupportedModel(f"RoPE scaling {kind!r} cannot be written to a GGUF file")
 
 
 def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
@@ -124,7 +122,7 @@ def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
 
 def write_whole_ramp(config: Any, put: Put) -> None:
     if config.rope_parameters.get("rope_type") == "yarn" and config.rope_parameters.get("truncate", True):
-        raise UnsupportedModel("a GGUF file of this family scales positions without `truncate`; this model differs")
+        raise UnsupportedModel("a GGUF file of this family needs RoPE scaling with truncate=False")
 
 
 def read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:

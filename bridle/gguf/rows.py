@@ -38,9 +38,9 @@ def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
 def _runs(num_rows: int, *sides: int) -> Tensor:
     """Return the row numbers, reshaped to [*sides, length]."""
     if num_rows <= 0 or num_rows % max(sides[0] * sides[1], 1):
-        raise ValueError(f"{num_rows} rows cannot be divided into {sides[0]} x {sides[1]}")
+        raise ValueError(f"{num_rows} weight rows cannot be divided into {sides[0]} x {sides[1]} runs")
     if not sides[0]:
-        raise ValueError("there are fewer heads of values than of keys")
+        raise ValueError("there are fewer value heads than key heads")
     return torch.arange(num_rows).view(*sides, -1)
 
 
@@ -49,7 +49,7 @@ def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
     grouped by key head."""
     size = num_rows // (heads + 2 * keys)
     if heads % keys or num_rows != size * (heads + 2 * keys):
-        raise ValueError(f"{num_rows} rows cannot be divided into {heads} queries and {keys} keys")
+        raise ValueError(f"{num_rows} weight rows cannot be divided into {heads} query heads and {keys} key heads")
     rows = torch.arange(num_rows)
     queries, rest = rows[: heads * size], rows[heads * size :].view(2, keys, size)
     return torch.cat((queries.view(keys, -1), rest[0], rest[1]), 1).reshape(-1)

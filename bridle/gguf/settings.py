@@ -70,7 +70,7 @@ def find_family(model: GgufModel) -> GgufFamily:
     family = next((family for family in FAMILIES if family.arch == _SAME.get(arch, arch)), None)
     if family is None:
         raise UnsupportedModel(
-            f"{model.path} is of the architecture {short_repr(arch)}; known are {', '.join(known_architectures())}"
+            f"{model.path} has architecture {short_repr(arch)}; supported are {', '.join(known_architectures())}"
         )
     return replace(family, arch=arch)
 
@@ -96,7 +96,7 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
         config[field] = model.integer(f"{arch}.{key}", default, low=1, high=MAX_SIDE)
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
-        raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
+        raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; at most {most} are possible")
     if "draft layers" in family.reads:  # first, because lists have an entry for these layers
         read_draft_layers(model, arch, config)
     _LAYOUTS[family.layout][0](model, arch, config)
@@ -131,7 +131,7 @@ def _layer_kinds(model: GgufModel, arch: str, pairs: tuple[tuple[str, str], ...]
         for layer in range(count)
     ]
     if None in kinds:
-        raise UnsupportedModel(f"{model.path}: layer {kinds.index(None)} is of no kind that {arch} has")
+        raise UnsupportedModel(f"{model.path}: layer {kinds.index(None)} has the tensors of no layer type of {arch}")
     return [str(kind) for kind in kinds]
 
 
@@ -140,10 +140,10 @@ def _read_heads(model: GgufModel, arch: str, config: Config) -> None:
     key = f"{arch}.attention.head_count_kv"
     config["num_key_value_heads"] = one_of(model, key, by_layer(model, key, config["num_hidden_layers"], heads))
     if config["num_key_value_heads"] > heads:
-        raise UnsupportedModel(f"{model.path} has {config['num_key_value_heads']} heads of keys for {heads} of queries")
+        raise UnsupportedModel(f"{model.path} has {config['num_key_value_heads']} key heads for {heads} query heads")
     config["head_dim"] = model.integer(f"{arch}.attention.key_length", config["hidden_size"] // heads, 1, MAX_SIDE)
     if model.integer(f"{arch}.attention.value_length", config["head_dim"]) != config["head_dim"]:
-        raise UnsupportedModel(f"{model.path} has values of another length than keys, which is not read")
+        raise UnsupportedModel(f"{model.path} has different key and value sizes, which is not supported")
 
 
 def _write_heads(config: Any, put: Put) -> None:
@@ -175,7 +175,7 @@ _LAYOUTS: dict[str, tuple[Reader, Writer]] = {
 def _num_tokens(model: GgufModel) -> int:
     entry = model.tensors.get("token_embd.weight")
     if entry is None or len(entry.shape) != 2:
-        raise UnsupportedModel(f"{model.path} has no token embedding, and so no model")
+        raise UnsupportedModel(f"{model.path} has no token embedding, so it is not a complete model")
     return entry.shape[0]
 
 
@@ -192,7 +192,7 @@ def write_config(config: Any, family: GgufFamily, put: Put) -> None:
     Raises `UnsupportedModel` for settings that a GGUF file cannot express."""
     for name, value in family.constants:
         if getattr(config, name, value) != value:
-            raise UnsupportedModel(f"{name} {getattr(config, name)!r} of this family cannot be stored in a GGUF file")
+            raise UnsupportedModel(f"{name}={getattr(config, name)!r} of this family cannot be stored in a GGUF file")
     for key, field in _counts(family).items():
         put(key, int(getattr(config, field, None) or _MOST_TOKENS))
     _LAYOUTS[family.layout][1](config, _listing(config, family, put))

@@ -30,7 +30,7 @@ class GgufModel:
         for file in self.files:
             for name, entry in file.tensors.items():
                 if name in self.tensors:
-                    raise UnsupportedModel(f"{file.path} holds tensor {short_repr(name)} again")
+                    raise UnsupportedModel(f"{file.path} holds tensor {short_repr(name)}, as another file does")
                 self.tensors[name], self._homes[name] = entry, file
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -49,7 +49,7 @@ class GgufModel:
         """Return a string of the metadata; None if the key is absent."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a string")
+            raise UnsupportedModel(f"{self.path}: key {key} is {short_repr(value)}, which is not a string")
         return value
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
@@ -58,7 +58,7 @@ class GgufModel:
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise UnsupportedModel(
-                f"{self.path}: {key} is {short_repr(value)}; must be a whole number from {low} to {high}"
+                f"{self.path}: key {key} is {short_repr(value)}; must be a whole number from {low} to {high}"
             )
         return value
 
@@ -66,20 +66,20 @@ class GgufModel:
         """Return a real number of the metadata."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
-            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a number")
+            raise UnsupportedModel(f"{self.path}: key {key} is {short_repr(value)}, which is not a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(key, default)
         if not isinstance(value, bool):
-            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}; must be true or false")
+            raise UnsupportedModel(f"{self.path}: key {key} is {short_repr(value)}; must be true or false")
         return value
 
     def texts(self, key: str) -> list[str]:
         """Return a list of strings of the metadata; empty if the key is absent."""
         value = self.metadata.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UnsupportedModel(f"{self.path}: {key} is not a list of strings")
+            raise UnsupportedModel(f"{self.path}: key {key} is not a list of strings")
         return value
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
@@ -88,7 +88,7 @@ class GgufModel:
         if value is None:
             return np.empty(0)
         if not isinstance(value, np.ndarray):
-            raise UnsupportedModel(f"{self.path}: {key} is not a list of numbers")
+            raise UnsupportedModel(f"{self.path}: key {key} is not a list of numbers")
         return value
 
 
@@ -101,23 +101,23 @@ def open_model(path: Path) -> GgufModel:
     named = _PIECE.fullmatch(path.name)
     if named is None or int(named[3]) != count:
         raise UnsupportedModel(
-            f"{path} is one of {count} files; they must be named like 'name-00001-of-{count:05d}.gguf'"
+            f"{path} is one of {count} split files; these must be named like 'name-00001-of-{count:05d}.gguf'"
         )
     files = [_piece(first, path, f"{named[1]}-{number + 1:05d}-of-{count:05d}.gguf", number) for number in range(count)]
     model = GgufModel(files)
     claimed = _count(files[0], "split.tensors.count")
     if claimed and claimed != len(model.tensors):
-        raise UnsupportedModel(f"{path} says that there are {claimed} tensors; its files hold {len(model.tensors)}")
+        raise UnsupportedModel(f"{path} claims {claimed} tensors in all; its split files hold {len(model.tensors)}")
     return model
 
 
 def _piece(given: GgufFile, path: Path, name: str, number: int) -> GgufFile:
     sibling = path.with_name(name)
     if not sibling.is_file():
-        raise UnsupportedModel(f"{path} is one of several files, and {name} is missing next to it")
+        raise UnsupportedModel(f"{path} is one of several split files, and {name} is missing next to it")
     file = given if sibling.name == path.name else open_gguf(sibling)
     if _count(file, "split.no") != number:
-        raise UnsupportedModel(f"{sibling} says that it is number {_count(file, 'split.no')} of its files, from 0")
+        raise UnsupportedModel(f"{sibling} has split.no {_count(file, 'split.no')}, which does not match its file name")
     return file
 
 
@@ -125,7 +125,7 @@ def _count(file: GgufFile, key: str) -> int:
     value = file.metadata.get(key, 0)
     limit = MAX_PIECES if key != "split.tensors.count" else 1 << 24
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise UnsupportedModel(f"{file.path}: {key} is {short_repr(value)}; must be 0 to {limit}")
+        raise UnsupportedModel(f"{file.path}: key {key} is {short_repr(value)}; must be 0 to {limit}")
     return value
 
 

@@ -17,7 +17,7 @@ def read_no_window(model: GgufModel, arch: str, config: Config) -> None:
 
 def write_no_window(config: Any, put: Put) -> None:
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
-        raise UnsupportedModel("the sliding window of this family cannot be stored in a GGUF file")
+        raise UnsupportedModel("a model of this family with a sliding window cannot be stored in a GGUF file")
 
 
 def read_window(model: GgufModel, arch: str, config: Config) -> None:
@@ -63,7 +63,7 @@ def _narrow_scale(config: Config, layers_of_27b: int) -> int:
 
 def _check_period(config: Any, period: int) -> None:
     if list(config.layer_types) != _layer_types(config.num_hidden_layers, period):
-        raise UnsupportedModel(f"a GGUF file of this family slides in all layers but one of {period}; this one differs")
+        raise UnsupportedModel(f"a GGUF file of this family needs one layer of full attention in every {period}")
 
 
 def _check_sliding(config: Any, period: int, layers_of_27b: int) -> None:
@@ -107,7 +107,7 @@ def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
         config["layer_types"] = _layer_types(count, slides)
         return
     if not isinstance(slides, (list, np.ndarray)) or len(slides) < count:
-        raise UnsupportedModel(f"{model.path}: sliding_window_pattern is no list of its {count} layers")
+        raise UnsupportedModel(f"{model.path}: sliding_window_pattern must be a number or a list of {count} layers")
     config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in slides[:count]]
 
 

@@ -42,7 +42,7 @@ def _read_biases(model: GgufModel, arch: str, config: Config) -> None:
 def _read_query_bias(model: GgufModel, arch: str, config: Config) -> None:
     config |= {"use_qkv_bias": has(model, "attn_q.bias"), "use_parallel_residual": not has(model, "ffn_norm.weight")}
     if has(model, "attn_q_norm.weight"):
-        raise UnsupportedModel(f"{model.path}: norms of single heads are not read for {arch}")
+        raise UnsupportedModel(f"{model.path}: {arch} with per-head query and key norms is not supported")
 
 
 def _read_output_bias(model: GgufModel, arch: str, config: Config) -> None:
@@ -53,7 +53,7 @@ def _read_experts(model: GgufModel, arch: str, config: Config) -> None:
     config["num_local_experts"] = model.integer(f"{arch}.expert_count", low=1, high=1 << 16)
     config["num_experts_per_tok"] = model.integer(f"{arch}.expert_used_count", low=1, high=1 << 16)
     if config["num_experts_per_tok"] > config["num_local_experts"]:
-        raise UnsupportedModel(f"{model.path} uses more experts than it has")
+        raise UnsupportedModel(f"{model.path}: expert_used_count is larger than expert_count")
 
 
 def _write_experts(config: Any, put: Put) -> None:
@@ -73,9 +73,9 @@ def _write_expert_sizes(config: Any, put: Put) -> None:
     put("expert_used_count", config.num_experts_per_tok)
     put("expert_feed_forward_length", config.moe_intermediate_size)
     if config.decoder_sparse_step != 1 or config.mlp_only_layers:
-        raise UnsupportedModel("layers with and without experts in one model cannot be written to a GGUF file")
+        raise UnsupportedModel("a model that mixes layers with and without experts cannot be written to a GGUF file")
     if config.norm_topk_prob != config.model_type.startswith("qwen3_"):
-        raise UnsupportedModel(f"norm_topk_prob {config.norm_topk_prob} of this family cannot be stored in a GGUF file")
+        raise UnsupportedModel(f"norm_topk_prob={config.norm_topk_prob} of this family cannot be stored in a GGUF file")
 
 
 def _read_even_experts(model: GgufModel, arch: str, config: Config) -> None:
@@ -92,7 +92,7 @@ def _write_plain_experts(config: Any, put: Put) -> None:
     put("expert_count", config.num_experts)
     put("expert_used_count", config.num_experts_per_tok)
     if config.norm_topk_prob:
-        raise UnsupportedModel("norm_topk_prob True of this family cannot be stored in a GGUF file")
+        raise UnsupportedModel("norm_topk_prob=True of this family cannot be stored in a GGUF file")
 
 
 def _read_clip(model: GgufModel, arch: str, config: Config) -> None:
@@ -137,17 +137,17 @@ def _read_no_head_norms(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_no_head_norms(config: Any, put: Put) -> None:
     if config.qk_layernorm:
-        raise UnsupportedModel("norms of single heads of this family cannot be written to a GGUF file")
+        raise UnsupportedModel("per-head query and key norms of this family cannot be written to a GGUF file")
 
 
 def _write_one_rotation(config: Any, put: Put) -> None:
     if config.rope_parameters.get("rope_type", "default") != "default":
-        raise UnsupportedModel("positions that only some layers scale cannot be written to a GGUF file of this family")
+        raise UnsupportedModel("RoPE scaling of only some layers cannot be written to a GGUF file of this family")
 
 
 def _read_one_rotation(model: GgufModel, arch: str, config: Config) -> None:
     if config["rope_parameters"]["rope_type"] != "default":
-        raise UnsupportedModel(f"{model.path}: positions that only some layers scale are not read")
+        raise UnsupportedModel(f"{model.path}: RoPE scaling of only some layers is not supported")
 
 
 def _read_shared_expert(model: GgufModel, arch: str, config: Config) -> None:
@@ -161,7 +161,7 @@ def _read_some_unrotated(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_some_unrotated(config: Any, put: Put) -> None:
     if config.no_rope_layers != [int((layer + 1) % 4 != 0) for layer in range(config.num_hidden_layers)]:
-        raise UnsupportedModel("a GGUF file of smollm3 leaves every fourth layer unrotated; this model does not")
+        raise UnsupportedModel("a GGUF file of smollm3 needs exactly every fourth layer without RoPE")
 
 
 _MULTIPLIERS = {
@@ -191,12 +191,12 @@ def _read_fewer_multipliers(model: GgufModel, arch: str, config: Config) -> None
 def _read_logit_scale(model: GgufModel, arch: str, config: Config) -> None:
     config |= {"logit_scale": model.real(f"{arch}.logit_scale"), "use_qk_norm": False}
     if has(model, "attn_q_norm.weight"):
-        raise UnsupportedModel(f"{model.path}: norms of queries and keys are not read for {arch}")
+        raise UnsupportedModel(f"{model.path}: {arch} with query and key norms is not supported")
 
 
 def _write_logit_scale(config: Any, put: Put) -> None:
     if getattr(config, "use_qk_norm", False):
-        raise UnsupportedModel("norms of queries and keys of this family cannot be written to a GGUF file")
+        raise UnsupportedModel("query and key norms of this family cannot be written to a GGUF file")
     put("logit_scale", float(config.logit_scale))
     put("rope.scaling.type", "none")
 
@@ -258,7 +258,7 @@ def _read_rotated_layers(model: GgufModel, arch: str, config: Config) -> None:
     count = config["num_hidden_layers"]
     rotates = model.metadata.get(f"{arch}.attention.rope_pattern", [True] * count)
     if not isinstance(rotates, (list, np.ndarray)) or len(rotates) < count:
-        raise UnsupportedModel(f"{model.path}: {arch}.attention.rope_pattern is no list of its {count} layers")
+        raise UnsupportedModel(f"{model.path}: {arch}.attention.rope_pattern must be a list of {count} layers")
     base = config["rope_parameters"]["rope_theta"]
     config["layer_rope_theta"] = [base if each else 0.0 for each in rotates[:count]]
 
@@ -266,7 +266,7 @@ def _read_rotated_layers(model: GgufModel, arch: str, config: Config) -> None:
 def _write_rotated_layers(config: Any, put: Put) -> None:
     bases = [float(base) for base in config.layer_rope_theta]
     if set(bases) - {0.0, float(config.rope_parameters["rope_theta"])}:
-        raise UnsupportedModel("bases of positions that differ from layer to layer cannot be written to a GGUF file")
+        raise UnsupportedModel("RoPE bases that differ between layers cannot be written to a GGUF file")
     put("attention.rope_pattern", [base > 0 for base in bases])
 
 
@@ -276,7 +276,7 @@ def _read_bias_of_head(model: GgufModel, arch: str, config: Config) -> None:
 
 def _read_unscaled(model: GgufModel, arch: str, config: Config) -> None:
     if "rope_factors_long.weight" in model.tensors:
-        raise UnsupportedModel(f"{model.path}: positions of {arch} with a factor for each frequency are not read")
+        raise UnsupportedModel(f"{model.path}: {arch} with a RoPE factor for each frequency is not supported")
 
 
 def _write_index_types(config: Any, put: Put) -> None:

@@ -35,7 +35,7 @@ def _rotations(model: GgufModel, arch: str, config: Config, width: int) -> Confi
 def _write_sliding_rotation(config: Any, put: Put) -> None:
     sliding = config.rope_parameters[_SLIDING]
     if sliding.get("rope_type", "default") != "default":
-        raise UnsupportedModel("scaled positions of layers with a window cannot be written to a GGUF file")
+        raise UnsupportedModel("RoPE scaling of sliding-window layers cannot be written to a GGUF file")
     put("rope.freq_base_swa", float(sliding["rope_theta"]))
 
 
@@ -64,7 +64,7 @@ def read_varied(model: GgufModel, arch: str, config: Config) -> None:
     size = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
     kv_heads = model.integer(f"{arch}.attention.head_count_kv", low=1, high=MAX_SIDE)
     if not all(heads) or any(each % kv_heads for each in heads):
-        raise UnsupportedModel(f"{model.path}: {arch}.attention.head_count has no multiples of {kv_heads}")
+        raise UnsupportedModel(f"{model.path}: {arch}.attention.head_count must hold multiples of {kv_heads}")
     gate = model.tensors.get("blk.0.attn_gate.weight")
     config |= {
         "num_attention_heads": heads[0],
@@ -116,7 +116,7 @@ def read_paired_kinds(model: GgufModel, arch: str, config: Config) -> None:
     heads = by_layer(model, f"{arch}.attention.head_count_kv", count)
     full = next((heads[layer] for layer in range(count) if config["layer_types"][layer] == _FULL), 0)
     if not full or heads != [full * (1 + (kind == _SLIDING)) for kind in config["layer_types"]]:
-        raise UnsupportedModel(f"{model.path}: layers of {arch} with a window have other than twice the heads of keys")
+        raise UnsupportedModel(f"{model.path}: sliding-window layers of {arch} must have twice as many key heads")
     config |= {
         "num_key_value_heads": full,
         "head_dim": size,
@@ -134,6 +134,6 @@ def write_paired_kinds(config: Any, put: Put) -> None:
     put("attention.value_length", int(config.v_head_dim))
     write_window_in_some(config, put)
     if _width(config, _FULL) != _width(config, _SLIDING):
-        raise UnsupportedModel("layers of this family that rotate differing parts cannot be written to a GGUF file")
+        raise UnsupportedModel("layers that rotate different parts of heads cannot be written to a GGUF file")
     write_rotation(config, "mimo2", put, _width(config, _FULL))
     _write_sliding_rotation(config, put)

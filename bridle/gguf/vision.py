@@ -49,7 +49,7 @@ def family_of(tower: GgufModel) -> TowerFamily:
     kind = tower.text("clip.projector_type") or tower.text("clip.vision.projector_type") or ""
     if kind not in _FAMILIES:
         raise UnsupportedModel(
-            f"{tower.path} has a tower of the kind {short_repr(kind)}; known are {', '.join(sorted(_FAMILIES))}"
+            f"{tower.path} has the unknown projector type {short_repr(kind)}; known are {', '.join(sorted(_FAMILIES))}"
         )
     return _FAMILIES[kind]
 
@@ -61,9 +61,9 @@ def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config
     arch = model.text("general.architecture") or ""
     names = family.models.get(arch)
     if names is None:
-        raise UnsupportedModel(f"{tower.path} is for another model than {model.path}, whose architecture is {arch!r}")
+        raise UnsupportedModel(f"vision tower {tower.path} does not fit {model.path}, whose architecture is {arch!r}")
     if tower.integer("clip.vision.projection_dim", text["hidden_size"], 1, MAX_SIDE) != text["hidden_size"]:
-        raise UnsupportedModel(f"{tower.path} gives rows of another length than {model.path} has")
+        raise UnsupportedModel(f"vision tower {tower.path} has another embedding size than {model.path}")
     whole, own = names
     inner = {**text, "model_type": own}
     sections = [int(each) for each in model.numbers(f"{arch}.rope.dimension_sections")]
@@ -102,9 +102,7 @@ def _token(model: GgufModel, text: str) -> int:
     try:
         return model.texts("tokenizer.ggml.tokens").index(text)
     except ValueError:
-        raise UnsupportedModel(
-            f"{model.path} has no token {text!r}, which stands for images or is around them"
-        ) from None
+        raise UnsupportedModel(f"{model.path} has no token {text!r}, which prompts with images need") from None
 
 
 def _normalization(tower: GgufModel) -> Config:

@@ -51,7 +51,7 @@ def read_vocabulary(model: GgufModel) -> GgufVocabulary:
     kind = model.text("tokenizer.ggml.model")
     build = _BUILDERS.get(kind or "")
     if build is None:
-        raise UnsupportedModel(f"{model.path}: its tokenizer is of the kind {short_repr(kind)}; known are {_KNOWN}")
+        raise UnsupportedModel(f"{model.path}: unknown tokenizer model {short_repr(kind)}; known are {_KNOWN}")
     pieces = _Pieces(model)
     spec = build(model, pieces)
     spec |= {"version": "1.0", "truncation": None, "padding": None, "added_tokens": pieces.added()}
@@ -66,10 +66,10 @@ class _Pieces:
         self.path = model.path
         self.texts = model.texts("tokenizer.ggml.tokens")
         if not self.texts:
-            raise UnsupportedModel(f"{model.path} holds no tokens, and so no tokenizer; name one with --tokenizer")
+            raise UnsupportedModel(f"{model.path} holds no tokens, so it has no tokenizer; name one with --tokenizer")
         kinds = model.numbers("tokenizer.ggml.token_type")
         if len(kinds) not in (0, len(self.texts)):
-            raise UnsupportedModel(f"{model.path} has {len(self.texts)} tokens and {len(kinds)} kinds of them")
+            raise UnsupportedModel(f"{model.path} has {len(self.texts)} tokens, but {len(kinds)} token types")
         self.kinds = [int(kind) for kind in kinds] or [NORMAL] * len(self.texts)
         long = max(map(len, self.texts))
         if long > MAX_TOKEN_CHARS:
@@ -131,7 +131,7 @@ def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"{model.path}: its pre-tokenizer {short_repr(name)} is not known; name the original tokenizer with "
+            f"{model.path}: the pre-tokenizer {short_repr(name)} is not known; name the original tokenizer with "
             "--tokenizer"
         )
     return {
@@ -172,7 +172,7 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     scores = model.numbers("tokenizer.ggml.scores")
     if len(scores) != len(pieces.texts):
-        raise UnsupportedModel(f"{model.path} has {len(pieces.texts)} tokens and {len(scores)} scores")
+        raise UnsupportedModel(f"{model.path} has {len(pieces.texts)} tokens, but {len(scores)} scores")
     return _whole_texts(
         pieces, _merges_of(pieces, scores.tolist()), model.flag("tokenizer.ggml.add_space_prefix", True)
     )
@@ -223,7 +223,7 @@ def _merges_of(pieces: _Pieces, scores: list[float]) -> list[tuple[str, str]]:
 def _unigram(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     scores = model.numbers("tokenizer.ggml.scores")
     if len(scores) != len(pieces.texts):
-        raise UnsupportedModel(f"{model.path} has {len(pieces.texts)} tokens and {len(scores)} scores")
+        raise UnsupportedModel(f"{model.path} has {len(pieces.texts)} tokens, but {len(scores)} scores")
     steps: list[dict[str, Any]] = []
     charsmap = model.numbers("tokenizer.ggml.precompiled_charsmap")
     if charsmap.nbytes:

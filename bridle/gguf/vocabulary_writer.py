@@ -78,7 +78,7 @@ def _byte_level(spec: Mapping[str, Any]) -> VocabularyFields:
     is_composed = _is_composed(spec.get("normalizer"))
     pre = name_of(spec.get("pre_tokenizer"), bool(model.get("ignore_merges")), is_composed)
     if pre is None:
-        raise UnsupportedModel("the tokenizer cuts texts into words in a way that has no name in GGUF files")
+        raise UnsupportedModel("the tokenizer's pre-tokenizer has no name in GGUF files")
     tokens = _by_id(model["vocab"])
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return VocabularyFields("gpt2", pre, tokens, [NORMAL] * len(tokens), merges=merges)
@@ -89,7 +89,7 @@ def _is_composed(normalizer: Mapping[str, Any] | None) -> bool:
     kinds = [step.get("type") for step in steps]
     if kinds not in ([], ["NFC"]):
         raise UnsupportedModel(
-            f"the tokenizer changes texts by {', '.join(map(str, kinds))}; GGUF files cannot store this"
+            f"the tokenizer has the steps {', '.join(map(str, kinds))}; GGUF files cannot store these"
         )
     return bool(kinds)
 
@@ -117,7 +117,7 @@ def _has_prefix(spec: Mapping[str, Any]) -> bool:
     is_split = splitter.get("type") not in (None, "Split")
     if is_split or steps not in (["Prepend", "Replace"], ["Replace"]):
         raise UnsupportedModel(
-            f"the tokenizer changes texts by {', '.join(map(str, steps))}; GGUF files cannot store this"
+            f"the tokenizer normalizes with {', '.join(map(str, steps))}; GGUF files cannot store this"
         )
     return bool(steps[0] == "Prepend")
 
@@ -137,7 +137,7 @@ def _unigram(spec: Mapping[str, Any]) -> VocabularyFields:
     normalizer = spec.get("normalizer") or {}
     for step in normalizer.get("normalizers", [normalizer] if normalizer else []):
         if step.get("type") != "Precompiled":
-            raise UnsupportedModel(f"the tokenizer changes texts by {step.get('type')}; GGUF files cannot store this")
+            raise UnsupportedModel(f"the tokenizer normalizes with {step.get('type')}; GGUF files cannot store this")
         fields.charsmap = base64.b64decode(step["precompiled_charsmap"])
     return fields
 
@@ -173,7 +173,7 @@ def _add_marks(fields: VocabularyFields, spec: Mapping[str, Any], roles: Mapping
 
 def _pad(fields: VocabularyFields, num_rows: int) -> None:
     if len(fields.tokens) > num_rows:
-        raise UnsupportedModel(f"the tokenizer has {len(fields.tokens)} tokens, and the embedding {num_rows} rows")
+        raise UnsupportedModel(f"the tokenizer has {len(fields.tokens)} tokens, but the embedding has {num_rows} rows")
     for token in range(num_rows):
         if token >= len(fields.tokens):
             fields.tokens.append("")
@@ -190,5 +190,5 @@ def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins
     if len(around) != begins + ends:
-        raise UnsupportedModel(f"the tokenizer puts tokens {around} around a text; GGUF files cannot store this")
+        raise UnsupportedModel(f"the tokenizer adds the tokens {around} to each text; GGUF files cannot store this")
     fields.flags |= {"add_bos_token": begins, "add_eos_token": ends}

@@ -177,7 +177,7 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
                         source = _Source(tensors[name], rule, suffix_of(name), config, part)
                         yield file_name(file, layer, suffix_of(name)), source
     if left:
-        raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
+        raise UnsupportedModel(f"weight {next(iter(left))!r} has no tensor name in GGUF files of {family.arch}")
 
 
 def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:

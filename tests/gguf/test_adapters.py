@@ -92,15 +92,15 @@ def test_the_numbers_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"type": "model"}, "is not a LoRA adapter: it is of type 'model'"),
-        ({"kind": "control"}, "of type 'adapter', 'control'"),
+        ({"type": "model"}, "is not a LoRA adapter: it has the types 'model'"),
+        ({"kind": "control"}, "the types 'adapter' and 'control'"),
         ({"arch": "qwen2"}, "for the architecture 'qwen2'; the model is of type 'llama'"),
-        ({"more": {"token_embd.weight.lora_a": torch.ones(2, 2)}}, "'token_embd.weight.lora_a' is no half of a pair"),
-        ({"more": {"blk.0.attn_norm.weight.lora_a": torch.ones(2, 2)}}, "no half of a pair at a layer"),
-        ({"more": {"blk.0.attn_k.weight.lora_a": torch.ones(2, 2)}}, "no half of a pair at a layer"),
+        ({"more": {"token_embd.weight.lora_a": torch.ones(2, 2)}}, "'token_embd.weight.lora_a' is not A or B"),
+        ({"more": {"blk.0.attn_norm.weight.lora_a": torch.ones(2, 2)}}, "is not A or B of a known layer"),
+        ({"more": {"blk.0.attn_k.weight.lora_a": torch.ones(2, 2)}}, "is not A or B of a known layer"),
         (
             {"more": {f"blk.0.attn_k.weight.lora_{x}": torch.ones(3, 2) for x in "ab"}},
-            "tensors of 'blk.0.attn_k' do not fit each other",
+            "tensors of 'blk.0.attn_k' have shapes that do not match",
         ),
         ({"more": {f"blk.0.attn_k.weight.lora_{x}": torch.ones(3) for x in "ab"}}, "must be a matrix"),
     ],

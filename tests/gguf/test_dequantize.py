@@ -98,5 +98,5 @@ def test_rare_types_are_decoded_by_the_package(kind: str) -> None:
 
 
 def test_types_without_weights_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="type I32 hold no weights"):
+    with pytest.raises(UnsupportedModel, match="type I32 holds no weights"):
         decode_blocks("I32", torch.zeros(1, 4, dtype=torch.uint8))

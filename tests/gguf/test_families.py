@@ -240,7 +240,7 @@ def test_exaone_4_without_a_window(tmp_path: Path) -> None:
     assert torch.equal(logits(load(folder)), logits(have))
     made = quantize_model(str(folder), tmp_path / "made.gguf", "F32")
     assert torch.equal(logits(load(folder)), logits(load(made)))
-    with pytest.raises(UnsupportedModel, match="sliding_window_pattern is no list of its 3 layers"):
+    with pytest.raises(UnsupportedModel, match="sliding_window_pattern must be a number or a list of 3 layers"):
         load(rewritten(file, "short", metadata={"exaone4.attention.sliding_window_pattern": [True]}))
 
 
@@ -409,17 +409,21 @@ def test_the_vision_tower_next_to_a_model_is_not_one(tmp_path: Path) -> None:
     ("family", "changes", "reason"),
     [
         ("gptj", {}, "model type 'gptj' cannot be written"),
-        ("olmo3", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 4"),
-        ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
-        ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),
+        ("olmo3", {"layer_types": ["full_attention"] * 3}, "needs one layer of full attention in every 4"),
+        ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob=True"),
+        ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no tensor name"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 cannot be stored"),
         ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 1, "topk_group": 1}, "topk_method 'group_l"),
-        ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 1.0}}, "mscale other than"),
-        ("gpt_oss", {"rope_parameters": YARN}, "without `truncate`"),
-        ("gpt_oss", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
-        ("mistral", {"sliding_window": 16}, "sliding window of this family"),
-        ("gemma2", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
-        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob False"),
+        (
+            "deepseek_v3",
+            {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 1.0}},
+            "mscale and mscale_all_dim to be equal",
+        ),
+        ("gpt_oss", {"rope_parameters": YARN}, "truncate=False"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 3}, "needs one layer of full attention in every 2"),
+        ("mistral", {"sliding_window": 16}, "family with a sliding window"),
+        ("gemma2", {"layer_types": ["full_attention"] * 3}, "needs one layer of full attention in every 2"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any], reason: str) -> None:

@@ -108,9 +108,9 @@ def test_rows_of_falcon_lie_where_llamacpp_has_them() -> None:
     ("name", "key", "value", "reason"),
     [
         ("gpt2", "gpt2.feed_forward_length", 64, "not four times the hidden size"),
-        ("bloom", "bloom.attention.head_count_kv", 2, "2 heads of keys of 8 numbers are not read for bloom"),
+        ("bloom", "bloom.attention.head_count_kv", 2, "bloom with 2 key heads of size 8 is not supported"),
         ("mpt", "mpt.attention.max_alibi_bias", 0.0, "max_alibi_bias is 0.0; must be a whole number"),
-        ("hy_v4", "hy_v4.swiglu_clamp_exp", [0.5, 0.0, 0.5], "swiglu_clamp_exp has not one limit"),
+        ("hy_v4", "hy_v4.swiglu_clamp_exp", [0.5, 0.0, 0.5], "swiglu_clamp_exp must be the same limit"),
     ],
 )
 def test_older_forms_that_are_not_read(name: str, key: str, value: Any, reason: str) -> None:
@@ -121,7 +121,7 @@ def test_older_forms_that_are_not_read(name: str, key: str, value: Any, reason: 
 def test_factors_of_frequencies_are_not_left_out_silently() -> None:
     """They would be unused tensors, and positions would be wrong."""
     factors = {"rope_factors_long.weight": torch.ones(4)}
-    with pytest.raises(UnsupportedModel, match="positions of phimoe with a factor for each frequency are not read"):
+    with pytest.raises(UnsupportedModel, match="phimoe with a RoPE factor for each frequency is not supported"):
         load(rewritten(_pair("phimoe")[1], "factors", tensors=factors))
 
 
@@ -188,22 +188,22 @@ def test_damaged_files_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"A_log' have shapes \(8, 1\), which do not fit"):
         load(damaged)
     _, file = _pair("lfm2")
-    with pytest.raises(UnsupportedModel, match="layer 0 is of no kind that lfm2 has"):
+    with pytest.raises(UnsupportedModel, match="layer 0 has the tensors of no layer type of lfm2"):
         load(rewritten(file, "kind", without=("blk.0.shortconv.conv.weight",)))
     _, file = _pair("qwen3_5")
     odd = {"qwen35.ssm.time_step_rank": 3}
-    with pytest.raises(UnsupportedModel, match="time_step_rank is 3, no multiple of 2"):
+    with pytest.raises(UnsupportedModel, match="time_step_rank is 3; it must be a multiple of 2"):
         load(rewritten(file, "odd", metadata=odd))
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("falcon_h1", {"key_multiplier": 0.5}, "key_multiplier 0.5 of this family cannot be stored"),
-        ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True"),
-        ("gpt_bigcode", {"multi_query": False}, "multi_query False"),
-        ("gpt2", {"n_inner": 64}, "not four times as wide"),
-        ("granite_swa", {"layer_rope_theta": [1e4, 5e4, 1e4]}, "bases of positions that differ"),
+        ("falcon_h1", {"key_multiplier": 0.5}, "key_multiplier=0.5 of this family cannot be stored"),
+        ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate=True"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query=False"),
+        ("gpt2", {"n_inner": 64}, "4 hidden sizes wide"),
+        ("granite_swa", {"layer_rope_theta": [1e4, 5e4, 1e4]}, "RoPE bases that differ"),
         ("granite_h", {"num_local_experts": 0, "num_experts": 0}, "without experts cannot be written"),
     ],
 )

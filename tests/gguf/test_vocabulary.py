@@ -282,8 +282,8 @@ def test_what_cannot_be_used_is_refused(changes: dict[str, Any], reason: str) ->
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"normalizer": {"type": "Lowercase"}}, "changes texts by Lowercase"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "cuts texts into words in a way that has no name"),
+        ({"normalizer": {"type": "Lowercase"}}, "the steps Lowercase"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer has no name in GGUF files"),
         ({"model": {"type": "WordPiece"}}, "type 'WordPiece'"),
     ],
 )
