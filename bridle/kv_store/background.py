@@ -163,14 +163,14 @@ class BlockStore:
                 self._append(key, tenant, bytes_of(block, num_bytes) if kept is None else kept)
                 return
         except Exception:
-            _log.exception("a block of the KV cache is not copied")
+            _log.exception("a KV cache block could not be copied for the store")
         self.num_dropped += kept is None
 
     def _append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
         try:
             is_written = self.store.append(key, tenant, block)
         except Exception:
-            _log.exception("a block of the KV cache is not stored")
+            _log.exception("a KV cache block could not be stored")
             is_written = False
         self.num_written += is_written
         self.num_dropped += not is_written

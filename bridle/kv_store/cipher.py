@@ -57,8 +57,8 @@ def read_cipher(path: Path) -> BlockCipher:
         secret = bytes.fromhex(path.expanduser().read_text("ascii"))
     except OSError as error:
         raise InvalidRequest(
-            f"kv_store_key: got {str(path)!r}, which cannot be read: {error.strerror}. Name a file with a key, as "
-            "`openssl rand -hex 32` writes it",
+            f"kv_store_key: got {str(path)!r}, which cannot be read: {error.strerror}. Name a file with a key that "
+            "`openssl rand -hex 32` has written",
             "kv_store_key",
         ) from None
     except ValueError:

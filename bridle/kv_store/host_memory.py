@@ -84,7 +84,7 @@ class HostMemory:
         try:
             piece = self._allocate(count * size)
         except (MemoryError, RuntimeError) as error:
-            _log.warning("kv_host_bytes: no more than %d bytes are used: %s", self.num_bytes, error)
+            _log.warning("kv_host_bytes: only %d bytes could be allocated: %s", self.num_bytes, error)
             self.limit = self.num_bytes
             return
         self.num_bytes += count * size

@@ -87,7 +87,7 @@ class Readers:
         try:
             self._read_all(load)
         except Exception:
-            _log.exception("blocks of the KV cache are not loaded")
+            _log.exception("KV cache blocks could not be loaded from the store")
             load.failed = 0
         with self._lock:
             load.num_readers -= 1

@@ -113,12 +113,12 @@ class SegmentWriter:
 def _write_all(file: int, header: bytes, block: Buffer, position: int) -> None:
     count = os.pwritev(file, [header, block], position)
     if count < len(header):
-        raise OSError(f"only {count} bytes were written")
+        raise OSError(f"the header of a block was cut off: {count} bytes were written")
     rest = memoryview(block)[count - len(header) :]
     while rest:
         count = os.pwrite(file, rest, position + len(header) + len(block) - len(rest))
         if not count:
-            raise OSError("the file takes no more bytes")
+            raise OSError("no more bytes could be written to the file")
         rest = rest[count:]
 
 

@@ -46,7 +46,7 @@ def read_settings(place: str | None, limit: int | None, key: str | None = None) 
     if not place or place == "off":
         if cipher is None:
             return None
-        raise InvalidRequest("kv_store_key: got one without a kv_store; name its folder, or `auto`", "kv_store_key")
+        raise InvalidRequest("kv_store_key: kv_store is off; set it to a folder, or to `auto`", "kv_store_key")
     folder = default_folder() if place == AUTO else Path(place).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -152,7 +152,7 @@ class SegmentStore:
                     self._segments[self._writer.path] = _Contents(Segment(self._writer.path))
                 self._scan(self._segments[self._writer.path])
         except OSError as error:
-            _log.warning("%s: a block is not stored: %s", self._own, error.strerror or error)
+            _log.warning("KV store %s: a block could not be stored: %s", self._own, error.strerror or error)
             self._has_failed = True
             return False
         self._has_failed = False

@@ -111,7 +111,7 @@ def key_file(folder: Path, secret: bytes = ONE) -> str:
 
 
 def test_a_key_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="without a kv_store; name its folder, or `auto`"):
+    with pytest.raises(InvalidRequest, match="kv_store is off; set it to a folder, or to `auto`"):
         read_settings(None, None, key_file(tmp_path))
     assert read_settings(str(tmp_path), 5, key_file(tmp_path)) is not None
 
