@@ -29,7 +29,7 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
     if count < 1:
         raise InvalidRequest(f"shards is {count}; must be at least 1", "shards")
     if config.backend != "torch":
-        raise InvalidRequest(f"backend {config.backend!r} computes a model in one process; shards is {count}", "shards")
+        raise InvalidRequest(f"backend {config.backend!r} runs a model in one process; set shards to 1", "shards")
     folder = make_socket_folder()
     with ExitStack() as undo:
         members = Members([_command(config, count, rank, folder / STORE) for rank in range(1, count)])
@@ -49,7 +49,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
     from bridle.model import load_executor
 
     if store is None:
-        raise InvalidRequest("ranks above 0 are started by rank 0, which passes --store", "rank")
+        raise InvalidRequest("rank: ranks above 0 are started by rank 0; run the command without a rank", "rank")
     try:
         config = _join(config, count, rank, store)
     except InvalidRequest:

@@ -148,15 +148,15 @@ def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
     ):
         if wanted is not None and wanted > room:
             raise InvalidRequest(
-                f"steps may have {wanted} {_WHAT[name]}, but the shard at {executor.address} has memory for {room}: "
-                f"start it with --{name.replace('_', '-')} {wanted}",
+                f"a step needs {wanted} {_WHAT[name]}, but the shard at {executor.address} has memory for {room}: "
+                f"start the shard with --{name.replace('_', '-')} {wanted}",
                 name,
             )
 
 
 def _refuse_sampler(sampler: Sampler | None) -> None:
     if sampler is not None:
-        raise UnsupportedFeature("a custom sampler needs the model in this process", "sampler")
+        raise UnsupportedFeature("sampler: a custom sampler needs the model in this process", "sampler")
 
 
 def _refuse_draft_model(config: ModelConfig) -> None:

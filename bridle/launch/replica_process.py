@@ -94,7 +94,7 @@ def load_watched(config: ModelConfig, progress: Report | None, sampler: Sampler 
 
 
 def _end_stuck(reason: str) -> None:
-    _log.error("%s: this replica ends", reason)
+    _log.error("this replica ends, because its model is stuck: %s", reason)
     os._exit(STUCK)
 
 

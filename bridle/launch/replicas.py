@@ -242,7 +242,7 @@ class ReplicaLoader:
     ) -> None:
         if control.trace is not None:
             raise InvalidRequest(
-                "aici_trace records one control runtime, and each replica has its own; use one replica", "aici_trace"
+                "aici_trace records one control runtime, but each replica has its own; set replicas to 1", "aici_trace"
             )
         self._count = count
         self._shards = shards

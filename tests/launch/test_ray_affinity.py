@@ -164,7 +164,7 @@ def test_no_adapter_can_be_added_to_a_cluster_later() -> None:
     files: Any = None
     home.check(files)
     home.seal()
-    with pytest.raises(UnsupportedFeature, match="set at its deployment"):
+    with pytest.raises(UnsupportedFeature, match="set only when it is deployed"):
         home.check(files)
     assert home.fetch("x").done() and home.status("x").state == "host"
 

@@ -102,7 +102,7 @@ def test_twenty_losses_under_a_hundred_streams(replicas: LaunchedReplicas) -> No
 def test_what_replicas_cannot_do_is_refused() -> None:
     from bridle.config import ModelConfig
 
-    with pytest.raises(InvalidRequest, match="each replica has its own; use one replica"):
+    with pytest.raises(InvalidRequest, match="each replica has its own; set replicas to 1"):
         ReplicaLoader(2, 0, EngineConfig(), ControlSettings(trace=Path("trace.jsonl")))
     with pytest.raises(InvalidRequest, match="replicas is 0"):
         load_replicated(ModelConfig(), EngineConfig(), 0)

@@ -28,7 +28,7 @@ class IngressLoRAStore:
     def check(self, files: AdapterFiles) -> None:
         if self._is_sealed:
             raise UnsupportedFeature(
-                "adapters of a cluster can only be set at its deployment, in `adapters`", "adapter"
+                "adapters of a Ray cluster are set only when it is deployed, in `adapters`", "adapter"
             )
 
     def add(self, key: str, files: AdapterFiles) -> None:

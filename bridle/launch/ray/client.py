@@ -87,11 +87,11 @@ class ClusterClient:
     def submit(self, request: Request) -> EventStream:
         """Start a request on a suitable engine. The request waits if no engine is available."""
         if self._is_closed:
-            raise errors.EngineClosed("this front is closed and accepts no requests")
+            raise errors.EngineClosed("this Ray Serve front is closed and accepts no requests")
         self._intake.check(request)
         m.pack_request(request)  # refuse a request that cannot be encoded
         if request.id in self._live:
-            raise errors.InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            raise errors.InvalidRequest(f"id is {request.id!r}; another request with this id is running", "id")
         request = replace(request, parks=False)  # the next request may go to another engine
         live = RoutedRequest(request, EventStream(request.id, self.cancel))
         self._live[request.id] = self._loop.create_task(self._run(live))
@@ -138,7 +138,7 @@ class ClusterClient:
         except errors.BridleError as error:
             live.end(FinishReason.ERROR, error)
         except Exception as error:
-            _log.exception("a request failed")
+            _log.exception("request %s failed in the Ray Serve front", live.request.id)
             live.end(FinishReason.ERROR, errors.InternalError(f"the front failed: {error!r}"))
         finally:
             del self._live[live.request.id]
@@ -165,7 +165,7 @@ class ClusterClient:
         except BackPressureError as error:
             raise errors.Overloaded(str(error)) from None
         except RayTaskError as error:  # the engine runs: the request or bridle is at fault
-            raise errors.InternalError(f"an engine failed: {error}") from None
+            raise errors.InternalError(f"the engine of a request failed: {error}") from None
         except Exception as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
         finally:
@@ -181,7 +181,7 @@ class ClusterClient:
         if isinstance(message, m.RequestFailed):
             raise _Gone(str(unpack_error(*message.error)))
         if not isinstance(message, m.Events):
-            raise errors.ProtocolError(f"an engine sent an unexpected {type(message).__name__} in a stream")
+            raise errors.ProtocolError(f"an engine sent {type(message).__name__} in a stream; expected events")
         fresh = [event for event in map(m.unpack_event, message.events) if live.is_news(event)]
         if not fresh:
             return False
@@ -193,7 +193,7 @@ class ClusterClient:
         live.num_losses += 1
         _log.warning("request %s lost its engine: %s", live.request.id, reason)
         if live.num_losses >= MAX_LOSSES:
-            raise errors.ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
+            raise errors.ShardUnavailable(f"the request lost {live.num_losses} engines; the last one because: {reason}")
         if (error := self._calls.begin_again(live.request.id)) is not None:
             raise error
         live.tell_resuming()
@@ -214,7 +214,7 @@ class ClusterClient:
                 messages = [m.read_by_router(data) for data in found if isinstance(data, bytes)]
                 self._beats = [message for message in messages if isinstance(message, m.Heartbeat)]
             except Exception as error:  # after any error, no engine counts as available
-                _log.debug("no engine answers: %s", error)
+                _log.debug("no engine answers the status query: %s", error)
                 self._beats = []
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -222,7 +222,7 @@ class ClusterClient:
 async def _greet(handle: Any) -> m.Handshake:
     hello = m.read_by_router(await handle.hello.remote())
     if not isinstance(hello, m.Handshake):
-        raise errors.ProtocolError(f"an engine sent a greeting with {type(hello).__name__}")
+        raise errors.ProtocolError(f"an engine sent {type(hello).__name__}; expected a handshake")
     return hello
 
 

@@ -73,7 +73,7 @@ class EngineReplica:
         """Run a request. Yields batches of its events. Leaving the iteration cancels the request."""
         message = m.read_by_replica(data)
         if not isinstance(message, m.Submit):
-            raise ProtocolError(f"a front sent a {type(message).__name__} instead of a request")
+            raise ProtocolError(f"the front sent {type(message).__name__}; expected a request")
         request_id = message.request.id
         self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
         self._num_live += 1
@@ -121,7 +121,7 @@ class EngineReplica:
         """Raise an error while the engine cannot serve requests. After a few failed checks, Serve replaces the
         replica."""
         if not self._client.is_healthy:
-            raise ShardUnavailable("the engine cannot serve requests now")
+            raise ShardUnavailable("the engine is not healthy and cannot serve requests now")
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Return the engine's report to the router."""

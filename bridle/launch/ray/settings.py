@@ -121,4 +121,4 @@ class RaySettings(BaseModel):
 def _check_names(what: str, given: dict[str, Any], kind: type, taken: set[str]) -> None:
     known = {field.name for field in fields(kind)} - taken
     if unknown := sorted(given.keys() - known):
-        raise ValueError(f"{what} has no field {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise ValueError(f"{what} has no field {unknown[0]!r}; known are {', '.join(sorted(known))}")

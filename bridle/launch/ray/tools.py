@@ -146,5 +146,5 @@ class FrontCalls:
             try:
                 return await self._send(address, message)
             except Exception as error:  # any error of Ray; if its engine is lost, the request begins again
-                _log.warning("an answer did not reach engine %s: %s", address, error)
+                _log.warning("the answer to a tool call did not reach engine %s: %s", address, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
