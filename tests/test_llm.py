@@ -103,7 +103,7 @@ def test_sampling_is_one_for_all_or_one_for_each(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
     with pytest.raises(InvalidRequest, match="sampling has 2 entries for 3 prompts"):
         llm.generate(PROMPTS, lengths[:2])
-    with pytest.raises(InvalidRequest, match="both sampling and sampling_params"):
+    with pytest.raises(InvalidRequest, match="sampling and sampling_params name the same thing"):
         llm.generate(PROMPTS, GREEDY, sampling_params=GREEDY)
     with pytest.raises(InvalidRequest, match="must be a SamplingParams"):
         llm.generate(PROMPTS, {"max_tokens": 3})  # type: ignore[arg-type]
@@ -378,9 +378,9 @@ def test_parameters_first_then_the_backend(folder: str) -> None:
 def test_settings_are_checked_by_name(folder: str) -> None:
     with pytest.raises(InvalidRequest, match="no setting 'max_num_seq'; did you mean 'max_num_seqs'"):
         LLM(folder, max_num_seq=3)
-    with pytest.raises(InvalidRequest, match="'dtype' was given next to a ModelConfig"):
+    with pytest.raises(InvalidRequest, match="'dtype' was given together with a ModelConfig"):
         LLM(ModelConfig(folder), dtype="float32")
-    with pytest.raises(InvalidRequest, match="'max_waiting' was given next to an EngineConfig"):
+    with pytest.raises(InvalidRequest, match="'max_waiting' was given together with an EngineConfig"):
         LLM(folder, engine_config=EngineConfig(), max_waiting=3)
     with pytest.raises(InvalidRequest, match="max_num_seqs is 0"):
         LLM(folder, max_num_seqs=0)

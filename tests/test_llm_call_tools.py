@@ -40,7 +40,7 @@ def test_without_tools_a_call_fails_in_words() -> None:
         error = output.outputs[0].error
         assert isinstance(error, ToolFailed)
         assert str(error) == "tool 'say': unknown tool; available tools: none"
-        with pytest.raises(InvalidRequest, match="settings were given"):
+        with pytest.raises(InvalidRequest, match="leave out settings for the model"):
             LLM(llm.model, tools={"say": str})
 
 

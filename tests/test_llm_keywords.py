@@ -105,7 +105,7 @@ def test_an_unknown_keyword_is_a_type_error_that_names_the_right_one(llm: LLM, c
 def test_calls_that_draw_nothing_say_so(llm: LLM, call: str) -> None:
     run: Any = getattr(llm, call)
     for name in ("temperature", "regex", "n_predict", "controller"):
-        with pytest.raises(TypeError, match=f"{call}.. samples nothing, so '{name}' has no effect"):
+        with pytest.raises(TypeError, match=f"{call}.. samples no tokens, so '{name}' has no effect"):
             run("a", **{name: 1})
     with pytest.raises(TypeError, match=f"{call}.. has no keyword 'timeot'; did you mean 'timeout'"):
         run("a", timeot=1)

@@ -90,7 +90,7 @@ def test_what_has_no_schema_or_two_constraints_is_refused(llm: LLM) -> None:
 
     with pytest.raises(InvalidRequest, match="Odd has no JSON schema"):
         llm.parse("x", Odd)
-    with pytest.raises(InvalidRequest, match="regex was given next to a type"):
+    with pytest.raises(InvalidRequest, match="leave regex out, because the type is the constraint"):
         llm.parse("x", Thing, regex="a")
 
 

@@ -51,7 +51,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     for each in given:
         if each.pictures:
             raise UnsupportedFeature(
-                "images, sounds or videos were given to a call that reads only text", "multi_modal_data"
+                "multi_modal_data: this call reads only text; leave images, sounds and videos out", "multi_modal_data"
             )
     return [each.prompt for each in given]
 
@@ -66,7 +66,7 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
     tokens = _as_list(prompt, where)
     wrong = next((token for token in tokens if not _is_int(token)), None)
     if wrong is not None:
-        raise InvalidRequest(f"{where} holds {wrong!r}; a prompt is a text or a list of token ids", "prompts")
+        raise InvalidRequest(f"{where} holds {wrong!r}; a prompt must be a text or a list of token ids", "prompts")
     return PromptInput(tokens)
 
 
@@ -84,7 +84,7 @@ def as_pictures(data: Any) -> tuple[Source, ...]:
         modality = _MODALITIES.get(name)
         if modality is None and value:
             raise UnsupportedFeature(
-                f"multi_modal_data has {name!r}; must be one of {', '.join(WORDS)}", "multi_modal_data"
+                f"multi_modal_data has the key {name!r}; must be one of {', '.join(WORDS)}", "multi_modal_data"
             )
         if modality is not None:
             several = _several(value, modality)
@@ -114,7 +114,7 @@ def _as_list(value: Any, where: str) -> list[Any]:
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return list(value)
-    raise InvalidRequest(f"{where} is {value!r}; a prompt is a text or a list of token ids", "prompts")
+    raise InvalidRequest(f"{where} is {value!r}; a prompt must be a text or a list of token ids", "prompts")
 
 
 def _is_int(value: Any) -> bool:
@@ -163,7 +163,7 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
     criteria: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
     for criterion in criteria:
         if not isinstance(criterion, Callable):  # type: ignore[arg-type]
-            raise InvalidRequest(f"stopping_criteria holds {criterion!r}; must be callable", "stopping_criteria")
+            raise InvalidRequest(f"stopping_criteria holds {criterion!r}; each must be callable", "stopping_criteria")
     return criteria
 
 

@@ -113,7 +113,7 @@ class Calls:
         sampling = arguments.as_sampling(wanted)
         plain, beams = beam_search(self.model, sampling, beam_width, penalty, early_stopping)
         if any(how.get(name) for name in ("controller", "controllers", "constraint")):
-            raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
+            raise InvalidRequest("beam search takes no controller and no constraint; leave both out", "constraint")
         outputs = self.run(make_collectors(self.model, prompts, plain, None, {**how, "controller": beams}), use_tqdm)
         for output in outputs:
             raise_first_error(output)
@@ -148,7 +148,7 @@ class Calls:
         outputs = [collector.output for collector in collectors]
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:
-            _log.warning("%d outputs of %d requests failed; the first: %s", len(errors), len(outputs), errors[0])
+            _log.warning("%d outputs of %d requests failed; the first error: %s", len(errors), len(outputs), errors[0])
         keep_traces(self.model, outputs, given)
         return outputs
 
@@ -156,5 +156,5 @@ class Calls:
 def one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
     """Return the value of an argument that has two names. Raises `InvalidRequest` if both names were given."""
     if sampling is not None and sampling_params is not None:
-        raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
+        raise InvalidRequest("sampling and sampling_params name the same thing; give only one of them", "sampling")
     return sampling if sampling_params is None else sampling_params

@@ -186,12 +186,12 @@ class ChatSession:
         """Restore a conversation from data of `to_dict`. The conversation may continue with another model. Raises
         `InvalidRequest` if the data is not from `to_dict`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InvalidRequest(f"this is not a saved conversation: no format {FORMAT!r}")
+            raise InvalidRequest(f"the data is not a saved conversation: its format is not {FORMAT!r}")
         if data.get("version") != VERSION:
-            raise InvalidRequest(f"the conversation has version {data.get('version')!r}; known: {VERSION}")
+            raise InvalidRequest(f"the saved conversation has version {data.get('version')!r}; known is {VERSION}")
         system, options, turns = data.get("system"), data.get("options") or {}, data.get("turns") or []
         if not (system is None or isinstance(system, str)) or not set(options) <= set(_KEPT_OPTIONS):
-            raise InvalidRequest("the system prompt or the options of the conversation are not valid")
+            raise InvalidRequest("the system prompt or the options of the saved conversation are not valid")
         session = cls(llm, system, _sampling(data.get("sampling")), **options)
         if turns:
             pictures, tokenizer = llm.model.pictures, llm.model.tokenizer
@@ -206,7 +206,7 @@ class ChatSession:
         `save`."""
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{path} has {size} bytes; a conversation has at most {MAX_FILE_BYTES}")
+            raise InvalidRequest(f"{path} has {size} bytes; a saved conversation has at most {MAX_FILE_BYTES}")
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
@@ -246,9 +246,9 @@ def _answer(message: ChatMessage) -> Turn:
 
 def _check_apart(sessions: Sequence[ChatSession], texts: Sequence[object]) -> None:
     if len(sessions) != len(texts):
-        raise InvalidRequest(f"{len(texts)} texts for {len(sessions)} sessions", "texts")
+        raise InvalidRequest(f"got {len(texts)} texts for {len(sessions)} sessions; give one text for each", "texts")
     if len({id(session) for session in sessions}) < len(sessions):
-        raise InvalidRequest("a session runs one turn at a time; fork it for another", "sessions")
+        raise InvalidRequest("a session was given twice, but runs one turn at a time; fork it", "sessions")
     if len({id(session.llm.model) for session in sessions}) > 1:
         raise InvalidRequest("the sessions use different models; they cannot share a batch", "sessions")
 
@@ -260,4 +260,4 @@ def _sampling(fields: Any) -> SamplingParams | None:
         bias = {int(token): value for token, value in fields.get("logit_bias", {}).items()}
         return SamplingParams(**{**fields, "logit_bias": bias})
     except (TypeError, AttributeError, ValueError) as error:
-        raise InvalidRequest(f"the sampling parameters of the conversation are not valid: {error}") from error
+        raise InvalidRequest(f"the sampling parameters of the saved conversation are not valid: {error}") from error

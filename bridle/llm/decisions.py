@@ -35,6 +35,6 @@ def decision_in(constraint: Constraint, output: RequestOutput) -> ChoiceResult:
     scores = option_scores(constraint, output)
     if not scores:
         raise UnsupportedFeature(
-            "choice: the model reasons before it answers, so options are not scored. Turn reasoning off.", "choice"
+            "choice: the model reasons before it answers, so options cannot be scored. Turn reasoning off.", "choice"
         )
     return ChoiceResult(output.text, scores)

@@ -47,7 +47,7 @@ def settle(
     if short:
         if how.get("constraint") is not None:
             raise InvalidRequest(
-                f"constraint and {next(iter(short))} were given; a text has one constraint", "constraint"
+                f"constraint and {next(iter(short))} were both given; give only one constraint", "constraint"
             )
         how["constraint"] = constraint_named(short)
     wanted = default if sampling is None else sampling
@@ -59,7 +59,7 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
     for name in given:
         meant = BY_NAME[name].here if name in BY_NAME else name
         if name not in _RUNS and (meant in _SAMPLING or meant in NAMES or meant in _HOW):
-            raise UnknownKeyword(f"{call}() samples nothing, so {name!r} has no effect there; leave it out", name)
+            raise UnknownKeyword(f"{call}() samples no tokens, so {name!r} has no effect; leave it out", name)
     how: Any = _named(call, given, _RUNS | {*own})
     return cast(RunOptions, how)
 

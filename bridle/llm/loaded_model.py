@@ -207,15 +207,15 @@ def _load(
     is used unchanged. Raises `InvalidRequest` for settings that contradict each other."""
     of_model, of_engine = arguments.split_settings(settings)
     if isinstance(model, serving.LoadedModel) and (settings or engine_config or control or tools):
-        raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
+        raise InvalidRequest(f"leave out settings for the model {model.name!r}, which is loaded already", "model")
     if isinstance(model, serving.LoadedModel):
         return model
     if isinstance(model, ModelConfig) and of_model:
         name = next(iter(of_model))
-        raise InvalidRequest(f"{name!r} was given next to a ModelConfig; set it there", name)
+        raise InvalidRequest(f"{name!r} was given together with a ModelConfig; set it in the ModelConfig", name)
     if engine_config is not None and of_engine:
         name = next(iter(of_engine))
-        raise InvalidRequest(f"{name!r} was given next to an EngineConfig; set it there", name)
+        raise InvalidRequest(f"{name!r} was given together with an EngineConfig; set it in the EngineConfig", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
     engine = engine_config or EngineConfig(**of_engine)
     check_names(config.tool_format, config.reasoning_format)

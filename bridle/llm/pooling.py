@@ -55,7 +55,7 @@ def labels(model: LoadedModel, texts: Any, how: RunOptions, given: Mapping[str, 
     items = [texts] if isinstance(texts, str) else list(texts)
     for item in items:
         if not isinstance(item, str) and not (isinstance(item, tuple) and len(item) == 2):
-            raise InvalidRequest(f"texts has {item!r}; must be texts, or pairs of texts as tuples", "texts")
+            raise InvalidRequest(f"texts has {item!r}; each must be a text, or a tuple of two texts", "texts")
     rows = [pooling_inputs.activated(logits, activation) for logits in _run(model, items, how, given, run)]
     best = [max(range(len(row)), key=row.__getitem__) for row in rows]
     return [Classification(names[b], dict(zip(names, row, strict=True))) for b, row in zip(best, rows, strict=True)]
@@ -76,7 +76,7 @@ def scores(
     if len(firsts) == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
-        raise InvalidRequest(f"{len(firsts)} texts and {len(seconds)} others; give pairs, or one text", "others")
+        raise InvalidRequest(f"{len(firsts)} texts do not fit {len(seconds)} others; give pairs, or one text", "others")
     pairs = list(zip(firsts, seconds, strict=True))
     if pooling_inputs.ranks_pairs(model):
         activation = pooling_inputs.activation_of(model)

@@ -30,8 +30,8 @@ class RetainedPrompt:
         if not self.num_tokens:
             config = llm.model.engine
             raise InvalidRequest(
-                f"prompt: got {len(request.prompt)} tokens, of which none can be retained. It needs a whole block of "
-                f"{llm.model.info.block_size}, room (max_retained is {config.max_retained}, park_memory is "
+                f"prompt: got {len(request.prompt)} tokens, of which none can be retained. This needs a whole block of "
+                f"{llm.model.info.block_size}, memory (max_retained is {config.max_retained}, park_memory is "
                 f"{config.park_memory}) and the prefix cache",
                 "prompt",
             )

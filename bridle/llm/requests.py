@@ -134,7 +134,7 @@ def is_traced(given: Mapping[str, Any]) -> bool:
     name."""
     wish = given.get("trace")
     if not isinstance(wish, (bool, str, os.PathLike, type(None))):
-        raise InvalidRequest(f"trace is {wish!r}; it is True, False or the name of a file", "trace")
+        raise InvalidRequest(f"trace is {wish!r}; must be True, False or the name of a file", "trace")
     return bool(wish)
 
 

@@ -51,7 +51,7 @@ class ParsedType(Generic[T]):
             first = output.outputs[0]
             what = error.errors(include_url=False, include_context=False)[0]["msg"]
             raise IncompleteOutput(
-                f"the output ended after {len(first.token_ids)} tokens ({_ending(output)}), and is not whole: {what}",
+                f"the output ended after {len(first.token_ids)} tokens ({_ending(output)}) and is not complete: {what}",
                 content,
             ) from None
 
@@ -73,7 +73,7 @@ def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[ParsedType[T], di
     typed = ParsedType(kind)
     for name in ("constraint", *(name for name in NAMES if name in given)):
         if given.get(name) is not None:
-            raise InvalidRequest(f"{name} was given next to a type, which is the constraint", name)
+            raise InvalidRequest(f"leave {name} out, because the type is the constraint", name)
     return typed, {**given, "constraint": typed.constraint}
 
 

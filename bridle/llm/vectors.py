@@ -26,11 +26,11 @@ def pairs_of(rows: Iterable[Any]) -> list[Pair]:
         sides: list[Any] = [row.get(side) if isinstance(row, Mapping) else None for side in ("positive", "negative")]
         if not all(isinstance(side, (str, list)) and side for side in sides):
             raise InvalidRequest(
-                f"pairs: line {number} must be an object with positive and negative, each a text or messages", "pairs"
+                f"pairs: line {number} must be an object; its positive and negative are texts or messages", "pairs"
             )
         found.append((sides[0], sides[1]))
         if len(found) > MAX_PAIRS:
-            raise InvalidRequest(f"pairs: got more than {MAX_PAIRS}. Leave out some.", "pairs")
+            raise InvalidRequest(f"pairs: got more than {MAX_PAIRS}. Leave some of the pairs out.", "pairs")
     return found
 
 
@@ -42,7 +42,7 @@ def record_directions(
     if not pairs:
         raise InvalidRequest("pairs: at least one pair of prompts is needed", "pairs")
     if not vectors.is_local:
-        raise UnsupportedFeature("pairs: the model runs in other processes. Load it in this one.", "pairs")
+        raise UnsupportedFeature("pairs: the model runs in other processes. Load it in this process.", "pairs")
     vectors.recorder = recorder = LastRows()
     states: tuple[list[Tensor], list[Tensor]] = [], []
     try:

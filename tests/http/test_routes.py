@@ -320,7 +320,7 @@ def test_llm_classifies() -> None:
         assert list(one.scores.values()) == near(probs) and tuple(one.scores) == LABELS
         assert one.score == max(one.scores.values()) == one.scores[one.label]
         assert list(pair.scores.values()) == near(torch.tensor(logits_of(sorter(), "a", "b")).softmax(-1).tolist())
-        with pytest.raises(InvalidRequest, match="pairs of texts as tuples"):
+        with pytest.raises(InvalidRequest, match="a tuple of two texts"):
             llm.classify([["a", "b"]])  # type: ignore[list-item]
         with pytest.raises(InvalidRequest, match="gives labels of texts"):
             llm.embed("a")

@@ -85,7 +85,7 @@ def test_a_file_has_the_traces_of_a_call(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_what_is_no_trace_is_refused(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="trace is 3; it is True, False or the name of a file"):
+    with pytest.raises(InvalidRequest, match="trace is 3; must be True, False or the name of a file"):
         llm.generate("one", trace=3)
     with pytest.raises(UnknownKeyword):
         llm.score("one", trace=True)
