@@ -45,7 +45,7 @@ def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         return TorchKernel()
     if missing is not None:
-        _log.warning("adapters are multiplied in plain torch, as the fused kernels need %s", missing)
+        _log.warning("adapters are computed in plain torch, because the fused kernels need %s", missing)
         return TorchKernel()
     return TriedKernel(FusedKernel(device), device, dtype, TorchKernel() if name == "auto" else None)
 
@@ -87,9 +87,9 @@ class TriedKernel:
         if problem is None:
             return
         if self._fallback is None:
-            raise ModelUnavailable(f"the fused kernels fail here, try adapter_kernel 'auto': {problem}")
+            raise ModelUnavailable(f"the fused LoRA kernels fail here; set adapter_kernel to 'auto': {problem}")
         self._kernel = self._fallback
-        _log.warning("adapters are multiplied in plain torch, as the fused kernels fail here: %s", problem)
+        _log.warning("adapters are computed in plain torch, because the fused kernels fail here: %s", problem)
 
     @property
     def fused(self) -> FusedKernel | None:

@@ -48,7 +48,7 @@ class AdapterLimits:
             ("the host", files.num_bytes, self.host_memory),
         ):
             if size > limit:
-                raise AdapterRefused(f"the adapter needs {size} bytes on {what}; adapters may take {limit}", "source")
+                raise AdapterRefused(f"the adapter needs {size} bytes on {what}; adapters may use {limit}", "source")
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
@@ -59,7 +59,7 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
         if layer is None:
             raise AdapterRefused(
-                f"the adapter changes layer {shown}, not a linear layer of this model's attention or dense MLP",
+                f"the adapter changes layer {shown}; it may change only linear layers of attention and dense MLPs",
                 "source",
             )
         if (shape.in_features, shape.out_features) != (layer.in_features, layer.out_features):
@@ -115,5 +115,5 @@ def require_device(executor: object) -> AdapterDevice:
     adapters."""
     device = find_device(executor)
     if device is None:
-        raise UnsupportedFeature("this backend applies no adapters", "adapter")
+        raise UnsupportedFeature("adapter: this backend does not support adapters", "adapter")
     return device

@@ -129,7 +129,7 @@ def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[B
     except (OSError, RuntimeError):
         raise AdapterRefused(_why_missing(folder, name), "source") from None
     if not path.is_relative_to(root):
-        raise AdapterRefused(f"{folder / name} is a link out of the adapter's folder", "source")
+        raise AdapterRefused(f"{folder / name} links to a file outside of the adapter's folder", "source")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

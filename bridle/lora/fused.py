@@ -154,7 +154,7 @@ class TiledProduct:
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
         if not (rows.dtype is out.dtype is self._dtype) or out.stride(1) != 1:
-            raise InternalError(f"adapters of {self._dtype} are added to {out.dtype}, strides {out.stride()}")
+            raise InternalError(f"adapters of {self._dtype} cannot be added to {out.dtype} with strides {out.stride()}")
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         extent = self._extents[site]
         with self._machine.chosen():

@@ -78,7 +78,7 @@ class AdapterStep:
         flat_out = out.view(-1, out.shape[-1])
         if flat_rows.shape[0] != self.num_tokens:
             raise InternalError(
-                f"a layer with an adapter was called with {flat_rows.shape[0]} of {self.num_tokens} rows"
+                f"a layer with an adapter got {flat_rows.shape[0]} rows; the step has {self.num_tokens} tokens"
             )
         for product in self.by_site[site]:
             product.add(site, flat_out, flat_rows)

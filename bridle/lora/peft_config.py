@@ -120,9 +120,7 @@ def read_config(data: bytes) -> PeftConfig:
         if not isinstance(raw, dict):
             raise AdapterRefused(f"adapter_config.json holds a JSON {type(raw).__name__}, not an object", "source")
         if raw.get("peft_type") != "LORA":
-            raise AdapterRefused(
-                f"peft_type is {short_repr(raw.get('peft_type'))}; only 'LORA' can be served", "source"
-            )
+            raise AdapterRefused(f"peft_type is {short_repr(raw.get('peft_type'))}; only 'LORA' is supported", "source")
         fields = msgspec.convert(raw, _Fields)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise AdapterRefused(f"adapter_config.json is not a PEFT configuration: {error}", "source") from None
@@ -142,12 +140,12 @@ def _check_meaning(raw: dict[str, Any], fields: _Fields) -> None:
         if not value or name in _SILENT or name in _Fields.__struct_fields__:
             continue
         reason = _REFUSED.get(name, "a field that is not known here may change what the adapter means")
-        raise AdapterRefused(f"{short_repr(name)} is {short_repr(value)}: {reason}, which cannot be served", "source")
+        raise AdapterRefused(f"{short_repr(name)} is {short_repr(value)}: {reason}, which is not supported", "source")
     if fields.bias != "none":
-        raise AdapterRefused(f"bias is {short_repr(fields.bias)}; adapters with biases cannot be served", "source")
+        raise AdapterRefused(f"bias is {short_repr(fields.bias)}; adapters with biases are not supported", "source")
     if fields.init_lora_weights not in _PLAIN_STARTS:
         raise AdapterRefused(
-            f"init_lora_weights is {short_repr(fields.init_lora_weights)}: it changed the base weights; convert the "
+            f"init_lora_weights is {short_repr(fields.init_lora_weights)}: this changed the base weights; convert the "
             "adapter "
             "to plain LoRA while saving it",
             "source",
@@ -172,14 +170,14 @@ _PIECE = re.compile(r"[\w\-.|()^$]|\\\.|\\d\+?", re.ASCII)
 
 def _check_patterns(patterns: Mapping[str, Any]) -> None:
     if len(patterns) > MAX_PATTERNS:
-        raise AdapterRefused(f"there are {len(patterns)} patterns of ranks or alphas; at most {MAX_PATTERNS}", "source")
+        raise AdapterRefused(f"there are {len(patterns)} rank and alpha patterns; at most {MAX_PATTERNS}", "source")
     for pattern in patterns:
         is_plain = len(pattern) <= _MAX_PATTERN_CHARS and not _PIECE.sub("", pattern)
         if not is_plain or pattern.count("+") > _MAX_REPEATS or not _compiles(pattern):
             raise AdapterRefused(
-                f"the pattern {short_repr(pattern)} of ranks or alphas is not supported: letters, digits, _ - . | ( ) "
+                f"the pattern {short_repr(pattern)} of ranks or alphas may contain only letters, digits, _ - . | ( ) "
                 "^ $ "
-                "and \\. \\d \\d+ are",
+                "and \\. \\d \\d+",
                 "source",
             )
 

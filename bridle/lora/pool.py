@@ -79,7 +79,7 @@ class AdapterPool:
         future: Future[None] = Future()
         with self._lock:
             if self._mover.is_closed:
-                raise EngineClosed("the model is closed")
+                raise EngineClosed("the model of this adapter is closed")
             held = self._find(key)
             failure = self._failure_of(held)
             if failure is not None:

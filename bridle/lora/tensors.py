@@ -65,17 +65,17 @@ def read_header(data: bytes, num_bytes: int) -> Header:
     beginning that can contain the header. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
-        raise AdapterRefused(f"the weights are not a safetensors file, or are cut off ({num_bytes} bytes)", "source")
+        raise AdapterRefused(f"the weights are no safetensors file, or are cut off ({num_bytes} bytes)", "source")
     try:
         raw: Any = msgspec.json.decode(data[8 : 8 + length])
         if not isinstance(raw, dict):
-            raise AdapterRefused("the weights have a damaged header: no JSON object", "source")
+            raise AdapterRefused("the adapter's weights have a damaged header: it is not a JSON object", "source")
         raw.pop("__metadata__", None)
         entries = msgspec.convert(raw, dict[str, _RawEntry])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise AdapterRefused(f"the weights have a damaged header: {error}", "source") from None
+        raise AdapterRefused(f"the adapter's weights have a damaged header: {error}", "source") from None
     if not 1 <= len(entries) <= MAX_TENSORS:
-        raise AdapterRefused(f"the weights hold {len(entries)} tensors; must be 1 to {MAX_TENSORS}", "source")
+        raise AdapterRefused(f"the adapter's weights hold {len(entries)} tensors; must be 1 to {MAX_TENSORS}", "source")
     size = num_bytes - 8 - length
     header = {name: _check_entry(name, entry, size) for name, entry in entries.items()}
     _check_overlap(header, size)
@@ -94,7 +94,7 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> SafetensorsEntry:
     if not 0 <= begin <= end <= size:
         raise AdapterRefused(f"the weights are cut off: tensor {_show(name)} ends at {end} of {size} bytes", "source")
     if rows * columns * ITEM_SIZES[entry.dtype] != end - begin:
-        raise AdapterRefused(f"tensor {_show(name)} of shape {entry.shape} has {end - begin} bytes", "source")
+        raise AdapterRefused(f"tensor {_show(name)} of shape {entry.shape} cannot have {end - begin} bytes", "source")
     return SafetensorsEntry(entry.dtype, (rows, columns), begin, end)
 
 
@@ -126,16 +126,16 @@ def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
             continue
         first, second = header[name], header.get(f"{_PREFIX}{module}{_B}")
         if second is None:
-            raise AdapterRefused(f"layer {_show(module)} has lora_A, but no lora_B", "source")
+            raise AdapterRefused(f"layer {_show(module)} of the adapter has lora_A, but no lora_B", "source")
         rank = config.rank_of(module)
         if first.shape[0] != rank or second.shape[1] != rank:
             raise AdapterRefused(
-                f"layer {_show(module)} has lora_A of {first.shape} and lora_B of {second.shape}; its rank is {rank}",
+                f"layer {_show(module)} has lora_A of {first.shape} and lora_B of {second.shape}, but rank {rank}",
                 "source",
             )
         shapes[module] = LoraShape(rank, first.shape[1], second.shape[0], config.scale_of(module))
     if 2 * len(shapes) != len(header):
-        raise AdapterRefused("a layer has lora_B, but no lora_A", "source")
+        raise AdapterRefused("a layer of the adapter has lora_B, but no lora_A", "source")
     return shared_shapes(tuple(shapes.items()))
 
 
@@ -150,7 +150,7 @@ def module_of(name: str) -> str:
     for suffix in (_A, _B):
         if name.startswith(_PREFIX) and name.endswith(suffix):
             return name[len(_PREFIX) : -len(suffix)]
-    raise AdapterRefused(f"tensor {_show(name)} cannot be served: {_why(name)}", "source")
+    raise AdapterRefused(f"tensor {_show(name)} is not supported: {_why(name)}", "source")
 
 
 def _why(name: str) -> str:

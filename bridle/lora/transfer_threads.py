@@ -215,7 +215,7 @@ class Mover:
         except BridleError as other:
             error = other
         except Exception as fault:
-            _log.exception("adapter %s", held.key)
+            _log.exception("adapter %s cannot be loaded", held.key)
             reason = f"{type(fault).__name__}: {fault}".replace(str(folder), name)
             error = ModelUnavailable(f"the adapter cannot be loaded: {reason}", FAILURE_SECONDS)
         return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
@@ -225,7 +225,7 @@ class Mover:
         error instead, so that the adapter is tried again. Called with the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
-        _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)
+        _log.warning("adapter %s in %s cannot be loaded: %s", held.key, held.files.folder, failure.error)
         self._books.note_failed(held, failure)
         self._on_end(held, failure.again())
 

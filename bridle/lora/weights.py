@@ -43,7 +43,7 @@ def read_weights(files: AdapterFiles) -> HostAdapter:
     try:
         tensors = load_tensors(data)
     except SafetensorError as error:
-        raise AdapterRefused(f"the weights are damaged: {error}", "source") from None
+        raise AdapterRefused(f"the adapter's weights are damaged: {error}", "source") from None
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise AdapterRefused(f"tensor {name!r} holds values that are not finite", "source")

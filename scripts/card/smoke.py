@@ -98,7 +98,7 @@ def _adapters(device: torch.device, dtype: torch.dtype) -> str | None:
     with adapters.on_trial():
         pass
     is_fused = isinstance(kernel, TriedKernel) and kernel.fused is not None
-    return None if is_fused or device.type != "cuda" else "adapters are multiplied in plain torch"
+    return None if is_fused or device.type != "cuda" else "adapters are computed in plain torch"
 
 
 # -- a load --------------------------------------------------------------------------------------------------

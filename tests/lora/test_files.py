@@ -107,7 +107,7 @@ def test_some_layers_are_enough(tmp_path: Path) -> None:
         ({"r": 1_000_000}, "the rank is 1000000"),
         ({"r": "16"}, "not a PEFT configuration"),
         ({"lora_alpha": "much"}, "not a PEFT configuration"),
-        ({"rank_pattern": {"q_proj": 5}}, "its rank is 5"),
+        ({"rank_pattern": {"q_proj": 5}}, "but rank 5"),
         ({"rank_pattern": {"(x+x+)+y": 5}}, r"the pattern '\(x\+x\+\)\+y'"),
         ({"alpha_pattern": {"q_proj" * 100: 5}}, "the pattern 'q_projq_proj"),
         ({"alpha_pattern": {"(q_proj": 5}}, r"the pattern '\(q_proj'"),
@@ -139,7 +139,7 @@ def test_a_configuration_must_be_an_object(tmp_path: Path, text: str) -> None:
     [
         ({f"{Q0}.lora_B.weight": None}, "has lora_A, but no lora_B"),
         ({f"{Q0}.lora_A.weight": None}, "has lora_B, but no lora_A"),
-        ({f"{Q0}.lora_A.weight": torch.zeros(5, 32)}, "its rank is 4"),
+        ({f"{Q0}.lora_A.weight": torch.zeros(5, 32)}, "but rank 4"),
         ({f"{Q0}.lora_A.weight": torch.zeros(4, 31)}, "from 31 to 32 features; this model's goes from 32"),
         ({f"{Q0}.lora_B.weight": torch.zeros(33, 4)}, "from 32 to 33 features"),
         ({f"{Q0}.lora_A.weight": torch.zeros(4, 32, 1)}, r"has shape \[4, 32, 1\]"),
@@ -157,14 +157,14 @@ def test_a_configuration_must_be_an_object(tmp_path: Path, text: str) -> None:
                 "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": torch.zeros(4, 32),
                 "base_model.model.model.layers.7.self_attn.q_proj.lora_B.weight": torch.zeros(32, 4),
             },
-            "layers.7.self_attn.q_proj', not a linear layer",
+            "layers.7.self_attn.q_proj'; it may change only linear layers",
         ),
         (
             {
                 "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32),
                 "base_model.model.lm_head.lora_B.weight": torch.zeros(9, 4),
             },
-            "layer 'lm_head', not a linear layer",
+            "layer 'lm_head'; it may change only linear layers",
         ),
     ],
 )
@@ -257,7 +257,7 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     inside, outside = write_adapter(tmp_path / "inside"), write_adapter(tmp_path / "outside")
     (inside / name).unlink()
     (inside / name).symlink_to(outside / name)
-    assert "is a link out of" in refusal(inside)
+    assert "links to a file outside of" in refusal(inside)
     assert open_adapter(inside, root=tmp_path).rank == 4  # as the hub's cache has it
 
 

@@ -54,7 +54,7 @@ def test_cuda_without_triton_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog:
     assert type(create_adapter_kernel("auto", CUDA, torch.float16)) is TorchKernel
     assert type(create_adapter_kernel("torch", CUDA, torch.float16)) is TorchKernel
     assert [record.message for record in caplog.records] == [
-        "adapters are multiplied in plain torch, as the fused kernels need Triton, which torch for CUDA brings along"
+        "adapters are computed in plain torch, because the fused kernels need Triton, which torch for CUDA brings along"
     ]
 
 
