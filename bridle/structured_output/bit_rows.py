@@ -1,4 +1,4 @@
-"""Masks as rows of bits, if few of many tokens are allowed: almost all words of such a row are zero."""
+"""Fast functions for masks that allow few of many tokens: almost all words of such a bit row are zero."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class CanonicalDraws:
 
     def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision | None:
         """Return a decision to sample under `mask` without refused tokens and without tokens that are not canonical.
-        None if the mask is not small."""
+        Returns None if the mask is not small."""
         draws, state = vocabulary.pairs.draws, None if self.refused else matcher.state
         known = None if state is None else draws.get(state)
         if known is not None:
@@ -112,7 +112,7 @@ def _without(tokens: Collection[int], mask: bytes) -> bytes:
 
 def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision:
     """Return a decision to sample without tokens that the tokenizer would join with the text that the grammar forces
-    after them. If no token would be left, all are allowed."""
+    after them. If this would leave no token, all tokens of the mask are allowed."""
     if not small.doubtful or not 1 < len(small.tokens) <= _MAX_FOLLOWED:
         return small.draw
     chains = list[tuple[bytes, bool]]()

@@ -55,8 +55,8 @@ class Spelling(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallMask:
     """The part of a `mask` that may come after a token, as `tokens` and as a decision `draw` that samples them.
-    `doubtful` are those of them, with their texts, shorter ones first, that begin longer allowed tokens. If the grammar
-    forces more text after one of these, the tokenizer may produce the longer token instead."""
+    `doubtful` are the tokens that are a prefix of longer allowed tokens, with their texts, shorter ones first. If the
+    grammar forces more text after a doubtful token, the tokenizer may produce the longer token instead."""
 
     mask: bytes
     draw: Decision
@@ -103,8 +103,9 @@ class CanonicalPairs:
         return SmallMask(mask, _draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
 
     def going(self, small: SmallMask, chains: Chains) -> Decision:
-        """Return a decision that samples the tokens of `small` that may come, given the forced texts `chains`. Tokens
-        that the tokenizer would join with the forced text after them are left out, unless no token would remain."""
+        """Return a decision that samples the tokens of `small` that may come next, given the forced texts `chains`.
+        Tokens that the tokenizer would join with the forced text after them are left out, unless no token would
+        remain."""
         key = small, chains
         known = self._going.get(key)
         if known is None:
@@ -156,8 +157,8 @@ def _draw_of(tokens: Iterable[int], mask: bytes) -> Decision:
 
 
 def _may_have_to_go_on(text: bytes, others: Iterable[bytes]) -> bool:
-    """Return whether there are `others` that are longer than `text` and begin with it, and all of them have the same
-    next byte. If their next bytes differ, no text is forced after `text`."""
+    """Return whether some `others` are longer than `text` and begin with it, and all of these have the same next byte.
+    If their next bytes differ, no text is forced after `text`."""
     size = len(text)
     return bool(text) and len({other[size] for other in others if len(other) > size and other.startswith(text)}) == 1
 

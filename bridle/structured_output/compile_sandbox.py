@@ -2,7 +2,7 @@
 them.
 
 A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, so the
-server compiles it again. Any thread may call this module, and waits for the answer.
+server compiles it again. Any thread may call this module; the call blocks until the answer is there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CompileSandbox:
             self._idle.put(None)
 
     def try_grammar(self, grammar: str) -> int:
-        """Return about how many bytes the compiled grammar takes. Raises `InvalidRequest` with the problem of the
+        """Return the approximate size of the compiled grammar in bytes. Raises `InvalidRequest` with the problem of the
         grammar, or `Overloaded` if the machine was too busy for the test."""
         answer = self._ask(grammar)
         if "error" in answer:
@@ -58,7 +58,7 @@ class CompileSandbox:
 
     def refusal_of(self, grammar: str) -> tuple[str, float]:
         """Return the message with which a grammar is refused for its content, empty if it is not, and the seconds of
-        processor time that this took. Raises errors as `try_grammar` does for its cost."""
+        processor time that this took. For a grammar that costs too much, raises the same errors as `try_grammar`."""
         answer = self._ask(grammar)
         return f"{NOT_USABLE}{answer['error']}" if "error" in answer else "", float(answer.get("seconds", 0.0))
 
@@ -78,7 +78,7 @@ class CompileSandbox:
     def _start(self) -> _Child:
         with self._lock:
             if self._closed:
-                raise Overloaded("the compiler of constraints was shut down")
+                raise Overloaded("the constraint compiler is shut down")
             child = _Child()
             self._running.add(child)
             return child

@@ -2,7 +2,7 @@
 
 Run as a program, it reads one JSON line per grammar and answers with one line. The process compiles the grammar over
 single bytes instead of a model's vocabulary, and computes the first mask. The compiling thread has a smaller stack than
-any in the calling process. For this reason it imports only the standard library, llguidance and the sandbox.
+any in the calling process. The process imports only the standard library, llguidance and the sandbox.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _bound(seconds: float, memory: int) -> None:
 
 
 def _unbound() -> float:
-    """Remove the bound on time. Returns the seconds that were left of it."""
+    """Remove the bound on time. Returns the seconds that were left."""
     return signal.setitimer(signal.ITIMER_PROF, 0)[0] if hasattr(signal, "setitimer") else 0.0
 
 
@@ -125,8 +125,8 @@ class _HeapNumbers(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Return the number of bytes in use. The size of the process says little: a grammar may reuse memory that an
-    earlier one left free, so that it would seem to need none."""
+    """Return the number of bytes in use. The size of the process is misleading: a grammar may reuse memory that an
+    earlier grammar left free, and then seem to need none."""
     try:
         numbers = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):  # without glibc, or with one from before 2021

@@ -38,14 +38,14 @@ _LOOSE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A compiled grammar, or the error of a refused one as its type, message and field. The error object itself is not
-    kept, because each raise would attach more data to it."""
+    """A compiled grammar; for a refused grammar, the type, message and field of its error. The error object itself is
+    not kept, because each raise would attach more data to it."""
 
     result: Matcher | tuple[type[InvalidRequest], str, str | None]
     weight: int
 
     def future(self) -> Future[Matcher]:
-        """Return the result as a future, for one caller."""
+        """Return a future with the result, for one caller."""
         if isinstance(self.result, Matcher):
             return _done(self.result)
         kind, message, param = self.result

@@ -35,13 +35,13 @@ def complement(schema: Schema) -> Schema:
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, Mapping):
-        raise NoEquivalent("a schema is an object or a boolean")
+        raise NoEquivalent("a schema must be an object or a boolean")
     parts: list[Schema] = []
     for name, value in schema.items():
         if name in ANNOTATIONS:
             continue
         if name not in _COMPLEMENTS:
-            raise NoEquivalent(f"{name} has no complement")
+            raise NoEquivalent(f"keyword {name} has no complement")
         parts.append(_COMPLEMENTS[name](value))
     return any_of(parts)
 
@@ -77,9 +77,9 @@ def absent(names: Sequence[str]) -> Schema:
 def _type(value: Any) -> Schema:
     names = {value} if isinstance(value, str) else set(value)
     if not names <= {*_TYPES, "integer"}:
-        raise NoEquivalent(f"type is {value}")
+        raise NoEquivalent(f"the schema has the unknown type {value}")
     if "integer" in names and "number" not in names:
-        raise NoEquivalent("numbers that are not integers cannot be distinguished")
+        raise NoEquivalent("the type integer has no complement")
     rest = [name for name in _TYPES if name not in names]
     return {"type": rest} if rest else False
 
@@ -100,7 +100,7 @@ def _at_most(kind: str, name: str) -> Callable[[int], Schema]:
 def _minimum(name: str) -> Callable[[Any], Schema]:
     def beyond(value: Any) -> Schema:
         if isinstance(value, bool):
-            raise NoEquivalent("exclusive bounds were booleans in drafts before the sixth")
+            raise NoEquivalent("a boolean exclusive bound (before draft 6) is not supported")
         return _only("number", **{name: value})
 
     return beyond
@@ -126,7 +126,7 @@ def _const(value: Any) -> Schema:
 def _enum(values: Sequence[Any]) -> Schema:
     """Return the schemas of the values of other types, and of the values of each type that are not listed."""
     if any(isinstance(value, (list, Mapping)) for value in values):
-        raise NoEquivalent("values other than an object or a list cannot be distinguished")
+        raise NoEquivalent("enum or const with an object or a list has no complement")
     texts = [value for value in values if isinstance(value, str)]
     if any(len(text) > _MAX_CHARS for text in texts):
         raise NoEquivalent(f"a text has more than {_MAX_CHARS} characters")

@@ -1,5 +1,5 @@
-"""One output under its constraint: its answers to the engine after reported tokens, and its predictions for tokens that
-may come.
+"""One output under its constraint: its answers to the engine after reported tokens, and its predictions for draft
+tokens.
 
 An object is used by one thread at a time; `ConstraintPool` decides by which.
 """
@@ -26,9 +26,9 @@ SLOW_MASK_SECONDS = 0.01
 
 @dataclass(slots=True, eq=False)
 class ConstrainedSequence:
-    """One output under its constraint. `ahead` is a copy that may run ahead of it, made while `is_led` is true: other
-    threads use the matcher itself between an ask and its answer. `masks` are the answers after draft tokens, which took
-    `seconds_ahead` seconds."""
+    """One output under its constraint. `ahead` is a copy of the matcher for draft tokens, made while `is_led` is true.
+    Other threads use the matcher itself between an ask and its answer. `masks` are the answers after draft tokens,
+    which took `seconds_ahead` seconds."""
 
     matcher: Matcher
     constraint: Constraint | None = None
@@ -48,12 +48,12 @@ class ConstrainedSequence:
         return twin
 
     def leading(self, ahead: Matcher) -> ConstrainedSequence:
-        """Return a sequence that answers about tokens that may come, with `ahead` as its matcher."""
+        """Return a sequence that answers about draft tokens, with `ahead` as its matcher."""
         canonical = self.canonical and self.canonical.copy()
         return ConstrainedSequence(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
 
     def forget_ahead(self) -> None:
-        """Drop the predictions for tokens that did not come."""
+        """Drop the predictions for draft tokens that were not sampled."""
         self.ahead, self.seconds_ahead = None, 0.0
         self.masks.clear()
 
@@ -128,7 +128,8 @@ class ConstrainedSequence:
 
 
 def next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
-    """Commit a token and the tokens that are forced after it. Returns nothing if the output then does not sample."""
+    """Commit a token and the tokens that are forced after it. Returns an empty tuple if the output then does not
+    sample."""
     ahead.commit((token,))
     forced = () if ahead.is_complete else ahead.forced()
     ahead.commit(forced)

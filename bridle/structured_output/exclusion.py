@@ -54,7 +54,7 @@ def types(schema: Mapping[str, Any]) -> set[str]:
 
 
 class _Question:
-    """The check of one pair of schemas."""
+    """Checks one pair of schemas."""
 
     def __init__(self, find: Find, work: WorkBudget) -> None:
         self._find = find

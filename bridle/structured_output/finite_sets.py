@@ -36,7 +36,7 @@ _Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class FiniteSet:
-    """Texts exactly one of which comes next. No text is the beginning of another."""
+    """Texts of which exactly one comes next. No text is the beginning of another."""
 
     texts: tuple[bytes, ...]
 
@@ -53,7 +53,7 @@ class FiniteSet:
 
 @lru_cache(maxsize=128)
 def finite_sets(constraint: Constraint) -> tuple[FiniteSet, ...]:
-    """Return the finite sets inside a constraint, as far as they are few and small."""
+    """Return the finite sets inside a constraint; sets that are too large, or too many, are left out."""
     found: dict[FiniteSet, None] = {}
     for texts in _sets_in(constraint):
         made = _made(texts)
@@ -184,7 +184,7 @@ def _is_next(walk: Matcher, rests: list[bytes], depth: int) -> bool:
 
 
 def _follows(walk: Matcher, data: bytes, rests: list[bytes], depth: int) -> bool:
-    """Do the check of `_is_next` after the bytes `data`."""
+    """Return the result of `_is_next` after the bytes `data`."""
     num_before = walk.num_tokens
     is_right = walk.take(data) and _is_next(walk, rests, depth)
     walk.rollback(walk.num_tokens - num_before)

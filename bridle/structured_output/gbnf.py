@@ -29,7 +29,7 @@ _IS_GBNF = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Return whether a grammar is in GBNF, which its form of rules shows."""
+    """Return whether a grammar is in GBNF, which is recognized by the syntax of its rules."""
     return _IS_GBNF.search(grammar) is not None
 
 
@@ -52,7 +52,7 @@ class _Token:
 
 @dataclass(slots=True)
 class _Rules:
-    """The rules so far, with numbers in place of names, and the first line that uses each name."""
+    """The rules that were read so far, with numbers in place of names, and the first line that uses each name."""
 
     bodies: dict[str, str] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=lambda: {"root": 1})
@@ -66,7 +66,7 @@ class _Rules:
         for name, line in self.used.items():
             if name not in self.bodies:
                 where = "" if name == "root" else f" on line {line}"
-                raise _refusal(f"there is no rule {short_repr(name)}{where}")
+                raise _refusal(f"rule {short_repr(name)} is not defined{where}")
         rules = [f"r{self.numbers[name]}: {body}" for name, body in self.bodies.items() if name in self.numbers]
         return "\n".join([f"start: {self.named('root', 1)}", *rules, ""])
 
@@ -81,7 +81,7 @@ def _tokens(grammar: str) -> list[_Token]:
     while position < len(grammar):
         match = _TOKEN.match(grammar, position)
         if match is None:
-            raise _refusal(f"line {line} is not understood at {short_repr(grammar[position : position + 20])}")
+            raise _refusal(f"line {line} has a syntax error at {short_repr(grammar[position : position + 20])}")
         position = match.end()
         kind = str(match.lastgroup)
         if kind == "line":
@@ -95,7 +95,7 @@ def _rule(tokens: list[_Token], position: int, rules: _Rules) -> int:
     """Read one rule. Returns the position where the next rule begins."""
     name = tokens[position]
     if name.kind != "name" or position + 1 >= len(tokens) or tokens[position + 1].kind != "defines":
-        raise _refusal(f"line {name.line} has {short_repr(name.text)} where a rule must begin: NAME ::= ...")
+        raise _refusal(f"line {name.line} has {short_repr(name.text)} instead of a new rule: NAME ::= ...")
     if name.text in rules.bodies:
         raise _refusal(f"line {name.line} defines {short_repr(name.text)} again")
     position += 2
@@ -151,7 +151,7 @@ def _add(body: _Body, token: _Token, rules: _Rules) -> None:
         case "mark":
             _mark(body, token)
         case _:
-            raise _refusal(f"line {token.line} has {token.text!r} in the middle of a rule")
+            raise _refusal(f"line {token.line} has {token.text!r} where it is not allowed in a rule")
 
 
 def _mark(body: _Body, token: _Token) -> None:
@@ -176,9 +176,9 @@ def _mark(body: _Body, token: _Token) -> None:
 
 def _repeat(body: _Body, token: _Token) -> None:
     if body.last is None:
-        raise _refusal(f"line {token.line} repeats nothing: {token.text!r} needs something before it")
+        raise _refusal(f"line {token.line} has {token.text!r} with nothing before it to repeat")
     if body.is_repeated:
-        raise _refusal(f"line {token.line} repeats what is repeated already: {token.text!r} needs brackets before it")
+        raise _refusal(f"line {token.line} repeats a repetition: put the part before {token.text!r} in brackets")
     body.is_repeated = True
     least, comma, most = token.text.strip("{}").replace(" ", "").partition(",")
     if token.text[0] == "{":
@@ -186,9 +186,9 @@ def _repeat(body: _Body, token: _Token) -> None:
             if len(number) > 9 or int(number or 0) > MAX_REPEATS:
                 raise _refusal(f"line {token.line} repeats {number[:20]} times; at most {MAX_REPEATS}")
         if not least and not most:
-            raise _refusal(f"line {token.line} has {token.text!r}; must say how often")
+            raise _refusal(f"line {token.line} has {token.text!r} without a number of repetitions")
         if most and int(most) < int(least or 0):
-            raise _refusal(f"line {token.line} repeats {least} to {most} times")
+            raise _refusal(f"line {token.line} has the range {{{least},{most}}}; the second number must not be smaller")
         operator = f"{{{least or 0},{most}}}" if comma else f"{{{least}}}"
     else:
         operator = token.text
@@ -215,14 +215,14 @@ def _chars(token: _Token) -> str:
         if position + 2 < len(points) and points[position + 1] == ("-", False):
             high = ord(points[position + 2][0])
             if high < low:
-                raise _refusal(f"line {token.line} has the range {short_repr(char + '-' + points[position + 2][0])}")
+                raise _refusal(f"line {token.line} reverses a range {short_repr(char + '-' + points[position + 2][0])}")
             position += 2
         ranges.append(f"\\u{{{low:X}}}-\\u{{{high:X}}}" if high > low else f"\\u{{{low:X}}}")
         position += 1
     if not ranges:
         if negated:
             return "/(?s:.)/"
-        raise _refusal(f"line {token.line} has a class without characters")
+        raise _refusal(f"line {token.line} has a character class without characters")
     return f"/[{'^' * negated}{''.join(ranges)}]/"
 
 
@@ -242,7 +242,7 @@ def _points(token: _Token, text: str) -> list[tuple[str, bool]]:
         match = _ESCAPE.match(text, position)
         code = next(filter(None, match.groups()[:3]), None) if match else None
         if match is None or (code is not None and (int(code, 16) > 0x10FFFF or 0xD800 <= int(code, 16) < 0xE000)):
-            raise _refusal(f"line {token.line} has an escape that is no character: {short_repr(text[position:])}")
+            raise _refusal(f"line {token.line} has an escape that is not a character: {short_repr(text[position:])}")
         other = match.group(4)
         if other is not None and other.isalnum() and other not in _PLAIN_ESCAPES:
             raise _refusal(f"line {token.line} has an unknown escape: {short_repr(match.group())}")

@@ -25,8 +25,8 @@ _NO_OUTER_SPACE = r"/\S((?s:.)*\S)?/"
 
 
 def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> str:
-    """Return the grammar as llguidance's JSON text. With `in_other_words`, schemas that llguidance refuses are
-    rewritten to supported keywords. Raises `InvalidRequest` for a constraint that cannot be translated."""
+    """Return the grammar as llguidance's JSON text. With `in_other_words`, schemas are rewritten to keywords that
+    llguidance supports. Raises `InvalidRequest` for a constraint that cannot be translated."""
     grammars: list[Grammar] = []
     _add(constraint, grammars)
     if in_other_words:

@@ -31,7 +31,7 @@ MAX_GRAMMAR = 1 << 16
 
 class Matcher:
     """The state of a constraint on one output, initially before the first token. Raises `InvalidRequest` for a grammar
-    that llguidance refuses. `compile_sandbox` must have tested before that compiling the grammar is harmless."""
+    that llguidance refuses. Before that, `compile_sandbox` must have tested that compiling the grammar is harmless."""
 
     def __init__(self, vocabulary: GrammarVocabulary, grammar: str) -> None:
         import llguidance
@@ -74,7 +74,7 @@ class Matcher:
             return
         if num_tokens > len(self._tokens) or not self.backend.rollback(num_tokens):
             raise ControllerError(
-                f"{num_tokens} tokens were rolled back under a constraint; it has seen {len(self._tokens)}"
+                f"{num_tokens} tokens cannot be rolled back; the constraint has read {len(self._tokens)}"
             )
         del self._tokens[len(self._tokens) - num_tokens :]
 
@@ -83,7 +83,7 @@ class Matcher:
         return int(self.backend.validate_tokens(list(tokens)))
 
     def take(self, data: bytes) -> bool:
-        """Advance by bytes. Returns whether each byte is a token that the grammar allows."""
+        """Advance by bytes. Returns whether the grammar allows all of the bytes."""
         known = self.vocabulary.byte_tokens
         tokens = [known[byte] for byte in data if byte in known]
         if len(tokens) < len(data):
@@ -209,8 +209,8 @@ class Matcher:
             text = _shown(self.vocabulary.text_of(self._tokens))
             why = self.failure.partition("; consider")[0]
             raise ControllerError(
-                f"the constraint needs more than its limits allow after {text}: {why}; "
-                "alternatives that begin differently, or counts that are smaller, need less"
+                f"the constraint exceeds its limits after {text}: {why}; use "
+                "alternatives that begin differently, or smaller counts"
             )
 
     def explain(self) -> str:
@@ -234,8 +234,8 @@ def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
         if not policy or constraint is None:
             raise
         raise ControllerError(
-            f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text "
-            f"must fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
+            f"constraint: got a {next(iter(constraint.to_dict()))}; the text that policy {policy} inserts "
+            f"must fit it, but {error}. Allow the text in the constraint, or leave out what the policy replaces."
         ) from None
 
 

@@ -1,9 +1,10 @@
 """The end of a text under a regex: where the text matches and the model would leave the pattern.
 
-A mask alone makes a model write on. For example, the pattern ` [A-Z][a-z]+` forbids the full stop that the model
-prefers after ` Paris`. The most probable letter would come instead. So where the text may end, the model's own choice
-is sampled without the mask. A token that the pattern allows stays. Any other token is rolled back before a client sees
-it, and the text ends. If only a later character of such a token leaves the pattern, the mask applies.
+A mask alone makes a model continue where it would end the text. For example, the pattern ` [A-Z][a-z]+` forbids the
+full stop that the model prefers after ` Paris`. The most probable letter would come instead. So where the text may end,
+the model's own choice is sampled without the mask. A token that the pattern allows stays. Any other token is rolled
+back before a client sees it, and the text ends. If only a later character of such a token leaves the pattern, the mask
+applies.
 """
 
 from __future__ import annotations

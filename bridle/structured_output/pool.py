@@ -48,7 +48,7 @@ _Answered = tuple[int, ConstrainedSequence, Answer]
 
 class ConstraintPool(ControllerPool):
     """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, outside of the engine's
-    thread, when the first such request comes. `clock` must be the engine's."""
+    thread, when the first such request comes. `clock` must be the clock of the engine."""
 
     capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering", "forced_text"))
 
@@ -106,8 +106,8 @@ class ConstraintPool(ControllerPool):
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Handle asks. Forks come first, before their parents change. Then answers without a mask are given at once,
-        and threads compute the others."""
+        """Handle asks. Forks are handled first, before their parents change. Then answers without a mask are given at
+        once, and threads compute the others."""
         for ask in asks:
             if ask.request is not None:
                 self.live[ask.seq_id] = opened = self.opened.pop(ask.request.id)
@@ -180,8 +180,8 @@ class ConstraintPool(ControllerPool):
         return answers
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Follow `tokens` up to one that is not allowed or ends the text. The copy of the matcher costs more than this
-        walk. So it is made only for a sequence that was led in the last step or is new."""
+        """Follow `tokens` up to one that is not allowed or ends the text. Copying the matcher costs more than following
+        the tokens. So the copy is made only for a sequence that had draft tokens in the last step, or is new."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow:
             return [], False
@@ -221,7 +221,7 @@ class ConstraintPool(ControllerPool):
 
     def _is_idle(self, seq_id: int) -> bool:
         """Return whether no thread uses the sequence's matcher. If a thread does, wait at most as long as a commit may
-        take. Otherwise that thread's speed would decide whether there are drafts."""
+        take. Otherwise, that thread's speed would decide whether draft tokens are used."""
         with self._arrived:
             return self._arrived.wait_for(lambda: seq_id not in self.under_way, SLOW_SECONDS)
 
@@ -301,7 +301,7 @@ class ConstraintPool(ControllerPool):
 
 
 def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
-    """Return the end of the text; without a constraint if the client ignores ends."""
+    """Return the detector of the text's end. It has no constraint if the client ignores end tokens."""
     return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 

@@ -46,8 +46,8 @@ _PLACES = {
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
     """Return the constraint among named values, or None; values of None count as absent. The same constraint under two
-    names counts once, because clients send it so to servers of different versions. Raises `InvalidRequest` that names
-    the field."""
+    names counts once, because some clients send both names to support servers of different versions. Raises
+    `InvalidRequest` that names the field."""
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         _said(given.pop("response_format"))
@@ -60,7 +60,7 @@ def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
             raise
         if found is not None and form != found:
             raise InvalidRequest(
-                f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)", name
+                f"{' and '.join(given)} were given; send only one ('constraint' can combine several)", name
             )
         found = form
     return found
@@ -94,7 +94,7 @@ def _of_form(value: Mapping[Any, Any]) -> Constraint:
     kind = value.get("type")
     if kind not in _NATIVE_FORMATS or value.get("value") is None:
         raise UnsupportedFeature(
-            f"grammar is {short_repr(value)}; as an object it has a type ({', '.join(_NATIVE_FORMATS)}) and a value"
+            f"grammar is {short_repr(value)}; an object must have a type ({', '.join(_NATIVE_FORMATS)}) and a value"
         )
     return native_form(kind, value["value"])
 

@@ -40,7 +40,8 @@ def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dic
 
 
 def inner_schemas(schema: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield what stands for a schema right inside of one, valid or not, with its keys. Definitions come first."""
+    """Yield each value directly inside a schema that should be a schema, valid or not, with its keys. Definitions come
+    first."""
     given = schema if isinstance(schema, Mapping) else {}
     for name, value in sorted(given.items(), key=lambda item: item[0] not in ("$defs", "definitions")):
         if name in _NAMED and isinstance(value, Mapping):
@@ -108,11 +109,11 @@ class SchemaDialect:
         if not isinstance(schema, Mapping):
             return schema
         if not self.work.spend():
-            raise NoEquivalent("the schema has too many parts")
+            raise NoEquivalent("the schema with its references resolved has too many parts")
         reference = schema.get("$ref")
         if reference is None:
             return mapped(schema, lambda inner: self._resolved(inner, way))
         target = self.find(reference) if isinstance(reference, str) else None
         if target is None or reference in way or len(way) >= _MAX_WAY or set(schema) - ANNOTATIONS - {"$ref"}:
-            raise NoEquivalent(f"{reference} cannot be put in its place")
+            raise NoEquivalent(f"{reference} cannot be replaced by its target")
         return self._resolved(target, (*way, reference))

@@ -1,5 +1,5 @@
-"""Finds the part of a JSON schema that llguidance refuses. Its messages name no place, so parts are tried alone: the
-fault is in the innermost part that is refused with the same message."""
+"""Finds the part of a JSON schema that llguidance refuses. llguidance's messages do not name the part, so parts are
+tried alone. The fault is in the innermost part that is refused with the same message."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Part = tuple[tuple[str | int, ...], Schema]
 
 
 def fault_path(constraint: JsonSchema, trials: CompileSandbox, refusal: GrammarRefused) -> str:
-    """Return the path of the part for which a schema was refused, such as `properties.age.type`. It ends early, or is
-    empty, if the place cannot be told, or if the tries take too long together."""
+    """Return the path of the part for which a schema was refused, such as `properties.age.type`. The path ends early,
+    or is empty, if the part cannot be found, or if the search takes too long."""
     path: list[str | int] = []
     with suppress(BridleError):
         for keys in _search(json.loads(constraint.schema), _tester(constraint, trials, str(refusal))):
@@ -50,7 +50,7 @@ def _tester(constraint: JsonSchema, trials: CompileSandbox, message: str) -> Cal
         grammar = grammar_of(replace(constraint, schema={**shared, "anyOf": list(schemas)}))
         num_bytes -= len(grammar)
         if num_bytes < 0 or seconds < 0:
-            raise InvalidRequest("the tries that look for the fault take too long")
+            raise InvalidRequest("the search for the faulty part of the schema takes too long")
         found, taken = trials.refusal_of(grammar)
         seconds -= taken
         return found == message

@@ -66,14 +66,14 @@ def _limits(given: Any, usual: SchemaBounds) -> SchemaBounds | None:
     kinds: dict[str, type] = {each.name: type(getattr(USUAL, each.name)) for each in fields(SchemaBounds)}
     if not isinstance(given, Mapping):
         raise InvalidRequest(
-            f"{OPTION} is {short_repr(given)}; must be false, or an object of {', '.join(kinds)}", PARAM
+            f"{OPTION} is {short_repr(given)}; must be false, or an object with {', '.join(kinds)}", PARAM
         )
     for name, value in given.items():
         most = _MOST.get(name)
         if most is None:
-            raise InvalidRequest(f"{OPTION} has no {short_repr(name)}; it has {', '.join(kinds)}", PARAM)
+            raise InvalidRequest(f"{OPTION} has no field {short_repr(name)}; known are {', '.join(kinds)}", PARAM)
         if not isinstance(value, int) or type(value) is not kinds[name] or not (name == "digits") <= value <= most:
-            raise InvalidRequest(f"{OPTION}.{name} is {short_repr(value)}; at most {most}", PARAM)
+            raise InvalidRequest(f"{OPTION}.{name} is {short_repr(value)}; must be at most {most}", PARAM)
     return replace(usual, **given)
 
 
@@ -158,7 +158,7 @@ def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> No
 
 
 def _side(node: Mapping[str, Any], names: tuple[str, str]) -> tuple[float | None, bool]:
-    """Return the bound of one side, and whether there is one. The bound is None if it is not a number."""
+    """Return the bound of one side, and whether the schema has it. The bound is None if it is not a number."""
     given = [node[name] for name in names if name in node]
     if not given:
         return 0, False

@@ -50,7 +50,7 @@ def equivalent(schema: Schema) -> Schema:
 
 
 def _spelled(name: re.Match[str]) -> str:
-    """Return the draft's standard name for a name with another scheme or ending."""
+    """Return the standard name of a schema draft for a `$schema` with another scheme or ending."""
     draft = name[1]
     return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
@@ -191,14 +191,14 @@ def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
     own = made.get("properties", {})
     pattern = _pattern_of(names)
     if "patternProperties" in made or (own and not isinstance(others, bool)):
-        raise NoEquivalent("the schema constrains both property names and their values by patterns")
+        raise NoEquivalent("propertyNames cannot be combined with schemas of other properties")
     del made["propertyNames"]
     if pattern is None:  # any name is allowed
         return []
     fits = {name: dialect.work.matches(pattern, name) for name in own}
     if None in fits.values():
         made["propertyNames"] = names
-        raise NoEquivalent("its pattern cannot be tried")
+        raise NoEquivalent("the pattern of propertyNames cannot be checked")
     wrong = [name for name, is_right in fits.items() if not is_right]
     if others is not False:
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
@@ -221,7 +221,7 @@ def _pattern_of(names: Schema) -> str | None:
         return f"^(?:{'|'.join(map(re.escape, listed))})$"
     if set(said) <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
-    raise NoEquivalent("property names have more constraints than a regex")
+    raise NoEquivalent("propertyNames has more constraints than a regex")
 
 
 def _distinct(made: _Made, dialect: SchemaDialect) -> list[Schema]:
@@ -238,11 +238,11 @@ def _distinct(made: _Made, dialect: SchemaDialect) -> list[Schema]:
         or set(items) - ANNOTATIONS - {"enum", "const", "type"}
         or ("type" in items and types(items) - {"string"})
     ):
-        raise NoEquivalent("its items are not listed")
+        raise NoEquivalent("uniqueItems needs items that are an enum of strings")
     values = list(dict.fromkeys(values))
     low, high = made.get("minItems", 0), min(made.get("maxItems", len(values)), len(values))
     if sum(perm(len(values), size) for size in range(low, high + 1)) > _MAX_LISTS:
-        raise NoEquivalent("there are too many lists")
+        raise NoEquivalent("uniqueItems allows too many different lists")
     lists = [list(each) for size in range(low, high + 1) for each in permutations(values, size)]
     for name in ("uniqueItems", "items", "minItems", "maxItems"):
         made.pop(name, None)
@@ -264,10 +264,10 @@ def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
         made["minItems"] = max(made.get("minItems", 0), low)
     elif low == 1 and "maxItems" in made and made["maxItems"] <= _MAX_PLACES:
         if "prefixItems" in made or isinstance(made.get("items"), list):
-            raise NoEquivalent("its items are already listed one by one")
+            raise NoEquivalent("contains cannot be combined with prefixItems")
         return _somewhere(made, wanted, dialect)
     else:
-        raise NoEquivalent("its position has no limit")
+        raise NoEquivalent("contains needs a small maxItems")
     made.pop("contains")
     made.pop("minContains", None)
     return []

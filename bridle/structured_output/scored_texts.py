@@ -20,7 +20,7 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 class ScoredTexts:
     """If the whole output is one of a few texts, `options` are their tokens. `is_reported`: the client gets their
     probabilities. `must_score`: the client requires scores, so a mask cannot be used instead. Otherwise, `sets` are the
-    finite sets that may come anywhere in the text."""
+    finite sets that may occur anywhere in the text."""
 
     options: tuple[tuple[int, ...], ...] = ()
     is_reported: bool = False
@@ -41,8 +41,7 @@ class ScoredTexts:
         return Decision.choose(options, mask) if options else None
 
     def is_chosen(self, ask: Ask, matcher: Matcher) -> bool:
-        """Return whether the engine has appended a whole text, which ends the output. In that case no token was
-        sampled."""
+        """Return whether the engine has appended a whole text, which ends the output. If so, no token was sampled."""
         if not self.options or ask.sampled is not None:
             return False
         return matcher.num_tokens == len(ask.tokens) and ask.tokens in self.options

@@ -4,8 +4,9 @@
     JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
     Concat("The answer is ", Choice(["yes", "no"]), ".")
 
-A constraint is immutable, and can be converted to plain data and back (`to_dict`, `parse`). Making one that exceeds a
-limit raises `InvalidRequest`. Errors in its grammar are found when it is compiled. This module does not know tokens.
+A constraint is immutable, and can be converted to plain data and back (`to_dict`, `parse`). A constraint that exceeds a
+limit raises `InvalidRequest` when it is created. Errors in the constraint's grammar are found when the constraint is
+compiled. This module does not know tokens.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ Unit = Literal["word", "char"]
 
 
 class Constraint:
-    """Base of all constraints. Give one to `LLM.generate(..., constraint=...)`, or put it into the `controller`
-    slot of an engine request."""
+    """Base of all constraints. Pass a constraint to `LLM.generate(..., constraint=...)`, or set it as the `controller`
+    of an engine request."""
 
     #: Constrained text is never rolled back, so it can be shown at once.
     max_rewind: ClassVar[int] = 0
@@ -92,7 +93,7 @@ class JsonSchema(Constraint):
         check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
         _check_scored(self.scored)
         if self.scored:
-            raise InvalidRequest("scored is true; only a choice can ask for it. Leave it out, or send false.", PARAM)
+            raise InvalidRequest("scored is true; only a choice can be scored. Leave it out, or send false.", PARAM)
 
     def to_dict(self) -> dict[str, Any]:
         how = {} if self.scored is None else {"scored": self.scored}
@@ -181,7 +182,7 @@ class Choice(Constraint):
             check_text(option, "choice")
         twice = next((text for text, count in Counter(self.options).items() if count > 1), None) if scored else None
         if twice is not None:
-            raise InvalidRequest(f"choice: got {short_repr(twice)} twice; a scored option must be there once", PARAM)
+            raise InvalidRequest(f"choice: got {short_repr(twice)} twice; scored options must differ", PARAM)
 
     def to_dict(self) -> dict[str, Any]:
         how = {} if self.scored is None else {"scored": self.scored}
@@ -203,7 +204,7 @@ class Substring(Constraint):
         if not 0 < len(self.text) <= limits.MAX_SUBSTRING_CHARS or not self.text.strip():
             raise InvalidRequest(
                 f"substring has {len(self.text)} characters; must have 1 to {limits.MAX_SUBSTRING_CHARS}, "
-                "not only white space",
+                "and not only white space",
                 PARAM,
             )
 
@@ -248,7 +249,7 @@ class After(Constraint):
     def __post_init__(self) -> None:
         check_text(self.marker, "after")
         if not self.marker:
-            raise InvalidRequest("after is empty; it names the text that ends the free part", PARAM)
+            raise InvalidRequest("after is empty; must be the text that ends the free part", PARAM)
         object.__setattr__(self, "constraint", _parts((self.constraint,), "then")[0])
 
     def to_dict(self) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def parse(data: object, depth: int = 0) -> Constraint:
     kinds = [name for name in _READERS if name in data]
     if len(kinds) != 1:
         found = " and ".join(map(repr, kinds)) or "none"
-        raise InvalidRequest(f"the constraint names {found} of {', '.join(_READERS)}; must name one", PARAM)
+        raise InvalidRequest(f"the constraint has {found} of {', '.join(_READERS)}; must have exactly one", PARAM)
     options = {name: value for name, value in data.items() if name != kinds[0]}
     known, read = _READERS[kinds[0]]
     unknown = [name for name in options if name not in known]
@@ -310,7 +311,7 @@ def _plain(make: Callable[..., Constraint]) -> _Reader:
 
 
 def _grammar(text: Any) -> Constraint:
-    """Return a grammar in one of the two notations that clients use, which is detected."""
+    """Return the constraint for a grammar in Lark's notation or in GBNF; the notation is detected."""
     return Gbnf(text) if isinstance(text, str) and is_gbnf(text) else Lark(text)
 
 

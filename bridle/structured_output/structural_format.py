@@ -51,8 +51,8 @@ def quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a sequence: one of fixed `texts`, or the result of `write`, whose argument says whether the whole text
-    ends with it. A part without both is free text."""
+    """A part of a sequence: one of fixed `texts`, or the result of `write`. The argument of `write` says whether the
+    part ends the whole text. A part without both is free text."""
 
     where: str
     texts: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Rules:
-    """The rules so far."""
+    """The grammar rules that were written so far."""
 
     lines: list[str] = field(default_factory=list)
     depth: int = 0
@@ -77,8 +77,8 @@ class _Rules:
         return name
 
     def sequence(self, parts: list[_Part], *, is_end: bool) -> str:
-        """Return the parts in order, as the right side of a rule. `is_end` says whether the whole text ends with
-        them."""
+        """Return the parts in order, as the right side of a rule. `is_end` says whether these parts end the whole
+        text."""
         parts = [part for part in parts if part.texts != ("",)]
         words: list[str] = []
         position = 0
@@ -96,7 +96,7 @@ class _Rules:
 
     def _free_until(self, part: _Part, marker: _Part | None) -> str:
         if marker is None or not marker.texts or "" in marker.texts:
-            raise InvalidRequest(f"{part.where} is free text; what follows it must be a fixed text, or nothing", PARAM)
+            raise InvalidRequest(f"{part.where} is free text; only a fixed text may follow it", PARAM)
         return self.add(f"ANY {_one_of(marker.texts)}", "[lazy]")
 
     def parts(self, form: Any, where: str) -> list[_Part]:
@@ -129,7 +129,7 @@ class _Rules:
         begin, ends = form.get("begin"), form.get("end", "")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(begin, str) or not isinstance(ends, list) or not all(isinstance(each, str) for each in ends):
-            raise InvalidRequest(f"{where} needs 'begin', which is a text, and 'end', a text or a list of texts", PARAM)
+            raise InvalidRequest(f"{where} needs 'begin' (a text) and 'end' (a text or a list of texts)", PARAM)
         check_count(len(ends), limits.MAX_PARTS, f"{where}.end", "texts")
         content = self.parts(form.get("content"), f"{where}.content")
         return [_Part(where, (begin[len(skipped) :],)), *content, _Part(where, tuple(ends))]
@@ -207,12 +207,12 @@ def _triggered(rules: _Rules, form: Mapping[str, Any], where: str) -> list[_Part
         begin = tag.get("begin") if isinstance(tag, Mapping) else None
         found = max(filter(str(begin).startswith, triggers), key=len, default=None)
         if isinstance(begin, str) and found is None:
-            raise InvalidRequest(f"{where}.tags[{i}] begins with {short_repr(begin)}; no trigger does", PARAM)
+            raise InvalidRequest(f"{where}.tags[{i}] begins with {short_repr(begin)}, which no trigger begins", PARAM)
         bodies.setdefault(found or "", []).append(rules.tag(tag, f"{where}.tags[{i}]", found or ""))
 
     def write(is_end: bool) -> str:
         if not is_end:
-            raise InvalidRequest(f"{where} has free text after its tags; nothing can follow it", PARAM)
+            raise InvalidRequest(f"{where} has free text after its tags, so no format may follow", PARAM)
         return _with_triggers(rules, bodies, bool(form.get("at_least_one")), bool(form.get("stop_after_first")))
 
     return [_Part(where, write=write)]

@@ -2,7 +2,7 @@
 
 {"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
 
-The later form has a `format` instead, which `structural_format` reads.
+The newer form of a structural tag has a `format` instead, which `structural_format` reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def structural_tag(value: Any) -> Constraint:
     if form.get("format") is not None:
         return Lark(format_grammar(form["format"]))
     if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise InvalidRequest("structural_tag needs 'format', or 'structures' and 'triggers', which are lists", PARAM)
+        raise InvalidRequest("structural_tag needs 'format', or the lists 'structures' and 'triggers'", PARAM)
     check_count(len(structures), limits.MAX_PARTS, "structural_tag", "structures")
     check_count(len(triggers), limits.MAX_PARTS, "structural_tag", "triggers")
     if not all(isinstance(each, str) and each for each in triggers):
@@ -59,7 +59,7 @@ def _body(structure: Any, triggers: list[str], where: str) -> tuple[str, str]:
         raise InvalidRequest(f"{where} needs 'begin' and 'end', which are texts", PARAM)
     trigger = max(filter(begin.startswith, triggers), key=len, default=None)
     if trigger is None:
-        raise InvalidRequest(f"{where} begins with {short_repr(begin)}; no trigger does", PARAM)
+        raise InvalidRequest(f"{where} begins with {short_repr(begin)}, which no trigger begins", PARAM)
     words = (quoted(begin[len(trigger) :]), json_part(schema), quoted(end))
     return trigger, " ".join(filter(None, words))
 

@@ -53,8 +53,8 @@ def check_usable(constraint: Constraint) -> None:
 
 
 def _told(constraint: Constraint, message: str) -> str:
-    """Return a refusal in terms of the constraint. Positions are those in the tested grammar, so they are kept only if
-    the client wrote that grammar."""
+    """Return the error of a refused grammar, reworded for the client's constraint. Its positions refer to the tested
+    grammar, so they are kept only if the client wrote that grammar."""
     reason = message.removeprefix(NOT_USABLE)
     place = r"line \1, column \2: " if isinstance(constraint, Lark) else ""
     called = _CALLED.get(type(constraint), "the constraint's grammar")

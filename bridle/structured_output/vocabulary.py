@@ -174,5 +174,5 @@ def load_llguidance() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise UnsupportedFeature("constraints need the package llguidance", "constraint") from None
+        raise UnsupportedFeature("constraints need llguidance, which is not installed", "constraint") from None
     return llguidance

@@ -25,7 +25,7 @@ class WorkBudget:
         self._left = most
 
     def spend(self, amount: int = 1) -> bool:
-        """Count some work. Returns whether it is within the budget."""
+        """Count some work. Returns whether the work is within the budget."""
         self._left -= amount
         return self._left >= 0
 

@@ -7,8 +7,8 @@
     SKIP: "/ +/" ;
 
 Quoted text is a keyword, `/.../` inside the quotes a regex; nothing is escaped. The rule `SKIP` lists what may stand
-between tokens. Declarations of precedence are ignored: they choose among derivations, and a text needs only one
-derivation. Tokens are distinguished by the positions in which they may stand, so keywords are not reserved.
+between tokens. Declarations of precedence are ignored: they only choose among several derivations of a text, and one
+derivation suffices. Tokens are distinguished by the positions in which they may stand, so keywords are not reserved.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise _wrong(line, f"unexpected {text[place : place + 20]!r}")
+            raise _wrong(line, f"unexpected text {text[place : place + 20]!r}")
         if match.lastgroup != "space":
             yield _Token(str(match.lastgroup), match[0], line)
         line += match[0].count("\n")
@@ -152,7 +152,7 @@ def _ignored(alternative: Alternative) -> str:
     """Return the pattern skipped between tokens. The pattern must not match the empty text, or skipping would never
     end."""
     if len(alternative) != 1 or alternative[0][0] not in "\"'":
-        raise InvalidRequest(f"{_SKIP} holds {' '.join(alternative)!r}; must hold single terminals", "constraint")
+        raise InvalidRequest(f"{_SKIP} holds {' '.join(alternative)!r}; each must be one terminal", "constraint")
     terminal = _terminal(alternative[0][1:-1])
     return f"({terminal} & /(?s:.)+/)" if terminal[0] == "/" else terminal
 

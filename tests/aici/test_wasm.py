@@ -386,7 +386,7 @@ def test_a_wrong_constraint_reports_its_error_to_the_guest(tmp_path: Path) -> No
     assert text.startswith("6") and len(text) > 10
     refused = load(Sandbox(DEFAULT_LIMITS), constrained("constraint", '{"regexp": "a"}', show), tmp_path)
     mid(refused)
-    assert refused.log.drain().startswith("6the constraint names none of regex")
+    assert refused.log.drain().startswith("6the constraint has none of regex")
     with pytest.raises(GuestFault, match="unknown kind"):
         load(Sandbox(DEFAULT_LIMITS), constrained("yaml", "(", show), tmp_path)
     limits = replace(DEFAULT_LIMITS, max_constraint_spec=3)

@@ -105,7 +105,7 @@ def test_what_came_out_and_why(js: Run) -> None:
         ("{ lark: 'start: x' }", "constraint:"),
         ("{ jsonSchema: { type: 'banana' } }", "constraint:"),
         ("{ options: 'ab' }", 'options is "ab"; must be a list of texts'),
-        ("{ constraint: { regexp: 'a' } }", "must name one"),
+        ("{ constraint: { regexp: 'a' } }", "must have exactly one"),
         ("{ topP: 7 }", "top_p is 7"),
         ("{ bias: [[99999, 1]] }", "99999"),
         ("{ topLogprobs: 101 }", "101"),

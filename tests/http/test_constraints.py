@@ -127,15 +127,15 @@ def test_every_field_on_completions(steered: openai.OpenAI, fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag needs 'format', or 'structures' and"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag needs 'format', or the lists 'structures'"),
         (
             {"response_format": {"type": "structural_tag", "format": {}}},
             "structural_tag.format.type is None; this server",
         ),
-        ({"response_format": TAGS | {"triggers": ["x"]}}, "begins with '<call=add>'; no trigger does"),
+        ({"response_format": TAGS | {"triggers": ["x"]}}, "begins with '<call=add>', which no trigger begins"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs has 'regex, choice'"),
         ({"structured_outputs": {}}, "structured_outputs has nothing"),
-        ({"ebnf": 'root ::= "a"\n\nother ::= <[1]>'}, "the grammar in GBNF: line 3 is not understood at '<[1]>'"),
+        ({"ebnf": 'root ::= "a"\n\nother ::= <[1]>'}, "the grammar in GBNF: line 3 has a syntax error at '<[1]>'"),
         ({"json_schema": {}, "regex": "a"}, "regex and json_schema were given"),
     ],
 )

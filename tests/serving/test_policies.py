@@ -245,12 +245,10 @@ def test_what_a_policy_puts_in_place_has_to_fit_a_constraint() -> None:
     assert output.text == "One [fruit] and two pears" and output.error is None
     output = run(FRUIT, controller=Regex("One red apple and two pears"))
     told = str(output.error)
-    assert told.startswith(
-        "constraint: got a regex; what policy fruit puts in the place of a text must fit it, but token"
-    )
+    assert told.startswith("constraint: got a regex; the text that policy fruit inserts must fit it, but token")
     assert "'[" in told and "after" not in told and told.endswith("or leave out what the policy replaces.")
     beside = run(FRUIT, python("Idle"), controller=Regex("One red apple and two pears"))
-    assert "controller 1 (regex): constraint: got a regex; what policy fruit puts" in str(beside.error)
+    assert "controller 1 (regex): constraint: got a regex; the text that policy fruit inserts" in str(beside.error)
 
 
 @pytest.mark.parametrize("count", [1, 6])

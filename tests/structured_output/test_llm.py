@@ -183,7 +183,7 @@ def test_mistakes_are_told(llm: LLM) -> None:
         llm.generate(["a", "b"], controllers=[[Anything()]], use_tqdm=False)
     with pytest.raises(InvalidRequest, match="controllers is 5; must be a list of controllers"):
         llm.generate("a", controllers=5, use_tqdm=False)
-    with pytest.raises(InvalidRequest, match="the constraint names none of regex"):
+    with pytest.raises(InvalidRequest, match="the constraint has none of regex"):
         llm.generate("a", constraint={"regexp": "a"}, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="constraint has 1 entries for 2 prompts"):
         llm.generate(["a", "b"], constraint=[Regex("a")], use_tqdm=False)

@@ -180,9 +180,9 @@ def test_yacc_grammars_mean_what_they_meant() -> None:
         ("%%\na: b;", "the yacc grammar has no rule for 'b'"),
         ("%%\na 'x';", "line 2 of the yacc grammar: no ':' follows the name 'a'"),
         ("%%\na: 'x'", "line 2 of the yacc grammar: no ';' ends the rule of 'a'"),
-        ("%%\na: {;", "line 2 of the yacc grammar: unexpected '{;'"),
+        ("%%\na: {;", "line 2 of the yacc grammar: unexpected text '{;'"),
         ("%union\n%%\na: 'x';", "line 1 of the yacc grammar: unknown declaration '%union'"),
-        ("%%\na: 'x'; SKIP: a;", "SKIP holds 'a'; must hold single terminals"),
+        ("%%\na: 'x'; SKIP: a;", "SKIP holds 'a'; each must be one terminal"),
     ],
 )
 def test_what_is_wrong_with_a_yacc_grammar(grammar: str, message: str) -> None:
@@ -240,7 +240,7 @@ def test_taking_back_and_copying_are_exact() -> None:
         assert twin.mask() == masks[keep]
         twin.commit(trail[keep:])
         assert twin.mask() == walk.mask() == masks[-1]
-    with pytest.raises(ControllerError, match="tokens were rolled back under a constraint; it has seen"):
+    with pytest.raises(ControllerError, match="tokens cannot be rolled back; the constraint has read"):
         walk.rollback(len(trail) + 1)
 
 
@@ -282,7 +282,7 @@ def test_a_grammar_beyond_the_limits_of_a_step_is_told_which(constraint: Constra
             walk.mask()
             walk.commit([token])
 
-    with pytest.raises(ControllerError, match=f"more than its limits allow after '.*': .*{ran_out}.*; alternatives"):
+    with pytest.raises(ControllerError, match=f"exceeds its limits after '.*': .*{ran_out}.*; use alternatives"):
         follow()
 
 

@@ -254,7 +254,7 @@ def test_rewinding_gives_the_same_masks_again() -> None:
             assert decision(lab.pool, 7) == first
         lab.pool.ask([Ask(7, backtrack=1)])
         error = lab.pool.collect([7], soon())[7].error
-        assert "1 tokens were rolled back under a constraint; it has seen 0" in str(error)
+        assert "1 tokens cannot be rolled back; the constraint has read 0" in str(error)
         lab.pool.close([7])
 
 

@@ -75,10 +75,10 @@ def test_what_a_schema_says_counts(schema: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (3, "x-limits is 3; must be false, or an object of digits, decimals, closed, exponents"),
-        ({"digit": 3}, "x-limits has no 'digit'"),
-        ({"digits": 0}, "x-limits.digits is 0; at most 300"),
-        ({"decimals": 10}, "x-limits.decimals is 10; at most 9"),
+        (3, "x-limits is 3; must be false, or an object with digits, decimals, closed, exponents"),
+        ({"digit": 3}, "x-limits has no field 'digit'"),
+        ({"digits": 0}, "x-limits.digits is 0; must be at most 300"),
+        ({"decimals": 10}, "x-limits.decimals is 10; must be at most 9"),
         ({"closed": 1}, "x-limits.closed is 1"),
     ],
 )

@@ -74,8 +74,8 @@ def nested(depth: int) -> dict[str, object]:
     ("data", "message"),
     [
         (5, "the constraint is 5; must be an object such as {'regex': 'a+'}"),
-        ({}, "the constraint names none of regex, json_schema,"),
-        ({"regex": "a", "lark": "b"}, "names 'regex' and 'lark' of"),
+        ({}, "the constraint has none of regex, json_schema,"),
+        ({"regex": "a", "lark": "b"}, "has 'regex' and 'lark' of"),
         ({"regex": 5}, "regex is 5; must be a text"),
         ({"regex": "a", "flags": 1}, "a constraint of kind 'regex' has no field 'flags'"),
         ({"regex": "(" * 60_000 + ")" * 60_000}, "regex nests 60000 brackets; at most 200"),
@@ -94,7 +94,7 @@ def nested(depth: int) -> dict[str, object]:
         ({"choice": ["a"] * (MAX_OPTIONS + 1)}, f"choice has {MAX_OPTIONS + 1} options"),
         ({"choice": ["a" * MAX_BYTES, "b"]}, f"choice has {MAX_BYTES + 1} bytes"),
         ({"choice": [1]}, "choice is 1; must be a text"),
-        ({"substring": "  "}, "substring has 2 characters; must have 1 to 65536, not only white space"),
+        ({"substring": "  "}, "substring has 2 characters; must have 1 to 65536, and not only white space"),
         ({"substring": "a", "unit": "line"}, "unit is 'line'"),
         ({"sequence": []}, "sequence has 0 parts; must have 1 to 64"),
         ({"any_of": "ab"}, "any_of is 'ab'; must be a list"),
@@ -144,6 +144,6 @@ def test_a_grammar_may_have_the_shape_of_text_generation_inference() -> None:
         {"type": "string"}
     )
     for wrong in ({"type": "regex"}, {"type": "lark", "value": LARK}, {}):
-        with pytest.raises(InvalidRequest, match="as an object it has a type") as refusal:
+        with pytest.raises(InvalidRequest, match="an object must have a type") as refusal:
             constraint_named({"grammar": wrong})
         assert refusal.value.param == "grammar"
