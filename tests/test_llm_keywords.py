@@ -185,7 +185,7 @@ def test_a_final_message_goes_on(llm: LLM) -> None:
         assert llm.chat_prompt(said, continue_final_message=True, **more) == [*plain, *begun]
     (output,) = llm.chat(said, max_tokens=1, continue_final_message=True)
     assert output.prompt_token_ids == [*plain, *begun]
-    with pytest.raises(InvalidRequest, match="the last message must be text of the assistant"):
+    with pytest.raises(InvalidRequest, match="the last message must be an assistant text"):
         llm.chat(HI, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="add_generation_prompt is false"):
         llm.chat(HI, add_generation_prompt=False)

@@ -92,7 +92,7 @@ def test_a_choice_without_tools_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="thinking_budget is -1"):
         llm.chat(QUESTION, thinking_budget=-1)
     scripted = LLM(scripted_model(next_token=saying("x")))
-    with scripted, pytest.raises(UnsupportedFeature, match="has no reasoning"):
+    with scripted, pytest.raises(UnsupportedFeature, match="writes no reasoning"):
         scripted.chat(QUESTION, thinking_budget=4)
 
 

@@ -74,7 +74,7 @@ def learn(model: LoadedModel) -> None:
             said = tokenizer.chat_settings.thinking_budget_message
             sentence_tokens(tokenizer, said, (tags.opening_token, tags.closing_token))
     except BridleError as error:
-        _log.warning("chat format of %s: cannot be used, requests that need it are refused: %s", model.name, error)
+        _log.warning("the chat format of %s cannot be used, requests that need it are refused: %s", model.name, error)
         return
     if model.chat_format is not None:
         _log.debug("chat format of %s: %s", model.name, summary(tokenizer))

@@ -43,10 +43,10 @@ from bridle.structured_output import Constraint
 class ChatRequest:
     """A validated chat: the parts of its engine request, and the reader of its output. `is_thinking`: the prompt ends
     inside reasoning. `is_calling`: the prompt ends with the token that begins calls. `events` has the prompt's images
-    and the parked KV from which it continues. `calls_once`: the client accepts only one call. `ends` are special tokens
-    that may end an output and are visible as text. `functions` may be called. `is_vouched`: a grammar enforces the
-    format of calls. `rendered` is the prompt's text from the template. `channels` is the format of a model that writes
-    in channels."""
+    and the retained KV from which it continues. `calls_once`: the client accepts only one call. `ends` are special
+    tokens that may end an output and are visible as text. `functions` may be called. `is_vouched`: a grammar enforces
+    the format of tool calls. `rendered` is the prompt's text from the template. `channels` is the format of a model
+    that writes in channels."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -82,7 +82,7 @@ class ChatRequest:
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
         """Store the parsed outputs of a finished request for the conversation that continues them, if its KV is
-        parked."""
+        retained."""
         if request.parks:
             keep_answers(model, request, self.rendered, found)
 
@@ -118,11 +118,11 @@ class TurnReader:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all text is content, up to the end of the output."""
+        """Return whether all text of the output is content, up to its end."""
         return self._tools is None and not self._ends and (self._thoughts is None or self._thoughts.is_over)
 
     def add_content(self, text: str) -> None:
-        """Record text that was sent as content, of an output that `is_plain`."""
+        """Record text that was sent as content without parsing, because the output `is_plain`."""
         self.found.content += text
 
     def _push(self, text: str, is_last: bool) -> list[deltas.StreamDelta]:
@@ -278,7 +278,7 @@ async def limited(model: LoadedModel, conversation: Conversation, made: ChatProm
 
 
 def _sentence(model: LoadedModel, conversation: Conversation) -> str:
-    """Return the text with which reasoning ends at its budget."""
+    """Return the text that the model must write when its reasoning budget ends."""
     own = conversation.thinking_budget_message
     return model.tokenizer.chat_settings.thinking_budget_message if own is None else own
 

@@ -36,7 +36,7 @@ def describe(constraint: Constraint) -> str:
     if len(text) > MAX_DESCRIPTION_CHARS:
         raise InvalidRequest(
             f"describe_constraint: the description has {len(text)} characters; at most {MAX_DESCRIPTION_CHARS}. "
-            "Describe the form in a message.",
+            "Describe the required output in a message instead.",
             "describe_constraint",
         )
     return text
@@ -47,9 +47,9 @@ def with_description(conversation: Conversation, constraint: Constraint | None) 
     a constraint or without a user message."""
     place = next((i for i, each in reversed([*enumerate(conversation.messages)]) if each.get("role") == "user"), None)
     if constraint is None or place is None:
-        lacking = "constraint, such as a response_format" if constraint is None else "message of the user"
+        lacking = "constraint, such as a response_format" if constraint is None else "user message"
         raise InvalidRequest(
-            f"describe_constraint: got true; there is no {lacking}. Add one, or leave the field out.",
+            f"describe_constraint: got true, but the request has no {lacking}. Add one, or leave the field out.",
             "describe_constraint",
         )
     messages = [*conversation.messages]

@@ -1,6 +1,6 @@
 """Conversations of all APIs, and their prompts: messages and tools are validated, then rendered by the model's chat
-template. Messages, tools and tool choices have OpenAI's format, to which all other APIs convert theirs. This module
-knows no other wire format."""
+template. Messages, tools and tool choices have OpenAI's format. The other APIs convert their requests to this format.
+This module knows no other wire format."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ def continued(
     if not continues:
         if adds_prompt is False:
             raise InvalidRequest(
-                "add_generation_prompt is false; continue_final_message must be true then", "add_generation_prompt"
+                "add_generation_prompt is false; this needs continue_final_message to be true", "add_generation_prompt"
             )
         return messages, ""
     if adds_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt are true; set only one of them",
+            "continue_final_message and add_generation_prompt are both true; set only one of them",
             "continue_final_message",
         )
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
         raise InvalidRequest(
-            "continue_final_message is true; the last message must be text of the assistant", "continue_final_message"
+            "continue_final_message is true; the last message must be an assistant text", "continue_final_message"
         )
     return messages[:-1], last["content"]
 
@@ -116,7 +116,7 @@ def continued(
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The prompt of a conversation: its text (with marks, see `content_tokens.py`), its tokens, and the images and
-    audio among the tokens. `continues` is the request whose parked KV the prompt continues."""
+    audio among the tokens. `continues` is the request whose retained KV the prompt continues."""
 
     text: str
     tokens: tuple[int, ...]
@@ -146,8 +146,8 @@ def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:
-    """Return how media appear in the prompt of a multimodal model. A template accepts content as a list of parts if it
-    contains the name of a modality; the model's own template must also contain `type`."""
+    """Return how images and other media are written in the prompt of a multimodal model. A template accepts content as
+    a list of parts if it contains the name of a modality; the model's own template must also contain `type`."""
     own, given = tokenizer.chat_template.text, conversation.template
     named = any(modality in (own if given is None else given) for modality in pictures.senses)
     takes_parts = named and (given is not None or "type" in own)

@@ -5,7 +5,8 @@ After a tool call, the client sends the answer back as text and calls. A templat
 other spaces, with keys in another order, or without reasoning. Then the KV of the model's own tokens could not be
 reused. So answers with calls are stored, and in the next prompt the model's exact tokens replace the template's
 rendering. For this, the client must send back exactly what it received, reasoning included. The template must also
-write the same text before the answer, and end the answer as the model did. In doubt, the template's rendering is used.
+write the same text before the answer, and end the answer as the model did. In all other cases, the template's rendering
+is used.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _COMPARED = frozenset({"role", "content", "tool_calls", "name", *THOUGHT_KEYS})
 def keep_answers(
     model: LoadedModel, request: Request, rendered: str, ended: Iterable[tuple[CompletionOutput, ChatMessage]]
 ) -> None:
-    """Store the answers of a finished request whose KV is parked. Only answers that call tools and ended without a
+    """Store the answers of a finished request whose KV is retained. Only answers that call tools and ended without a
     limit are stored; if there are none, the KV is released. `rendered` is the prompt's text, or empty if the template
     did not write all of the prompt."""
     calling = [(output, found) for output, found in ended if found.calls and output.finish_reason in BY_ITSELF]

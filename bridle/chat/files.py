@@ -78,7 +78,7 @@ def _data_of(
             raise InvalidRequest(f"{where} has no file: send file_data, as data:text/plain;base64,...", where)
         return _unpacked(given, where)
     if reader is None or not reader.hosts:
-        raise UnsupportedFeature(f"{where}.file_url is not fetched: this server fetches nothing; send file_data", where)
+        raise UnsupportedFeature(f"{where}.file_url: this server fetches no URLs; send file_data instead", where)
     return reader.hosts.fetch(address, MAX_FILE_BYTES, deadline, where, "text")
 
 
@@ -89,7 +89,7 @@ def _unpacked(given: str, where: str) -> bytes:
         if not comma or head.rpartition(";")[2].strip().lower() != "base64":
             raise InvalidRequest(f"{where}.file_data must be base64, or data:text/plain;base64,...", where)
     if len(given) > 4 * MAX_FILE_BYTES // 3 + 4:
-        raise InvalidRequest(f"{where} has {len(given)} characters; its file may have {MAX_FILE_BYTES} bytes", where)
+        raise InvalidRequest(f"{where} has {len(given)} characters; a file may have {MAX_FILE_BYTES} bytes", where)
     try:
         return base64.b64decode(given, validate=True)
     except (binascii.Error, ValueError):
@@ -104,7 +104,7 @@ def _decoded(data: bytes, where: str) -> str:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
-    raise MediaRefused(f"{where} is {kind}; only text files are read. Send the file's text", where)
+    raise MediaRefused(f"{where} is {kind}; only text files are accepted. Send the file's text instead", where)
 
 
 def _fields(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The grammar of an assistant's output: combines tools, reasoning and a constraint.
 
 If there is a grammar of calls, it constrains the calls. Reasoning before the answer is unconstrained, and a budget may
-limit it. This module knows no prompts and no readers.
+limit it. This module does not depend on prompts and output readers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OutputGrammar:
             return replace(given, constraint=None, controller=compose(given.controller, thinking))
         if self.budget and not offer.is_required:
             raise UnsupportedFeature(
-                f"{self.model.name!r} has no reasoning that thinking_budget could limit", "thinking_budget"
+                f"thinking_budget: {self.model.name!r} writes no reasoning here; leave it out", "thinking_budget"
             )
         if self.call_token is not None and not offer.is_required and form is not None:
             calls = ReasoningThenGrammar(self.call_token, then=await self._grammar(form))
@@ -64,8 +64,8 @@ class OutputGrammar:
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
         """Return whether unconstrained reasoning precedes `form`. A grammar of calls always leaves reasoning
-        unconstrained, because a call within reasoning does not count. Any other form does so if the model may open
-        reasoning; only the text after the reasoning must have the form."""
+        unconstrained, because a call within reasoning does not count. For any other format, it does if the model may
+        begin reasoning; the format then applies to the text after the reasoning."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:
@@ -91,8 +91,9 @@ class OutputGrammar:
         return await self._freely(kind, offer)
 
     async def _freely(self, kind: ToolFormat, offer: ToolChoice) -> Constraint | None:
-        """Return the grammar of an output in which the model may call. The grammar enforces names and syntax of calls,
-        and the arguments of strict functions. Returns None if there is no such grammar and no function is strict."""
+        """Return the grammar of an output in which the model may call tools. The grammar enforces names and syntax of
+        calls, and the arguments of strict functions. Returns None if there is no such grammar and no function is
+        strict."""
         if not (kind.is_spelled or offer.is_strict):
             return None
         loose = _loosened(kind, offer)
@@ -141,7 +142,9 @@ class OutputGrammar:
     async def _grammar(self, form: Constraint | None) -> CompiledGrammar:
         pool = self.model.constraints
         if pool is None or form is None:
-            raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
+            raise UnsupportedFeature(
+                f"{self.model.name!r} is served without constraints, which tools need here", "tools"
+            )
         return await compile_grammar(pool, form)
 
 

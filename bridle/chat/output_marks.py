@@ -38,7 +38,7 @@ class OutputMarks:
     @classmethod
     def of(cls, model: LoadedModel, offer: ToolChoice, prompt: str, is_held: bool) -> OutputMarks:
         """Find the marks of an output that follows `prompt`. Reasoning is separated from the answer only if text that
-        may be rolled back is held (`is_held`). Raises `UnsupportedFeature` for a model that cannot call."""
+        may be rolled back is held (`is_held`). Raises `UnsupportedFeature` for a model that cannot call tools."""
         kind = format_of(model.tokenizer) if offer.functions else None
         token = None if kind is None else _call_token(model, kind)
         tags, channels = known_marks(model.tokenizer)
@@ -66,12 +66,12 @@ def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
         return None
     token = model.tokenizer.id_of(kind.opening_token)
     if token is None:
-        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call tools", "tools")
     return token
 
 
 async def learn_marks(model: LoadedModel) -> None:
-    """Infer a model's marks and its chat format, unless that was done when the model was loaded. The template is
+    """Infer a model's marks and its chat format, unless they were inferred when the model was loaded. The template is
     rendered many times, so this runs outside of the event loop."""
     if model.tokenizer not in _MARKS:
         await model.in_text_thread(_learn, model)

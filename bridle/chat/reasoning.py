@@ -32,8 +32,9 @@ GAP = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The texts around a model's reasoning, and the tokens that spell them. If `are_special`, the tags are visible only
-    if special tokens are not skipped. `lead` and `tail` are marks that the model writes before and after the answer."""
+    """The texts around a model's reasoning, and the tokens that spell them. If `are_special`, the tags are in the
+    output's text only if special tokens are not skipped. `lead` and `tail` are marks that the model writes before and
+    after the answer."""
 
     opening: str
     closing: str

@@ -1,4 +1,4 @@
-"""Detects repeated tool calls: a small model may repeat a call without an end, within one output or over several turns.
+"""Detects repeated tool calls: a small model may repeat a call endlessly, within one output or over several turns.
 
 A call is repeated if its markup, name and arguments equal those of an earlier call in the same output. Only formats
 with tags around each call mark where a call ends; in other formats, only the token limit ends repeated calls.

@@ -47,10 +47,10 @@ StreamDelta = Thought | Content | ToolCallStart | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Rules for recognizing a call. `names` are the functions that may be called (None: any). If no grammar ensures the
-    format, `is_held`: a call is reported once it is complete, and treated as content if it is invalid. `schemas` are
-    the parameters of functions, for formats that write strings without quotes. With `tells_cut`, the complete part of a
-    call that the end of the output cut off is reported; otherwise such a call is content."""
+    """Rules for recognizing a call. `names` are the functions that may be called (None: any). `is_held` is set if no
+    grammar enforces the format: a call is then reported once it is complete, and an invalid call is content. `schemas`
+    are the parameters of functions, for formats that write strings without quotes. With `tells_cut`, the complete part
+    of a call that the end of the output cut off is reported; otherwise such a call is content."""
 
     names: frozenset[str] | None = None
     is_held: bool = False

@@ -1,6 +1,6 @@
-"""Tools and tool choice of a request, in OpenAI's format, to which all routes convert theirs. A tool choice may have
-the format of chats, with the fields `function` and `allowed_tools`, or the format of responses, without these
-fields."""
+"""Tools and tool choice of a request, in OpenAI's format. All routes convert their requests to this format. A tool
+choice may have the format of chats, with the fields `function` and `allowed_tools`, or the format of responses, without
+these fields."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def offer_of(
     names = [function.name for function in functions]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidRequest(f"tools has {name!r} {names.count(name)} times; names must differ", "tools")
+            raise InvalidRequest(f"tools has function {name!r} {names.count(name)} times; names must differ", "tools")
     if isinstance(choice, str) and choice in names:  # text-generation-inference accepts a plain name
         choice = {"type": "function", "function": {"name": choice}}
     max_calls = 1 if parallel is False else MAX_CALLS
@@ -79,7 +79,7 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _function(tool: Mapping[str, Any], where: str) -> Function:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
-        raise InvalidRequest(f"{where} must be of type 'function' and have a function", "tools")
+        raise InvalidRequest(f"{where} must have the type 'function' and a function object", "tools")
     name, parameters, strict = function.get("name"), function.get("parameters"), function.get("strict")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{where}.function.name must be a non-empty string", "tools")
@@ -114,7 +114,9 @@ def _choice(choice: str | Mapping[str, Any] | None) -> tuple[Literal["none", "au
 def _allowed(allowed: Mapping[str, Any]) -> tuple[Literal["none", "auto", "required"], list[str] | None]:
     mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-        raise InvalidRequest("tool_choice.allowed_tools needs a mode, auto or required, and tools", "tool_choice")
+        raise InvalidRequest(
+            "tool_choice.allowed_tools needs a mode, auto or required, and a tools list", "tool_choice"
+        )
     return mode, [_name_in(tool) for tool in tools]
 
 
@@ -122,5 +124,7 @@ def _name_in(choice: Any) -> str:
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise InvalidRequest(f"tool_choice is {short_repr(choice)}; function.name must name it", "tool_choice")
+        raise InvalidRequest(
+            f"tool_choice is {short_repr(choice)}; function.name must be a function's name", "tool_choice"
+        )
     return name

@@ -140,7 +140,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "logprobs": True, "top_logprobs": -1}, "logprobs is -1"),
     ({"messages": HI, "logprobs": 5}, "logprobs is 5; input should be a valid boolean"),
     ({"messages": HI, "tools": {}}, "tools must be a list of objects"),
-    ({"messages": HI, "tools": [{"type": "retrieval"}]}, "tools[0] must be of type 'function'"),
+    ({"messages": HI, "tools": [{"type": "retrieval"}]}, "tools[0] must have the type 'function'"),
     ({"messages": HI, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     ({"messages": HI, "tools": [{}] * 129}, "tools has 129 entries; at most 128"),
     ({"messages": HI, "tool_choice": "required"}, "tool_choice is 'required', but there are no tools"),

@@ -92,7 +92,7 @@ def test_an_unknown_format_is_said_at_load_and_refused_in_requests(caplog: pytes
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"tool_format": "harmony"}, "writes no channels"),
+        ({"tool_format": "harmony"}, "has no channels"),
         ({"reasoning_format": "qwen3"}, "has no tokens <think>"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_the_operator_names_in_vain_is_said_at_load(
 ) -> None:
     with started(fresh(**settings)):
         (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-        assert warned.startswith("chat format of demo: cannot be used") and reason in warned
+        assert warned.startswith("the chat format of demo cannot be used") and reason in warned
 
 
 def test_llm_knows_the_format_once_it_is_there(
@@ -119,4 +119,4 @@ def test_llm_knows_the_format_once_it_is_there(
 def test_llm_warns_of_a_format_that_was_named_in_vain(caplog: pytest.LogCaptureFixture) -> None:
     with LLM("demo", tool_format="harmony", max_model_len=2048):
         (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-        assert warned.startswith("chat format of demo: cannot be used") and "writes no channels" in warned
+        assert warned.startswith("the chat format of demo cannot be used") and "has no channels" in warned

@@ -280,8 +280,8 @@ def test_a_final_message_is_continued(server: httpx.Client) -> None:
     asked = post(server, "/v1/chat/completions", {"messages": said}).json()["usage"]["prompt_tokens"]
     assert answered < count < asked  # no message ends, and none begins
     for wrong, message in (
-        ({"add_generation_prompt": True}, "continue_final_message and add_generation_prompt are true"),
-        ({"messages": said[:1]}, "the last message must be text of the assistant"),
-        ({"continue_final_message": False}, "add_generation_prompt is false; continue_final_message must be true"),
+        ({"add_generation_prompt": True}, "continue_final_message and add_generation_prompt are both true"),
+        ({"messages": said[:1]}, "the last message must be an assistant text"),
+        ({"continue_final_message": False}, "add_generation_prompt is false; this needs continue_final_message"),
     ):
         assert message in told(post(server, "/v1/chat/completions", body | wrong))

@@ -214,16 +214,16 @@ def test_a_chat_reads_files_too(client: TestClient) -> None:
 
 
 BAD_FILES: list[tuple[dict[str, Any], str]] = [
-    (a_file(b"%PDF-1.1\nthe rest"), "input[0].content[1] is a PDF; only text files are read"),
+    (a_file(b"%PDF-1.1\nthe rest"), "input[0].content[1] is a PDF; only text files are accepted"),
     (a_file(b"\xff\xfe\xff"), "input[0].content[1] is no text in UTF-8"),
     (a_file(b"a\0b"), "input[0].content[1] is no text in UTF-8"),
     (a_file(b"a", filename="a\nb"), "filename must be a printable text"),
     (a_file(b"a", file_id="file_1"), "this server stores no files"),
     ({"type": "input_file", "file_data": "data:text/plain,abc"}, "file_data must be base64"),
     ({"type": "input_file", "file_data": "!"}, "is not valid base64"),
-    ({"type": "input_file", "file_data": "A" * (2 * MAX_FILE_BYTES)}, f"its file may have {MAX_FILE_BYTES} bytes"),
+    ({"type": "input_file", "file_data": "A" * (2 * MAX_FILE_BYTES)}, f"a file may have {MAX_FILE_BYTES} bytes"),
     ({"type": "input_file", "filename": "a"}, "has no file"),
-    ({"type": "input_file", "file_url": "http://a.example/b"}, "file_url is not fetched: this server fetches nothing"),
+    ({"type": "input_file", "file_url": "http://a.example/b"}, "file_url: this server fetches no URLs"),
 ]  # fmt: skip
 
 

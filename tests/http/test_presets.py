@@ -253,7 +253,7 @@ def test_a_named_format_is_shown() -> None:
 
 
 def test_formats_that_the_vocabulary_lacks_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="writes no channels"):
+    with pytest.raises(InvalidRequest, match="has no channels"):
         format_of(fresh(tool_format="harmony"))
     with pytest.raises(InvalidRequest, match="has no tokens <think>"):
         tags_of(fresh(reasoning_format="qwen3"))

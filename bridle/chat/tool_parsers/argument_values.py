@@ -59,7 +59,7 @@ def read_value(text: str, schema: object) -> Any:
             return value
     if not types or "string" in types:
         return text
-    raise ValueError(f"{text[:80]!r} is none of {sorted(types)}")
+    raise ValueError(f"the value {text[:80]!r} has none of the types {sorted(types)}")
 
 
 def typed(value: Any, schema: object) -> Any:
@@ -101,13 +101,13 @@ def _plain(node: ast.expr, depth: int = 0) -> Any:
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
             return {_key(key): _plain(value, depth + 1) for key, value in pairs}
-    raise ValueError("not a literal")
+    raise ValueError("a value is not a literal")
 
 
 def _key(node: ast.expr | None) -> str:
     value = None if node is None else _plain(node)
     if not isinstance(value, str):
-        raise ValueError("a key is not a string")
+        raise ValueError("the key of an argument is not a string")
     return value
 
 
@@ -187,7 +187,7 @@ def _unescaped(raw: str, is_string: bool) -> Any:
         return raw
     value = read_value(raw, None)
     if isinstance(value, str):
-        raise ValueError("a value without quotes")
+        raise ValueError("a value has no quotes")
     return value
 
 
@@ -220,7 +220,7 @@ class QuotedReader:
             self._at += len(end)
             return True
         if self._at >= len(self._text):
-            raise ValueError("the text ends within an object")
+            raise ValueError("the text ends inside an object")
         return False
 
     def _key(self) -> str:
@@ -228,7 +228,7 @@ class QuotedReader:
             key = self._string()
             self._spaces()
             if not self._skip(":"):
-                raise ValueError("a key without a colon")
+                raise ValueError("no colon follows a key")
             return key
         found = _BARE_KEY.match(self._text, self._at)
         if found is None:
@@ -263,7 +263,7 @@ class QuotedReader:
         start = self._at + len(self._quote)
         end = self._text.find(self._quote, start)
         if end < 0:
-            raise ValueError("a string does not end")
+            raise ValueError("a string has no closing quote")
         self._at = end + len(self._quote)
         return self._text[start:end]
 

@@ -142,11 +142,11 @@ def parse_format(data: object) -> CallFormat:
     names = form.call[: form.call.index(ARGUMENTS)] if ARGUMENTS in form.call else ()
     if NAME not in names:
         raise InvalidRequest(
-            f"tool_format: got call={form.call}; it needs {NAME}, and {ARGUMENTS} after it", "tool_format"
+            f"tool_format: call is {form.call}; it must contain {NAME} and, later, {ARGUMENTS}", "tool_format"
         )
     if not form.trigger and not form.is_bare:
         raise InvalidRequest(
-            "tool_format: no markup begins a call; set section_open, or begin call with it", "tool_format"
+            "tool_format: no markup begins a call; set section_open, or let `call` begin with markup", "tool_format"
         )
     _check_arguments(form.arguments)
     return form

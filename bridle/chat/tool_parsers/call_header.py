@@ -38,7 +38,7 @@ def read_header(form: CallFormat, text: str, is_last: bool) -> tuple[str, int]:
 
 
 def _pass(text: str, at: int, literal: str, is_last: bool) -> int:
-    """Return the position after a literal. Its white space may differ in the text."""
+    """Return the position after a literal. The white space in the text may differ from the literal's."""
     for word in literal.split():
         start = at
         while start < len(text) and text[start].isspace():

@@ -132,7 +132,7 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
             found = harmony_of(tokenizer)
             if found is None:
                 raise InvalidRequest(
-                    f"tool_format is {name!r}, but the model writes no channels; name another format, or auto",
+                    f"tool_format is {name!r}, but this model has no channels; choose another format, or auto",
                     "tool_format",
                 )
             return found
@@ -166,8 +166,8 @@ def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
 
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
-    """Return the format with its reader. Mistral's models write two formats, whichever their template shows. Models
-    write the calls of Hermes and Llama with the usual spaces, even if their template has other spaces."""
+    """Return the format with its reader. Mistral's models write two formats, even if their template shows only one.
+    Models write the calls of Hermes and Llama with the usual spaces, even if their template has other spaces."""
     if form.trigger == MARK:
         return _mistral(tokenizer)
     for usual in (HERMES, PRESETS["llama3_json"]):

@@ -47,7 +47,7 @@ def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
 
 
 def _heads(prober: Prober) -> list[str]:
-    """Return texts that begin an assistant's turn. They include different parts of the end of the user's turn."""
+    """Return texts that begin an assistant's turn. The texts include different parts of the end of the user's turn."""
     shared = _turn_head(prober)
     tags = [found.start() for found in re.finditer("<", shared) if len(shared) - found.start() >= len(shared) / 2]
     heads = [shared[start:] for start in tags] if len(shared) > _MIN_HEAD else []

@@ -47,7 +47,7 @@ def _skip(text: str, at: int) -> int:
 def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tuple[str, Any, int]:
     opening, start = form.opening.strip(), text.find(form.opening.strip(), at)
     if start < 0 or text[at:start].strip(" \t\n,"):
-        raise ValueError("text between arguments")
+        raise ValueError("there is text between two arguments")
     start += len(opening)
     kind, key, begin = _key_and_type(form, text, start)
     failure = ValueError("a value does not end")
@@ -79,16 +79,16 @@ def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, st
         if found is not None and (best is None or found.start() < best[0]):
             best = (found.start(), found.end(), kind)
     if best is None:
-        raise ValueError("a key without a value")
+        raise ValueError("the key of an argument has no value after it")
     key = text[start : best[0]].strip().strip('"')
     if not key or "\n" in key or len(key) > _LONGEST_KEY:
-        raise ValueError("not a key")
+        raise ValueError("the key of an argument is not valid")
     return best[2], key, best[1]
 
 
 def _ends_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> Iterator[tuple[int, int]]:
-    """Yield the possible ends of a value, each with the position after its closing tag. An end counts if another
-    argument or no text follows."""
+    """Yield the possible ends of a value, each with the position after its closing tag. An end is possible if another
+    argument follows, or no text."""
     closing = form.closing.replace(KEY, key).strip()
     at = begin
     while (end := text.find(closing, at)) >= 0:
