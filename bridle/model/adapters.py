@@ -62,7 +62,7 @@ class ModelAdapters:
         """Copy an adapter from the host to the device."""
         adapter = self._on_host.get(key)
         if adapter is None:
-            raise InternalError(f"adapter {key!r} is to be placed, but was not read")
+            raise InternalError(f"adapter {key!r} cannot be placed on the device, because its files were not read")
         layout = self._layouts.of(adapter.files.shapes)
         self.on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
@@ -153,4 +153,4 @@ def check_complete(step: AdapterStep) -> None:
     """Raise `InternalError` if the model used a layer's weight without calling the layer. Such a step lacks the
     adapter's result for this layer."""
     if step.num_added != len(step.by_site):
-        raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")
+        raise InternalError(f"only {step.num_added} of {len(step.by_site)} layers with adapters were called")

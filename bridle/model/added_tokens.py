@@ -31,9 +31,9 @@ def refuse_renumbered(folder: Path, backend: Any) -> None:
         if loaded is not None and loaded != stated:
             raise UnsupportedModel(
                 f"{folder / file} gives the added token {short_repr(token)} the id {stated}, but it is loaded as "
-                f"{loaded}: "
-                "ids of added tokens must follow the vocabulary's without a gap, in their order. Add placeholders for "
-                "the ids that are left out, or put the token into the vocabulary, with its id"
+                f"{loaded}. "
+                "Ids of added tokens must follow the vocabulary's ids in order, without a gap. Add placeholders for "
+                "the missing ids, or put the token with its id into the vocabulary"
             )
 
 

@@ -43,7 +43,7 @@ class AsyncSampling:
     def start(self, drawing: Any) -> None:
         """Record a sampling that was started (a drawing), or its result if it is already complete."""
         if self._drawing is not None or self._result is not None:
-            raise InternalError("sampling requested before the last tokens were taken")
+            raise InternalError("sampling was started before the last sampled tokens were read")
         if isinstance(drawing, StepResult):
             self._result = drawing
         else:
@@ -61,7 +61,7 @@ class AsyncSampling:
     def _wait(self) -> StepResult:
         if self._result is None:
             if self._drawing is None:
-                raise InternalError("no sampled tokens to take")
+                raise InternalError("sampled tokens were requested, but no sampling was started")
             self._result = self._drawing.take()
         return self._result
 

@@ -128,7 +128,7 @@ class PagedAttention:
         """Return the packed tokens of the step for a recurrent layer, as spans with the state of their sequence."""
         assert self.step is not None
         if self.states is None:
-            raise InternalError(f"layer {layer} is recurrent, and there is no pool of states")
+            raise InternalError(f"layer {layer} is recurrent, but the executor has no pool of states")
         return [span for row in self.step.rows for span in _row_spans(self.states, layer, row)]
 
 

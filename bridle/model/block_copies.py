@@ -67,7 +67,7 @@ def tried_copier(device: torch.device) -> BlockCopier | None:
     problem = find_problem(BlockCopier(device), device)
     if problem is None:
         return BlockCopier(device)
-    _log.warning("blocks on %s are copied in plain torch, one layer after the other: %s", device, problem)
+    _log.warning("KV blocks on %s are copied in plain torch, one layer after the other: %s", device, problem)
     return None
 
 

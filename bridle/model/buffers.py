@@ -34,7 +34,7 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
         model.base_model._init_weights(model.base_model)  # some families set the buffers of layers in this call
     for module, name in wanted:
         if _is_open(module, name):
-            raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")
+            raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} whose value is unknown")
 
 
 def _init_of(model: Any, path: str) -> Callable[[Any], None]:

@@ -37,7 +37,7 @@ def check_model(
     config = ModelConfig(model=str(path), dtype=dtype, device=device, kernel=kernel, quantization=quantization)  # type: ignore[arg-type]
     if read_pooling(Path(path)) is not None:
         raise UnsupportedModel(
-            f"{path} is an embedding or classification model; bridle compares such models while it loads them"
+            f"{path} is an embedding or classification model; bridle checks such models while it loads them"
         )
     checkpoint = inspect_checkpoint(Path(path))
     settings = support_checks.read_config(checkpoint)

@@ -122,9 +122,7 @@ def weight_files(folder: Path) -> list[Path]:
             raise UnsupportedModel(f"{folder / INDEX_NAME} names a file outside of the folder: {outside[0]!r}")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise UnsupportedModel(
-                f"{folder} lacks {len(missing)} of {len(names)} weight files, among them {missing[0]}"
-            )
+            raise UnsupportedModel(f"{folder} lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}")
         return [folder / name for name in names]
     single = folder / "model.safetensors"
     if single.is_file():
@@ -183,7 +181,7 @@ def _measure(path: Path, name: str, entry: Any, payload: int) -> tuple[int, int]
         values = prod(int(side) for side in entry["shape"])
         item = ITEM_SIZES.get(entry["dtype"])
     except (TypeError, KeyError, ValueError) as error:
-        raise UnsupportedModel(f"{path} has a damaged header: tensor {name!r} is described wrongly") from error
+        raise UnsupportedModel(f"{path} has a damaged header: tensor {name!r} has a wrong entry") from error
     if not 0 <= begin <= end <= payload:
         raise UnsupportedModel(
             f"{path} is cut off: tensor {name!r} ends at byte {end} of the data, which has {payload}"

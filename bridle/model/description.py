@@ -87,7 +87,7 @@ def describe(path: Path) -> ModelDescription:
         return _of_folder(path)
     files = sorted(each for each in path.glob("*.gguf") if is_first_piece(each.name))
     if len(files) != 1:
-        raise UnsupportedModel(f"{path} has no config.json, and {len(files)} GGUF models instead of one")
+        raise UnsupportedModel(f"{path} has no config.json, and must then have 1 GGUF model; it has {len(files)}")
     return _of_gguf(open_model(files[0]))
 
 
@@ -166,13 +166,13 @@ def _tensors(path: Path) -> list[tuple[str, list[int], int]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(_MAX_HEADER, path.stat().st_size):
-            raise UnsupportedModel(f"{path} is no safetensors file")
+            raise UnsupportedModel(f"{path} is not a safetensors file")
         header = _parsed(file.read(length), path)
     rows = [row for name, row in header.items() if name != "__metadata__"]
     try:
         return [(row["dtype"], row["shape"], row["data_offsets"][1] - row["data_offsets"][0]) for row in rows]
     except (KeyError, TypeError, IndexError):
-        raise UnsupportedModel(f"{path} is no safetensors file") from None
+        raise UnsupportedModel(f"{path} is not a safetensors file") from None
 
 
 def _quantized(config: Mapping[str, Any]) -> str | None:

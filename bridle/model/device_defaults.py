@@ -29,7 +29,7 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InvalidRequest(f"device is {name!r}; only cpu and cuda are supported", "device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} of them", "device")
+        raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} CUDA devices", "device")
     return device
 
 
@@ -42,7 +42,7 @@ def choose_devices(name: str, count: int) -> list[torch.device]:
     begin, found = first.index or 0, torch.cuda.device_count()
     if begin + count > found:
         start = f" from {first} on" if begin else ""
-        raise InvalidRequest(f"shards is {count}; this machine has {found - begin} GPUs{start}, one for each", "shards")
+        raise InvalidRequest(f"shards is {count}; each needs a GPU, and there are {found - begin}{start}", "shards")
     return [torch.device("cuda", begin + rank) for rank in range(count)]
 
 
@@ -74,7 +74,7 @@ def check_quantization(quantization: str, device: torch.device) -> None:
 
         check_float8(device)
     elif quantization not in ("none", "auto") and device.type != "cpu":
-        raise InvalidRequest(f"quantization {quantization!r} is for CPUs; the device is {device}", "quantization")
+        raise InvalidRequest(f"quantization {quantization!r} needs a CPU; the device is {device}", "quantization")
 
 
 def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -83,7 +83,7 @@ def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     if wanted is not dtype and device.type != "cpu":
         raise InvalidRequest(
-            f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {device} keys and values have the type of the weights, "
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {device} it must be 'auto' or the type of the weights, "
             f"{str(dtype).removeprefix('torch.')}",
             "kv_cache_dtype",
         )

@@ -169,7 +169,7 @@ class LocalExecutor:
         """Call `sampler` for a batch of the last step, and return its result; an empty result if the batch is empty."""
         self._require_runner()
         if batch.step != self._step:
-            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was step {self._step}")
         if not batch.rows and not batch.scores:
             return StepResult(batch.step)
         logits = self.logits
@@ -189,10 +189,10 @@ class LocalExecutor:
         """Return the last forward pass's inputs of the output head for these rows, scaled to length 1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
-            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+            raise InternalError(f"got step {step} for embeddings; the last forward pass was step {self._step}")
         for row in logits_rows:
             if not 0 <= row < hidden.shape[0]:
-                raise InternalError(f"step {step} has {hidden.shape[0]} logits rows; row {row} is to be embedded")
+                raise InternalError(f"step {step} has {hidden.shape[0]} logits rows; embeddings need row {row}")
         with torch.inference_mode():
             rows = upload_list(logits_rows, torch.int64, hidden.device)
             picked = hidden.index_select(0, rows).float()  # [N, hidden]
@@ -261,9 +261,9 @@ class LocalExecutor:
             self._check_vectors(row)
             slots = [row.state, *(save.slot for save in row.saves)] if self.info.num_states else []
             if any(not 0 <= slot < self.info.num_states for slot in slots):
-                raise InternalError(f"sequence {row.seq_id} has state slots {slots} of {self.info.num_states}")
+                raise InternalError(f"sequence {row.seq_id} has state slots {slots}; there are {self.info.num_states}")
             if row.runs and self.media is None:
-                raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
+                raise InternalError(f"sequence {row.seq_id} has images, but this model reads none")
 
     def _check_vectors(self, row: PlanRow) -> None:
         for key in row.vector_keys:
@@ -308,7 +308,7 @@ def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
 
 def _strike(logits: Tensor, unnamed: PaddedVocab) -> None:
     if unnamed and unnamed.end > logits.shape[1]:
-        raise InternalError(f"id {unnamed.end - 1} is to be struck from {logits.shape[1]} logits")
+        raise InternalError(f"padding id {unnamed.end - 1} is outside of a row of {logits.shape[1]} logits")
     if unnamed:
         logits.index_fill_(1, _columns(unnamed, logits.device), -torch.inf)
 
@@ -323,11 +323,11 @@ def check_batch(batch: SampleBatch, num_rows: int) -> None:
     for row in batch.rows:
         if not 0 <= row.logits_index < num_rows:
             raise InternalError(
-                f"sequence {row.seq_id} reads logits row {row.logits_index} of {num_rows} in step {batch.step}"
+                f"sequence {row.seq_id} reads logits row {row.logits_index} of {num_rows} rows in step {batch.step}"
             )
     for run in batch.scores:
         if run.logits_start < 0 or run.logits_start + len(run.tokens) > num_rows:
             raise InternalError(
                 f"sequence {run.seq_id} scores {len(run.tokens)} tokens from logits row {run.logits_start} "
-                f"of {num_rows} in step {batch.step}"
+                f"of {num_rows} rows in step {batch.step}"
             )

@@ -146,7 +146,7 @@ def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
     held = _demands_of_keys(loaded) if kv_dtype is torch.int8 else None
     if held is not None:
         raise InvalidRequest(
-            f"kv_cache_dtype is 'int8', and this model's keys {held}, which 8 bits do not keep; use 'bfloat16'",
+            f"kv_cache_dtype is 'int8', but this model's keys {held}, which int8 cannot hold; use 'bfloat16'",
             "kv_cache_dtype",
         )
 

@@ -164,7 +164,7 @@ def use_float8(model: nn.Module, device: torch.device, dtype: torch.dtype) -> in
     converted layers. If products in float8 fail on this device, the log says why, and the weights are unchanged."""
     problem = find_problem(device, dtype)
     if problem is not None:
-        _log.warning("weights stay %s, as products in float8 fail here: %s", str(dtype).removeprefix("torch."), problem)
+        _log.warning("weights stay %s, because float8 products fail: %s", str(dtype).removeprefix("torch."), problem)
         return 0
     head = model.get_output_embeddings()  # type: ignore[operator]
 

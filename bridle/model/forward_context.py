@@ -69,5 +69,5 @@ def current_handler() -> AttentionHandler:
     """Return the attention handler of this thread's current forward pass. Raises `InternalError` outside of a pass."""
     handler = _slot.handler
     if handler is None:
-        raise InternalError("a model loaded by bridle was called outside of a step")
+        raise InternalError("a model that bridle loaded was called outside of an engine step")
     return handler

@@ -216,7 +216,7 @@ def try_fused_step(
     problem = _missing(layers, attention, missing) or _find_problem(layers, norm, device, dtype)
     if problem is None:
         return FusedStep(layers, norm, device)
-    _log.warning("layers on %s are plain torch between products and attention: %s", device, problem)
+    _log.warning("layers on %s run in plain torch between matrix products and attention: %s", device, problem)
     return None
 
 

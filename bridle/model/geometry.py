@@ -182,9 +182,9 @@ def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None
     if num_kept != num_layers:
         raise UnsupportedModel(
             f"{name} has layers that are not attention (recurrent or convolutional) and keep no state in a cache: only "
-            f"{num_kept} of {num_layers} do, the rest would mix up the sequences of a batch"
+            f"{num_kept} of {num_layers} do. The other layers would mix up the sequences of a batch"
         )
     for what, calls in (("attends", recorder.calls), ("updates its state", recorder.mixers)):
         twice = [layer for layer, count in calls.items() if count > 1]
         if twice:
-            raise UnsupportedModel(f"{name} {what} more than once per token in layer {twice[0]}")
+            raise UnsupportedModel(f"layer {twice[0]} of {name} {what} more than once per token")

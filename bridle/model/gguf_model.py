@@ -127,7 +127,7 @@ class _Filling:
             progress(1 - self._num_unused() / total)
         if self.unused:
             raise UnsupportedModel(
-                f"{self.source.path} holds tensors that {type(self.model).__name__} has no place for, among them "
+                f"{self.source.path} holds tensors that {type(self.model).__name__} does not use, such as "
                 f"{sorted(self.unused)[0]!r}"
             )
 
@@ -293,7 +293,7 @@ class _Filling:
         except (RuntimeError, IndexError, ValueError):
             shapes = " and ".join(str(tuple(part.shape)) for part in parts)
             raise UnsupportedModel(
-                f"{self.source.path}: the tensors of weight {name!r} have shapes {shapes}, which do not fit each other"
+                f"{self.source.path}: the tensors of weight {name!r} have shapes {shapes}, which do not match"
             ) from None
         self._check_shape(name, tuple(tensor.shape), shape)
         for dim, order in ((0, rule.order), (-1, rule.columns)):
@@ -304,7 +304,7 @@ class _Filling:
     def _listed(self, key: str, layer: int) -> float:
         numbers = self.source.numbers(key)
         if len(numbers) <= layer:
-            raise UnsupportedModel(f"{self.source.path}: {key} has no number of layer {layer}")
+            raise UnsupportedModel(f"{self.source.path}: {key} has no value for layer {layer}")
         return float(numbers[layer])
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -322,7 +322,7 @@ class _Filling:
         for known in (name, name.rpartition(".")[0]):
             if known in self.rules:
                 return self.rules[known]
-        raise UnsupportedModel(f"{self.source.path}: weight {name!r} has no counterpart in files of its architecture")
+        raise UnsupportedModel(f"{self.source.path}: weight {name!r} has no tensor name in files of its architecture")
 
     def _entry(self, file: str) -> Any:
         entry = self.source.tensors.get(file)
@@ -369,8 +369,8 @@ def _divide_frequencies(model: Any, source: GgufModel) -> None:
     modules = [module for module in model.modules() if "inv_freq" in module._buffers]
     for module in modules:
         if module.inv_freq.shape != factors.shape or not bool((factors > 0).all()):
-            raise UnsupportedModel(f"{source.path}: rope_freqs has {len(factors)} factors that do not fit the model")
+            raise UnsupportedModel(f"{source.path}: the {len(factors)} factors of rope_freqs do not fit the model")
         module.inv_freq = module.inv_freq / factors
         module.original_inv_freq = module.inv_freq.clone()
     if not modules:
-        raise UnsupportedModel(f"{source.path}: rope_freqs is for a model without rotary positions")
+        raise UnsupportedModel(f"{source.path}: the file has rope_freqs, but the model has no RoPE")

@@ -34,7 +34,7 @@ def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype
             module._parameters[field] = nn.Parameter(numbers.to(dtype), requires_grad=False)
             unused.difference_update(files)
     if unused:
-        raise UnsupportedModel(f"{tower.path} holds tensors without a place, among them {sorted(unused)[0]!r}")
+        raise UnsupportedModel(f"{tower.path} holds tensors that are not used, such as {sorted(unused)[0]!r}")
 
 
 def _spelled(name: str, tower: GgufModel) -> str:

@@ -65,7 +65,7 @@ class GraphLoader:
             if problem is None:
                 taken = show_bytes(max(before - self._free(), 0))
                 _log.info(
-                    "captured %d CUDA graphs of up to %d tokens%s in %.1f s and %s",
+                    "captured %d CUDA graphs of up to %d tokens%s in %.1f s; they use %s",
                     *(len(sizes), sizes[-1], kind, time.monotonic() - began, taken),
                 )
                 continue
@@ -124,7 +124,7 @@ class GraphLoader:
                 graphs = self._begin(info) if graphs is None else graphs
                 num_bytes += self._taken(sizes, partial(graphs.capture, kind), before)
             except Exception as failure:
-                _log.debug("no CUDA graphs%s: %s", kind, _reason(failure))
+                _log.debug("no CUDA graphs were captured%s: %s", kind, _reason(failure))
                 if not num_bytes:
                     return 0
         return num_bytes
@@ -167,7 +167,7 @@ def graph_loader(
     if isinstance(kernel, PagedKernel) and (missing := _missing(geometry)) is None:
         may_come = config.reserved_memory != 0
         return GraphLoader(runner, kernel, geometry, lambda: CudaRecorder(device), adapters if may_come else None)
-    lacking = missing if isinstance(kernel, PagedKernel) else f"they need kernel 'paged', and not {kernel.name!r}"
+    lacking = missing if isinstance(kernel, PagedKernel) else f"they need kernel 'paged', not {kernel.name!r}"
     _log.info("steps run without CUDA graphs: %s", lacking)
     return None
 

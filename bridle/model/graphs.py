@@ -154,7 +154,7 @@ class StepGraphs:
         if self._tiles is None and self._adapters is not None:
             self._tiles = self._adapters.tiles(most_tiles(MOST_TOKENS))
         if self._tiles is None:
-            raise InternalError("no kernel that a graph can hold multiplies adapters")
+            raise InternalError("steps with adapters need a CUDA graph, but no LoRA kernel supports graphs")
         self._tiles.write(most_tiles(size), ())
         return self._tiles.step(size, most_tiles(size))
 

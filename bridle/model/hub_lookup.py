@@ -64,7 +64,7 @@ def folder_of(config: ModelConfig, progress: Progress | None = None) -> Path:
 
 def _refuse_tower(mmproj: str | None, model: str) -> None:
     if mmproj is not None:
-        raise InvalidRequest(f"mmproj: got {mmproj!r}; it is for GGUF files, and {model!r} is a folder", "mmproj")
+        raise InvalidRequest(f"mmproj: got {mmproj!r}; it needs a GGUF file, but {model!r} is a folder", "mmproj")
 
 
 def check_available(model: str, revision: str | None = None) -> None:
@@ -92,11 +92,11 @@ def pulled(entry: LibraryEntry, revision: str | None = None, progress: Progress 
 def _check_pull(entry: LibraryEntry, revision: str | None) -> None:
     if revision is not None:
         raise InvalidRequest(
-            f"revision is {revision!r}; {entry.name} has one pinned version, so leave --revision out", "revision"
+            f"revision is {revision!r}; {entry.name} has one fixed version, so leave --revision out", "revision"
         )
     if installed_path(entry) is None and is_offline():
         raise UnsupportedModel(
-            f"{entry.name} is not on this machine, and offline mode is on: unset HF_HUB_OFFLINE, and run "
+            f"{entry.name} is not on this machine, but offline mode is on: unset HF_HUB_OFFLINE and run "
             f"`bridle pull {entry.name}`"
         )
 
@@ -163,4 +163,4 @@ def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
         return unpack(wanted[0], tower)
     names = ", ".join(path.name for path in found[:8]) or "none"
     what = f"no GGUF file of type {kind!r}" if not wanted else f"{len(wanted)} GGUF files that are meant"
-    raise UnsupportedModel(f"{folder} has {what} (there are: {names}); name one of them")
+    raise UnsupportedModel(f"{folder} has {what} ({names}); choose one of them")

@@ -63,7 +63,7 @@ def heads_of(geometry: Geometry) -> Heads:
     operations that the kernels lack."""
     kinds = {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in geometry.layers.values()}
     if len(kinds) != 1 or any(_is_special(layer) for layer in geometry.layers.values()):
-        raise CannotDescribe("several kinds of attention")
+        raise CannotDescribe("layers with different or special attention are not supported")
     return Heads(*kinds.pop())
 
 
@@ -84,7 +84,7 @@ class LayerReader:
         Raises `CannotDescribe`."""
         names = next((pair for pair in _NORMS if all(hasattr(layer, name) for name in pair)), None)
         if names is None:
-            raise CannotDescribe(f"{type(layer).__name__}: no norms under known names")
+            raise CannotDescribe(f"{type(layer).__name__} has no norms under known names")
         first, second = (getattr(layer, name) for name in names)
         mixers, network = [name for name in _MIXERS if getattr(layer, name, None) is not None], _part(layer, _NETWORKS)
         if not mixers:  # the layer has only one half
@@ -94,7 +94,7 @@ class LayerReader:
             else:
                 network = alone
         if not mixers and network is None:
-            raise CannotDescribe(f"{type(layer).__name__}: no mixer under a known name")
+            raise CannotDescribe(f"{type(layer).__name__} has no mixer under a known name")
         if len(mixers) < 2:
             return [self._read(layer, mixers, first, network, second)]
         places = [KEEPS, *[READS] * (len(mixers) - 1)]
@@ -143,7 +143,7 @@ class LayerReader:
         elif isinstance(getattr(module, "conv", None), nn.Conv1d) and not hasattr(module, "A_log"):
             first, fields["mixer"] = [module.in_proj], Mixer("short_convolution", *taps_of(module.conv))
         else:
-            raise CannotDescribe(f"{type(module).__name__}: another recurrence")
+            raise CannotDescribe(f"the recurrence of {type(module).__name__} is not supported")
         last = getattr(module, "o_proj", None) or module.out_proj
         if isinstance(last, ReorderedInputs):  # of GGUF files
             fields["mixer"], last = reordered(fields.get("mixer"), last), last.linear
@@ -193,9 +193,9 @@ class LayerReader:
             return native.matrix
         weight = getattr(module, "weight", None)
         if type(module) is not nn.Linear or not isinstance(weight, Tensor) or weight.dtype is not torch.float32:
-            raise CannotDescribe(f"a weight of {type(module).__name__}")
+            raise CannotDescribe(f"the weight of {type(module).__name__} is not a float32 matrix")
         if weight.numel() >= MIN_NATIVE_SIZE:
-            raise CannotDescribe("a large weight in another order")
+            raise CannotDescribe("a large weight is not in the order of the kernels")
         return NativeWeight(self._found, pack_float32(weight, self._found.lanes), module.bias).matrix
 
 
@@ -219,7 +219,7 @@ def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
     """Return the factors for the outputs of `first`, the linear layers before a mixer; None if all factors are 1.
     `given` is the factor of the inputs."""
     if given != 1.0 and any(getattr(each, "bias", None) is not None for each in first):
-        raise CannotDescribe("a bias that is not multiplied as its inputs are")
+        raise CannotDescribe("a bias is not scaled like its layer's inputs")
     widths = [each.out_features for each in first]
     factors = torch.full((sum(widths),), given)
     if hasattr(mixer, "mup_vector"):

@@ -35,18 +35,18 @@ def norm_weight(norm: Any) -> tuple[Tensor, float]:
         for each in (weight.detach().float(), weight.detach().float() + 1.0):
             if is_close(want, normed * each):
                 return each.contiguous(), eps
-    raise CannotDescribe(f"a norm {type(norm).__name__}")
+    raise CannotDescribe(f"the norm {type(norm).__name__} is not supported")
 
 
 def reordered(mixer: Mixer | None, last: ReorderedInputs) -> Mixer:
     """Return the description of a delta net that writes its heads in the order of the columns of `last`, the matrix
     after it."""
     if mixer is None or mixer.kind != "delta_net":
-        raise CannotDescribe("columns in another order")
+        raise CannotDescribe("the output columns of this mixer are reordered, which is not supported")
     blocks = last.inputs.view(mixer.heads, mixer.columns)  # for each output position
     heads = blocks[:, 0] // mixer.columns
     if not torch.equal(blocks, heads[:, None] * mixer.columns + torch.arange(mixer.columns)):
-        raise CannotDescribe("columns of heads in another order")
+        raise CannotDescribe("output columns are reordered inside heads, which is not supported")
     return replace(mixer, places=heads.argsort().to(torch.int32))
 
 
@@ -61,7 +61,7 @@ def _floats(weight: Tensor) -> Tensor:
 
 def _check_activation(module: Any) -> None:
     if module.activation not in ("silu", "swish"):
-        raise CannotDescribe(f"an activation {module.activation!r}")
+        raise CannotDescribe(f"the activation {module.activation!r} is not supported")
 
 
 def delta_net(module: Any) -> Mixer:
@@ -101,7 +101,7 @@ def mamba2(module: Any) -> Mixer:
     if norm is not None:
         size = getattr(norm, "group_size", 0) or len(norm.weight) // getattr(norm, "n_groups", 1)
         if size * module.n_groups != heads * columns or getattr(norm, "norm_before_gate", False):
-            raise CannotDescribe(f"norms of {size} values, or before gates")
+            raise CannotDescribe(f"norms of {size} values, or before gates, are not supported")
     least, most = module.time_step_limit
     return Mixer(
         "mamba2",

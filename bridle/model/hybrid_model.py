@@ -58,7 +58,7 @@ class HybridModel:
         self._norm: nn.Module = next(getattr(body, name) for name in _LAST_NORMS if hasattr(body, name))
         reader = LayerReader(geometry, found, self._rotary is not None)
         if not reader.heads.fit(found.lanes):
-            raise CannotDescribe(f"{reader.heads}")
+            raise CannotDescribe(f"the kernels do not support {reader.heads}")
         found_in = [reader.read(layer) for layer in decoder_layers(model)]
         layers = [part for parts in found_in for part in parts]
         numbers = [number for number, parts in enumerate(found_in) for _ in parts]
@@ -146,7 +146,7 @@ def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
         short = HybridModel(model, geometry)
         _compare(model, geometry, short)
     except (CannotDescribe, AttributeError, InternalError, LookupError, StopIteration, UnsupportedFeature) as problem:
-        _log.info("layers are computed one by one: %s", problem)
+        _log.info("layers are computed one by one, not in a joint kernel call: %s", problem)
         return None
     return short
 
@@ -175,7 +175,7 @@ def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
 def _check(what: str, have: Tensor, want: Tensor, limit: float) -> None:
     error = _size(have - want)
     if not error <= limit:
-        raise CannotDescribe(f"{what} differs by {error:.2g}, more than {limit:.2g}")
+        raise CannotDescribe(f"the kernels' result for {what} differs by {error:.2g}, more than {limit:.2g}")
 
 
 def _size(rows: Tensor) -> float:

@@ -32,7 +32,7 @@ class InputBatch:
         try:
             return self._mirrors[seq_id]
         except KeyError:
-            raise InternalError(f"sequence {seq_id} has no mirror") from None
+            raise InternalError(f"the executor has no state of sequence {seq_id}") from None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._mirrors)
@@ -77,16 +77,16 @@ class InputBatch:
         for fork in plan.forks:
             have = forked.get(fork.parent) or self._sizes(fork.parent)
             if have is None:
-                raise _bad(plan, f"fork {fork.child} names parent {fork.parent}, which has no mirror")
+                raise _bad(plan, f"fork {fork.child} has parent {fork.parent}, which the executor does not know")
             if fork.child in forked or fork.child in self._mirrors:
-                raise _bad(plan, f"fork {fork.child} has a mirror already")
+                raise _bad(plan, f"fork {fork.child} has the id of a known sequence")
             if fork.num_tokens > have[0] or fork.num_blocks > have[1]:
                 wanted = (fork.num_tokens, fork.num_blocks)
-                raise _bad(plan, f"fork {fork.child} wants {wanted} (tokens, blocks) of its parent's {have}")
+                raise _bad(plan, f"fork {fork.child} copies {wanted} (tokens, blocks), but its parent has {have}")
             forked[fork.child] = (fork.num_tokens, fork.num_blocks)
         for copy in plan.copies:
             if not (0 <= copy.source < self.num_blocks and 0 <= copy.target < self.num_blocks):
-                raise _bad(plan, f"copy {copy.source} -> {copy.target} leaves the pool of {self.num_blocks} blocks")
+                raise _bad(plan, f"block copy {copy.source} -> {copy.target} is outside of {self.num_blocks} blocks")
         freed = set(plan.freed)
         seen: set[int] = set()
         for row in plan.rows:
@@ -105,7 +105,7 @@ class InputBatch:
         end = row.start + row.num_scheduled
         if not (0 <= row.num_kept <= tokens and 0 <= row.num_kept_blocks <= blocks):
             kept = (row.num_kept, row.num_kept_blocks)
-            raise _bad(plan, f"sequence {row.seq_id} keeps {kept} (tokens, blocks), its mirror has {sizes}")
+            raise _bad(plan, f"sequence {row.seq_id} keeps {kept} (tokens, blocks), but has {sizes}")
         if row.start < 0 or row.num_scheduled < 1 or not 0 <= row.num_logits <= row.num_scheduled:
             raise _bad(
                 plan,
@@ -114,17 +114,17 @@ class InputBatch:
         num_tokens = row.num_kept + len(row.new_tokens)
         if end > num_tokens or end > self.max_model_len:
             limit = f"{num_tokens} tokens, max_model_len {self.max_model_len}"
-            raise _bad(plan, f"sequence {row.seq_id} is scheduled up to position {end}; it has {limit}")
+            raise _bad(plan, f"sequence {row.seq_id} is scheduled up to position {end}, but has {limit}")
         room = (row.num_kept_blocks + len(row.new_blocks)) * self.block_size
         if end > room:
-            raise _bad(plan, f"sequence {row.seq_id} has room for {room} tokens, {end} are needed")
+            raise _bad(plan, f"sequence {row.seq_id} has blocks for {room} tokens, but needs {end}")
         for block in row.new_blocks:
             if not 0 <= block < self.num_blocks:
-                raise _bad(plan, f"sequence {row.seq_id} is given block {block} of {self.num_blocks}")
+                raise _bad(plan, f"sequence {row.seq_id} gets block {block}; the pool has {self.num_blocks} blocks")
         has_name = self.num_names > 0 and row.new_tokens[-1:] and -self.num_names <= row.new_tokens[-1] < 0
         for token in row.new_tokens[:-1] if has_name else row.new_tokens:
             if not 0 <= token < self.num_ids:
-                raise _bad(plan, f"sequence {row.seq_id} is given token {token}; the model has {self.num_ids}")
+                raise _bad(plan, f"sequence {row.seq_id} gets token id {token}; the model has {self.num_ids} ids")
 
 
 def _bad(plan: StepPlan, what: str) -> InternalError:

@@ -292,7 +292,7 @@ def _tell(needs: PoolNeeds, before: str, num_blocks: int, why: str) -> None:
 
 
 def _why(room: KVBudget) -> str:
-    return f"{room.reason}; kv_memory (--kv-memory) changes that"
+    return f"{room.reason}; set kv_memory (--kv-memory) to change that"
 
 
 def _trial_blocks(needs: PoolNeeds) -> int:
@@ -349,7 +349,7 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
         if not _is_out_of_memory(error):
             raise
         raise OutOfBlocks(
-            f"{needs.device} has no memory for the largest step, {needs.step_tokens} prompt tokens beside "
+            f"{needs.device} has no memory for the largest step, {needs.step_tokens} prompt tokens with "
             f"{needs.step_seqs} sequences: lower max_batch_prefill_tokens or max_num_seqs"
         ) from error
 

@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         body, head = _body_of(whole), whole.get_output_embeddings()
         if body is None or not isinstance(head, nn.Module):
-            raise UnsupportedModel(f"{type(whole).__name__} has no language model under a name that is known")
+            raise UnsupportedModel(f"{type(whole).__name__} has no language model under a known attribute name")
         self.config = whole.config.get_text_config(decoder=True)
         self.model = body
         self.lm_head = head
@@ -109,7 +109,7 @@ class LanguageModel(nn.Module):
                 plain = self(input_ids=ids).logits.float()
         except Exception as error:
             raise UnsupportedModel(
-                f"{type(self.whole).__name__} cannot read text alone: {type(error).__name__}: {error}"
+                f"{type(self.whole).__name__} cannot run on text without images: {type(error).__name__}: {error}"
             ) from error
         finally:
             self.set_attn_implementation(ATTENTION_NAME)

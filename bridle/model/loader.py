@@ -43,7 +43,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     choose_threads(config.num_threads)
     check_quantization(config.quantization, device)
     if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
+        raise InvalidRequest(f"quantization {config.quantization!r} needs one process; set shards to 1", "quantization")
     report("finding the model", 0.0)
     folder = folder_of(config, lambda share: report("downloading", share))
     kept = load_kept(config, folder)
@@ -145,7 +145,7 @@ def _read_gguf(
 
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(
-            "a GGUF file is served by one process: rows of packed blocks cannot be split over shards; use replicas",
+            "shards: a GGUF file is served by one process, because packed blocks cannot be split; use replicas",
             "model",
         )
     return read_gguf_model(source, settings, dtype, device, progress, tower)
@@ -161,7 +161,7 @@ def _read_packed(
     from bridle.model.quantization.weight_reading import read_packed_model
 
     if tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest("a quantized checkpoint needs the whole model in one shard", "model")
+        raise InvalidRequest("a quantized checkpoint needs the whole model in one process; set shards to 1", "model")
     return read_packed_model(checkpoint, settings, dtype, device, progress)
 
 

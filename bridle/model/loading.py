@@ -72,12 +72,12 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
     """Return the executor of a model that has a draft model. The executor contains that of the draft model."""
     if tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
+        raise InvalidRequest("draft_model: a draft model works only with one shard; set shards to 1", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
     if draft.geometry.states:
         raise InvalidRequest(
-            f"draft_model {config.draft_model!r} has recurrent layers, whose states cannot follow rejected drafts; "
-            "take a model of attention layers alone",
+            f"draft_model {config.draft_model!r} has recurrent layers, whose states cannot be rolled back; "
+            "use a model with only attention layers",
             "draft_model",
         )
     target = load_weights(config, lambda what, share: report(what, 0.2 + 0.8 * share))

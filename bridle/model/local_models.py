@@ -56,10 +56,10 @@ class Packaged:
         return name in DEMO_MODELS
 
     def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
-        raise InvalidRequest(f"{name!r} comes with bridle: there is nothing to download", "NAME")
+        raise InvalidRequest(f"NAME is {name!r}, which comes with bridle: there is nothing to download", "NAME")
 
     def remove(self, name: str) -> bool:
-        raise InvalidRequest(f"{name!r} comes with bridle, and cannot be removed", "NAME")
+        raise InvalidRequest(f"NAME is {name!r}, which comes with bridle and cannot be removed", "NAME")
 
 
 class Library:
@@ -142,7 +142,7 @@ def pull_model(name: str, revision: str | None, progress: Progress) -> Path:
     for source in SOURCES:
         if source.has(name):
             return source.pull(name, revision, progress)
-    raise InvalidRequest(f"{name!r} is on this machine already: there is nothing to download", "NAME")
+    raise InvalidRequest(f"NAME is {name!r}, which is on this machine already: there is nothing to download", "NAME")
 
 
 def remove_model(name: str) -> None:
@@ -155,4 +155,4 @@ def remove_model(name: str) -> None:
     else:
         if local_path(name) is not None:
             raise InvalidRequest(f"NAME is {name!r}, a file or folder of your own; delete it yourself", "NAME")
-    raise InvalidRequest(f"NAME is {name!r}, which is not on this machine; `bridle list` shows what is", "NAME")
+    raise InvalidRequest(f"NAME is {name!r}, which is not on this machine; `bridle list` shows the models here", "NAME")

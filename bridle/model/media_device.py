@@ -89,5 +89,5 @@ class LocalMedia:
         are missing."""
         found = self.kept_features.get(key)
         if found is None:
-            raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")
+            raise InternalError(f"the plan needs image {key.hex()}, whose embeddings are not on the device")
         return found

@@ -42,7 +42,7 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
     free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(
-            f"the weights need {show_bytes(needed)} ({item_size} bytes each), but {device} has {show_bytes(free)} free"
+            f"the weights need {show_bytes(needed)} ({item_size} per value), but {device} has {show_bytes(free)} free"
         )
 
 
@@ -78,7 +78,7 @@ def release_cached(device: torch.device) -> None:
     try:
         torch.cuda.empty_cache()
     except RuntimeError as error:  # after a failed capture, torch may refuse this call from now on
-        _log.warning("memory: torch could not return its cached memory on %s: %s", device, error)
+        _log.warning("torch could not release its cached memory on %s: %s", device, error)
 
 
 def return_memory() -> None:

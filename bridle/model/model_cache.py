@@ -103,7 +103,7 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
             {int(layer): LayerGeometry(**shape) for layer, shape in described.geometry.items()}, described.vocab_size
         )
     except (InternalError, LookupError, TypeError, ValueError) as error:  # an entry with other contents
-        _log.warning("%s cannot be used: %s", place.path, error)
+        _log.warning("the cached model %s cannot be used: %s", place.path, error)
         return None
     model.requires_grad_(False).eval()
     checkpoint = Checkpoint(folder, {}, described.eos_token_ids, described.num_values, described.num_bytes)
@@ -124,10 +124,10 @@ def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
     try:
         part = describer.model(model, table_names(model))
     except (CannotDescribe, AttributeError) as error:
-        _log.info("%s is not kept arranged: it has %s", loaded.config.model, error)
+        _log.info("%s is not cached in the kernels' layout: %s", loaded.config.model, error)
         return False
     if not restores_exactly(model, RestoredModel(part, describer.tensors, found), loaded.max_model_len):
-        _log.warning("%s is not kept arranged: its restored form gives other bits", loaded.config.model)
+        _log.warning("%s is not cached in the kernels' layout: restored weights differ", loaded.config.model)
         return False
     places, parts = _lay_out(describer.tensors)
     text = Description(
@@ -222,7 +222,7 @@ def _tensors(described: Description, data: Bytes) -> list[Tensor]:
         dtype = _DTYPES[place.dtype]
         size = prod(place.shape) * dtype.itemsize
         if place.begin < 0 or place.begin % _ALIGNMENT or place.begin + size > whole.numel():
-            raise ValueError(f"a tensor of {size} bytes begins at {place.begin} of {whole.numel()}")
+            raise ValueError(f"a tensor of {size} bytes begins at byte {place.begin} of {whole.numel()}")
         made.append(whole[place.begin : place.begin + size].view(dtype).view(place.shape))
     return made
 

@@ -82,12 +82,12 @@ def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[i
 
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise InvalidRequest(f"{folder} has no tokenizer.json to read a text with", "text")
+        raise InvalidRequest(f"{folder} has no tokenizer.json, which is needed to tokenize a text", "text")
     backend = Tokenizer.from_file(str(path))
     refuse_renumbered(folder, backend)
     tokens: list[int] = backend.encode(text).ids[:max_tokens]
     if len(tokens) < 2:
-        raise InvalidRequest(f"the text has {len(tokens)} tokens; at least 2 are needed", "text")
+        raise InvalidRequest(f"text has {len(tokens)} tokens; at least 2 are needed", "text")
     return tokens
 
 
@@ -111,7 +111,7 @@ def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, fold
         tokens = read_tokens(folder, SAMPLE)
     except (InvalidRequest, OSError, ValueError) as error:
         form = "int8" if "int8" in candidates else "none"
-        _log.warning("quantization auto takes %s untried: %s", form, error)
+        _log.warning("quantization auto uses %s without a quality check: %s", form, error)
         return form
     for quality in measure_forms(model, geometry, device, candidates, tokens):
         is_taken = quality.agreement >= MIN_AGREEMENT

@@ -177,14 +177,14 @@ def is_worthwhile(form: str) -> bool:
     if kernels() is not None:
         return True
     if form != "int8":
-        _log.warning("no native kernels fit this processor, and %s is slow without: weights stay float32", form)
+        _log.warning("no CPU kernels fit this processor, and %s is slow without them: weights stay float32", form)
         return False
     ratio = int8_ratio()
     if ratio <= 1:
         return True
     features = ", ".join(sorted(cpu_features())) or "unknown"
     _log.warning(
-        "8-bit integers take %.1f times as long as float32 on this processor (features: %s): weights stay float32",
+        "int8 products take %.1f times as long as float32 on this processor (features: %s): weights stay float32",
         ratio,
         features,
     )

@@ -127,7 +127,7 @@ def refusing_waits() -> Iterator[None]:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     if waits:
-        raise RuntimeError(f"the step waits for the device in {waits[0]}, and cannot be captured")
+        raise RuntimeError(f"a step that waits for the device in {waits[0]} cannot be captured in a CUDA graph")
 
 
 @contextmanager

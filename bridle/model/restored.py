@@ -151,7 +151,7 @@ class Describer:
         options = layer.options
         act = next((name for name, function in _ACTIVATIONS.items() if layer.act is function), None)
         if act is None:
-            raise CannotDescribe(f"an activation of type {type(layer.act).__name__}")
+            raise CannotDescribe(f"activation type {type(layer.act).__name__} is not supported")
         return LayerPart(
             layer_idx=layer.layer_idx,
             head_dim=layer.head_dim,
@@ -186,7 +186,7 @@ class Describer:
     def _part(self, part: Any) -> LinearPart:
         native = getattr(part, "native", None)
         if not isinstance(part, (QuantizedLinear, FloatLinear, Int8Linear)) or native is None:
-            raise CannotDescribe(f"a layer of type {type(part).__name__} that no kernels compute")
+            raise CannotDescribe(f"no kernel computes layer type {type(part).__name__}")
         packed = native.packed
         sizes = (packed.outputs, packed.inputs, packed.given)
         return LinearPart(
@@ -212,7 +212,7 @@ class Describer:
         if isinstance(module, QuantizedEmbedding):
             return EmbeddingPart(module.kind, self._maybe(module.blocks), self._maybe(module.scale), *size)
         if not isinstance(module, nn.Embedding):
-            raise CannotDescribe(f"an embedding of type {type(module).__name__}")
+            raise CannotDescribe(f"embedding type {type(module).__name__} is not supported")
         scale = getattr(module, "embed_scale", None)
         return EmbeddingPart("", self._add(module.weight), self._maybe(scale), *size)
 

@@ -147,5 +147,5 @@ def _try_stager(device: torch.device) -> Stager | None:
     try:
         return Stager(device, StreamQueue(device))
     except RuntimeError as error:
-        _log.warning("weights are copied to %s from pageable memory; pinning failed: %s", device, error)
+        _log.warning("weights are copied to %s from pageable memory, because pinning memory failed: %s", device, error)
         return None

@@ -254,7 +254,7 @@ def num_layers(config: PreTrainedConfig) -> int:
     found = getattr(text_config(config), "num_hidden_layers", None)
     if not isinstance(found, int):
         raise UnsupportedModel(
-            f"model type {config.model_type!r} has no 'num_hidden_layers': it is not one stack of layers over text"
+            f"model type {config.model_type!r} has no 'num_hidden_layers': it is not one stack of text layers"
         )
     return found
 
@@ -272,8 +272,8 @@ def check_kind(config: PreTrainedConfig) -> None:
     for part in ("vision_config", "audio_config", "vq_config"):
         if getattr(config, part, None) is not None:
             raise UnsupportedModel(
-                f"model type {name!r} also takes {part.removesuffix('_config')} input, and this library version has no "
-                "class for its text"
+                f"model type {name!r} also takes {part.removesuffix('_config')} input, and transformers here has no "
+                "class for its text part"
             )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
@@ -281,9 +281,7 @@ def check_kind(config: PreTrainedConfig) -> None:
 
 def _check_one_stack(name: str, config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"model type {name!r} is an encoder-decoder; bridle serves models of one stack, decoders or encoders"
-        )
+        raise UnsupportedModel(f"model type {name!r} is an encoder-decoder; bridle serves only decoders and encoders")
 
 
 def check_structure(config: PreTrainedConfig) -> None:
@@ -300,7 +298,7 @@ def check_structure(config: PreTrainedConfig) -> None:
         return
     check_kind(config)
     if name not in _writing_families():
-        raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
+        raise UnsupportedModel(f"model type {name!r} is no causal language model that this transformers version knows")
     if getattr(config, "quantization_config", None) is not None:
         read_scheme(config.quantization_config)
     _check_layer_types(name, config)
@@ -312,7 +310,7 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"model type {name!r} attends to images in separate layers (cross attention)")
     if config.model_type in _REFUSED:
         raise UnsupportedModel(
-            f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "
+            f"model type {name!r} generates text with {config.model_type!r}, which cannot be served: "
             f"{_REFUSED[config.model_type]}"
         )
     if name == "qwen3_vl_moe":
@@ -326,7 +324,7 @@ def _check_experts(name: str, size: int, inner: int) -> None:
     if size in (inner, 2 * inner):
         raise UnsupportedModel(
             f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "
-            "square, and nothing says which way round a file has them"
+            "square, so it is unclear whether a file has them transposed"
         )
 
 
@@ -362,7 +360,7 @@ def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     if "dynamic" in rope_types(text_config(config)):
         return wanted
     raise InvalidRequest(
-        f"max_model_len (or max_total_tokens) is {wanted}; the model has {limit} positions", "max_model_len"
+        f"max_model_len (or max_total_tokens) is {wanted}; the model supports at most {limit}", "max_model_len"
     )
 
 

@@ -68,9 +68,9 @@ def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> 
         dist.all_reduce(ones)
         found = int(ones)
     except RuntimeError as error:
-        raise ShardUnavailable(f"rank {rank} on {device} cannot reach the others: {error}") from error
+        raise ShardUnavailable(f"rank {rank} on {device} cannot reach the other ranks: {error}") from error
     if found != num_ranks:
-        raise ShardUnavailable(f"rank {rank} on {device} counts {found} ranks; there are {num_ranks}")
+        raise ShardUnavailable(f"rank {rank} on {device} counts {found} ranks; must be {num_ranks}")
 
 
 def num_ranks() -> int:
@@ -84,12 +84,12 @@ def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
     settings = text_config(settings)  # each process keeps a tower whole
     family, plan = settings.model_type, getattr(settings, "base_model_tp_plan", None)
     if not plan:
-        raise UnsupportedModel(f"model type {family!r} has no plan for tensor parallelism; serve it with one shard")
+        raise UnsupportedModel(f"model type {family!r} has no tensor-parallel plan; set shards to 1")
     unknown = sorted({style for style in plan.values() if style not in _STYLES})
     if unknown:
         raise UnsupportedModel(
-            f"the plan of model type {family!r} has the style {unknown[0]!r}, which several shards do not support; "
-            "serve it with one"
+            f"the tensor-parallel plan of model type {family!r} has the unsupported style {unknown[0]!r}; "
+            "set shards to 1"
         )
     num_heads = settings.num_attention_heads
     num_kv_heads = getattr(settings, "num_key_value_heads", None) or num_heads
@@ -115,7 +115,7 @@ def split_model(model: nn.Module, plan: dict[str, str]) -> None:
         if action != "keep":
             _replace(body, name, _split(name, module, action, rank, count))
     if missing := sorted(set(plan) - found):
-        raise UnsupportedModel(f"the plan names {missing[0]!r}, which {type(model).__name__} does not have")
+        raise UnsupportedModel(f"the tensor-parallel plan names {missing[0]!r}, which {type(model).__name__} lacks")
     _split_head(model, rank, count)
 
 

@@ -66,7 +66,7 @@ def read_weights(
     missing = sorted(loading["missing_keys"])
     if missing:
         raise UnsupportedModel(
-            f"{checkpoint.folder} lacks {len(missing)} weights of {type(model).__name__}, among them {missing[0]!r}"
+            f"{checkpoint.folder} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]!r}"
         )
     if loading["mismatched_keys"]:
         name, found, wanted = sorted(loading["mismatched_keys"])[0]

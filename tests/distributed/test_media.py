@@ -287,7 +287,7 @@ def test_the_text_part_says_whether_a_model_can_be_shared(family: str, folders: 
     if family == "smolvlm":
         assert "layers.*.self_attn.q_proj" in read_plan(settings, 2)
         return
-    why = "_text' has no plan" if family == "qwen3_vl" else "_text' has the style"
+    why = "_text' has no tensor-parallel plan" if family == "qwen3_vl" else "_text' has the unsupported style"
     with pytest.raises(UnsupportedModel, match=family + why):
         read_plan(settings, 2)
 

@@ -144,8 +144,8 @@ def test_the_death_of_a_rank_restarts_the_group() -> None:
 @pytest.mark.parametrize(
     ("family", "count", "why"),
     [
-        ("gpt2", 2, "has no plan for tensor parallelism"),
-        ("mixtral", 2, "has the style"),
+        ("gpt2", 2, "has no tensor-parallel plan"),
+        ("mixtral", 2, "has the unsupported style"),
         ("llama", 3, "2 key-value heads, which 3 shards cannot share"),
         ("llama", 4, "2 key-value heads, which 4 shards cannot share"),
     ],

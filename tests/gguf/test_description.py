@@ -38,7 +38,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     (tmp_path / "one.gguf").write_bytes(file.read_bytes())
     assert describe(tmp_path) == describe(tmp_path / "one.gguf")
     (tmp_path / "two.gguf").write_bytes(file.read_bytes())
-    with pytest.raises(UnsupportedModel, match="2 GGUF models instead of one"):
+    with pytest.raises(UnsupportedModel, match="1 GGUF model; it has 2"):
         describe(tmp_path)
 
 

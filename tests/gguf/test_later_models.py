@@ -185,7 +185,7 @@ def test_a_mixer_of_a_packed_file_is_that_of_its_numbers() -> None:
 def test_damaged_files_are_refused() -> None:
     _, file = _pair("mamba2")
     damaged = rewritten(file, "sign", tensors={"blk.0.ssm_a": torch.ones(8, 1)}, without=("blk.0.ssm_a",))
-    with pytest.raises(UnsupportedModel, match=r"A_log' have shapes \(8, 1\), which do not fit"):
+    with pytest.raises(UnsupportedModel, match=r"A_log' have shapes \(8, 1\), which do not match"):
         load(damaged)
     _, file = _pair("lfm2")
     with pytest.raises(UnsupportedModel, match="layer 0 has the tensors of no layer type of lfm2"):

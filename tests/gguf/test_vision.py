@@ -268,7 +268,7 @@ def test_towers_that_do_not_fit_are_refused(changes: Any, message: str, made: An
     ("changes", "message"),
     [
         ({"without": ("v.post_ln.bias",)}, "lacks the weight 'vision_model.post_layernorm.bias'"),
-        ({"tensors": {"v.more": torch.ones(3)}}, "without a place, among them 'v.more'"),
+        ({"tensors": {"v.more": torch.ones(3)}}, "that are not used, such as 'v.more'"),
         ({"metadata": {"clip.vision.feed_forward_length": 48}}, "but its metadata implies"),
     ],
 )
@@ -284,7 +284,7 @@ def test_weights_of_a_tower_must_be_all(changes: Any, message: str, made: Any, t
 
 def test_a_tower_for_what_is_no_file_is_refused(made: Any) -> None:
     original, file = made("idefics3")
-    with pytest.raises(InvalidRequest, match=r"mmproj: got .*; it is for GGUF files"):
+    with pytest.raises(InvalidRequest, match=r"mmproj: got .*; it needs a GGUF file"):
         resolve_model(str(original), mmproj=str(file))
     with pytest.raises(InvalidRequest, match=r"mmproj: got 'nowhere\.gguf'; there is no such file"):
         resolve_model(str(file), mmproj="nowhere.gguf")

@@ -280,7 +280,7 @@ def test_the_doctor_says_what_a_model_is_for() -> None:
     assert found.text.endswith("gives vectors of texts")
     (found,) = setup_probes.model(str(sorter()))
     assert found.text.endswith("gives labels of texts")
-    with pytest.raises(UnsupportedModel, match="compares such models while it loads them"):
+    with pytest.raises(UnsupportedModel, match="checks such models while it loads them"):
         check_model(str(sorter()))
 
 

@@ -428,7 +428,7 @@ def test_the_trial_lets_no_others_pass(
 
     monkeypatch.setattr(FusedStep, part, wrong)
     assert runner_of("qwen3", torch.float32).lowered.fused is None
-    assert "plain torch between products and attention: the fused kernels differ in layer" in caplog.text
+    assert "in plain torch between matrix products and attention: the fused kernels differ in layer" in caplog.text
 
 
 def test_what_is_stored_is_compared_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,18 +74,18 @@ def test_a_mirror_has_the_token_once_it_is_taken(executor: LateHere) -> None:
 @pytest.mark.parametrize("tokens", [(placeholder_for_row(1),), (placeholder_for_row(0), 5)])
 def test_names_of_nothing_are_refused(executor: LateHere, tokens: tuple[int, ...]) -> None:
     row = PlanRow(0, 3, len(tokens), 1, 3, tokens, 1, (1,), 3)
-    with pytest.raises(InternalError, match="is given token -"):
+    with pytest.raises(InternalError, match="gets token id -"):
         drawn(executor).forward(StepPlan(2, [row]))
     executor.get_result()
-    with pytest.raises(InternalError, match="is given token -1"):
+    with pytest.raises(InternalError, match="gets token id -1"):
         executor.forward(StepPlan(2, [PlanRow(0, 3, 1, 1, 3, (placeholder_for_row(0),), 1, (), 3)]))
 
 
 def test_draws_are_taken_one_after_the_other(executor: LateHere) -> None:
-    with pytest.raises(InternalError, match="before the last tokens were taken"):
+    with pytest.raises(InternalError, match="before the last sampled tokens were read"):
         drawn(executor).sample_async(SampleBatch(1))
     executor.get_result()
-    with pytest.raises(InternalError, match="no sampled tokens to take"):
+    with pytest.raises(InternalError, match="no sampling was started"):
         executor.get_result()
     drawn_again = [SampleBatch(1, [SampleRow(0, 0, GREEDY)]), SampleBatch(1)]
     for batch in drawn_again:

@@ -95,7 +95,7 @@ def test_types_without_codes_become_numbers(caplog: pytest.LogCaptureFixture, mo
         assert forms.make(other, None) is None
         assert forms.make(other, None) is None
     assert [record.message for record in caplog.records] == [
-        "packed weights become float32: there are no codes for weights of type torch.float8_e5m2"
+        "packed weights are converted to float32: weights of type torch.float8_e5m2 cannot be stored as codes"
     ]
 
 
@@ -107,7 +107,7 @@ def test_without_triton_weights_become_numbers(
     assert keeps_bits(CPU)
     with caplog.at_level(logging.WARNING):
         assert DeviceForms(CPU, torch.float16).make(random_weight(0, 4, 16, 64, 16, False, False), None) is None
-    assert "packed weights become float16: kernels that read them need Triton" in caplog.text
+    assert "packed weights are converted to float16: kernels that read them need Triton" in caplog.text
 
 
 def test_a_kernel_that_fails_is_told_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_who_may_have_float8(gpu: SimpleNamespace) -> None:
             check_quantization("fp8", device)
         assert caught.value.param == "quantization"
     check_quantization("int8", CPU)
-    with pytest.raises(InvalidRequest, match="'int8' is for CPUs"):
+    with pytest.raises(InvalidRequest, match="'int8' needs a CPU"):
         check_quantization("int8", CUDA)
 
 
@@ -192,7 +192,7 @@ def test_where_products_in_float8_fail_weights_stay(
     monkeypatch.setattr(torch, "_scaled_mm", lambda *args, **kwargs: torch.zeros(args[0].shape[0], 512))
     with caplog.at_level(logging.WARNING):
         assert use_float8(model, CPU, torch.float32) == 0
-    assert "weights stay float32, as products in float8 fail here: a product of 1 rows differs by 1" in caplog.text
+    assert "weights stay float32, because float8 products fail: a product of 1 rows differs by 1" in caplog.text
     assert type(model.first) is torch.nn.Linear
 
 

@@ -162,7 +162,7 @@ def test_what_tokens_keep_counts_as_memory(executor: LocalExecutor) -> None:
 
 
 def test_eight_bits_are_too_few_for_windows() -> None:
-    with pytest.raises(InvalidRequest, match="keys are compressed in windows, which 8 bits do not keep") as caught:
+    with pytest.raises(InvalidRequest, match="keys are compressed in windows, which int8 cannot hold") as caught:
         load(kv_cache_dtype="int8")
     assert caught.value.param == "kv_cache_dtype"
 

@@ -125,7 +125,7 @@ def test_several_logits_per_row_and_scores(executor: LocalExecutor) -> None:
     executor.forward(StepPlan(1, [PlanRow(0, 0, 5, num_logits=4, new_tokens=(3, 4, 5, 6, 7), new_blocks=(0, 1))]))
     executor.sample(SampleBatch(1, [], [ScoreRun(0, 0, (4, 5, 6, 7))]))
     assert shapes == [((4, 300), (4, 5, 6, 7))]
-    with pytest.raises(InternalError, match="of 4 in step 1"):
+    with pytest.raises(InternalError, match="of 4 rows in step 1"):
         executor.sample(SampleBatch(1, [], [ScoreRun(0, 1, (4, 5, 6, 7))]))
 
 
@@ -139,17 +139,20 @@ BAD: list[tuple[StepPlan, str]] = [
     (StepPlan(2, [PlanRow(0, 5, 2, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]), "up to position 7"),
     (StepPlan(2, [PlanRow(0, 5, 0, num_kept=5, num_kept_blocks=2)]), "schedules 0 tokens"),
     (StepPlan(2, [PlanRow(0, 4, 1, num_logits=2, num_kept=5, num_kept_blocks=2)]), "2 logits"),
-    (StepPlan(2, [PlanRow(0, 5, 4, num_kept=5, num_kept_blocks=2, new_tokens=(1, 1, 1, 1))]), "room for 8"),
-    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(1,), new_blocks=(128,))]), "block 128 of 128"),
-    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(300,), new_blocks=(9,))]), "token 300"),
-    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(-1,), new_blocks=(9,))]), "token -1"),
-    (StepPlan(2, [PlanRow(1, 2, 1, num_kept=2, new_tokens=(1,), new_blocks=(9,))]), r"mirror has \(0, 0\)"),
+    (
+        StepPlan(2, [PlanRow(0, 5, 4, num_kept=5, num_kept_blocks=2, new_tokens=(1, 1, 1, 1))]),
+        "has blocks for 8 tokens",
+    ),
+    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(1,), new_blocks=(128,))]), "block 128; the pool has 128"),
+    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(300,), new_blocks=(9,))]), "token id 300"),
+    (StepPlan(2, [PlanRow(1, 0, 1, new_tokens=(-1,), new_blocks=(9,))]), "token id -1"),
+    (StepPlan(2, [PlanRow(1, 2, 1, num_kept=2, new_tokens=(1,), new_blocks=(9,))]), r"but has \(0, 0\)"),
     (StepPlan(2, [GOOD, GOOD]), "two rows"),
-    (StepPlan(2, forks=[ForkRow(5, 6, 0, 0)]), "parent 5, which has no mirror"),
-    (StepPlan(2, forks=[ForkRow(0, 0, 1, 1)]), "has a mirror already"),
-    (StepPlan(2, forks=[ForkRow(0, 6, 6, 1)]), r"wants \(6, 1\)"),
-    (StepPlan(2, copies=[BlockCopy(0, 128)]), "leaves the pool"),
-    (StepPlan(2, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))], freed=[0]), "mirror has"),
+    (StepPlan(2, forks=[ForkRow(5, 6, 0, 0)]), "parent 5, which the executor does not know"),
+    (StepPlan(2, forks=[ForkRow(0, 0, 1, 1)]), "has the id of a known sequence"),
+    (StepPlan(2, forks=[ForkRow(0, 6, 6, 1)]), r"copies \(6, 1\)"),
+    (StepPlan(2, copies=[BlockCopy(0, 128)]), "is outside of 128 blocks"),
+    (StepPlan(2, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))], freed=[0]), "but has"),
 ]
 
 
@@ -164,7 +167,7 @@ def test_inconsistent_plans_change_nothing(executor: LocalExecutor, plan: StepPl
 
 
 def test_batches_that_are_off(executor: LocalExecutor) -> None:
-    with pytest.raises(InternalError, match="last forward pass was None"):
+    with pytest.raises(InternalError, match="last forward pass was step None"):
         executor.sample(SampleBatch(1, [SampleRow(0, 0, GREEDY)]))
     executor.forward(StepPlan(1, [GOOD]))
     with pytest.raises(InternalError, match="step 2"):
@@ -178,9 +181,9 @@ def test_steps_without_rows_or_logits(executor: LocalExecutor) -> None:
     executor.forward(StepPlan(1, [PlanRow(0, 0, 3, num_logits=0, new_tokens=(3, 4, 5), new_blocks=(0,))]))
     assert executor.sample(SampleBatch(1)).tokens == []
     executor.forward(StepPlan(2, freed=[0]))
-    with pytest.raises(InternalError, match="of 0 in step 2"):
+    with pytest.raises(InternalError, match="of 0 rows in step 2"):
         executor.sample(SampleBatch(2, [SampleRow(0, 0, GREEDY)]))
-    with pytest.raises(InternalError, match="no mirror"):
+    with pytest.raises(InternalError, match="has no state of sequence 0"):
         executor.history(SampleRow(0, 0, GREEDY))
 
 
@@ -200,7 +203,7 @@ def test_a_failing_step_forgets_everything_but_lives(executor: LocalExecutor, mo
         patch.setattr(executor.runner, "run", fail)
         with pytest.raises(InternalError, match=r"step 2 \(1 tokens\) failed on cpu: RuntimeError: out of memory"):
             executor.forward(StepPlan(2, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]))
-    with pytest.raises(InternalError, match="mirror has"):
+    with pytest.raises(InternalError, match="but has"):
         executor.forward(StepPlan(3, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]))
     executor.forward(StepPlan(4, [GOOD]))
     assert len(executor.sample(SampleBatch(4, [SampleRow(0, 0, GREEDY)])).tokens) == 1

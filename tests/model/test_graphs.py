@@ -357,7 +357,7 @@ def test_adapters_have_graphs_unless_none_can_come() -> None:
     ("settings", "kernel", "width", "reason"),
     [
         ({"enforce_eager": True}, PagedKernel, 64, None),
-        ({}, CpuKernel, 64, "they need kernel 'paged', and not 'cpu'"),
+        ({}, CpuKernel, 64, "they need kernel 'paged', not 'cpu'"),
         ({}, PagedKernel, 320, "heads up to 256 wide"),
     ],
 )

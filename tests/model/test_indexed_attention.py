@@ -90,7 +90,7 @@ def test_index_keys_count_as_memory() -> None:
 
 
 def test_eight_bits_are_too_few_for_index_keys() -> None:
-    with pytest.raises(InvalidRequest, match="keys are selected by an index, which 8 bits do not keep") as caught:
+    with pytest.raises(InvalidRequest, match="keys are selected by an index, which int8 cannot hold") as caught:
         load("deepseek_v32", kv_cache_dtype="int8")
     assert caught.value.param == "kv_cache_dtype"
 

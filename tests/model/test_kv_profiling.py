@@ -116,9 +116,9 @@ def test_a_small_model_leaves_the_machine_to_others(machine: dict[str, int], cap
     machine |= {"free": 820 * BLOCK_BYTES, "step": 20 * BLOCK_BYTES}
     toy = replace(NEEDS, step_seqs=256, weight_bytes=30 * BLOCK_BYTES)
     assert fit_pool(toy, Pools()) == 50
-    assert "holds 800 tokens in 50000 bytes: a sixteenth of what is free; kv_memory (--kv-memory) c" in caplog.text
+    assert "holds 800 tokens in 50000 bytes: a sixteenth of what is free; set kv_memory (--kv-memory)" in caplog.text
     assert fit_pool(replace(toy, weight_bytes=70 * BLOCK_BYTES, config=ModelConfig(warm_up=False)), Pools()) == 70
-    assert "holds 1120 tokens in 70000 bytes: as much as the weights; kv_memory" in caplog.text
+    assert "holds 1120 tokens in 70000 bytes: as much as the weights; set kv_memory" in caplog.text
 
 
 def test_processes_of_one_machine_divide_it(machine: dict[str, int]) -> None:
@@ -198,7 +198,7 @@ def test_adapters_that_leave_no_room_are_named(machine: dict[str, int]) -> None:
 def test_a_step_that_does_not_fit_is_told_with_what_to_lower(machine: dict[str, int]) -> None:
     fault = InternalError("step 1 failed")
     fault.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(OutOfBlocks, match="32 prompt tokens beside 20 sequences: lower max_batch_prefill_tokens"):
+    with pytest.raises(OutOfBlocks, match="32 prompt tokens with 20 sequences: lower max_batch_prefill_tokens"):
         fit_pool(NEEDS, Pools(fault))
 
 

@@ -64,7 +64,7 @@ def _change(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "reason"),
     [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quantized .bitsandbytes.; understood are awq, gptq, fp8"),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quantized by bitsandbytes; supported are awq, gptq, fp8"),
         ("gptq", {"bits": 3}, "GPTQ in form 'gptq' with 3 bits"),
         ("gptq", {"checkpoint_format": "marlin"}, "GPTQ in form 'marlin'"),
         ("awq", {"version": "gemv"}, "AWQ in form 'gemv'"),
@@ -74,7 +74,7 @@ def _change(folder: Path, **fields: Any) -> None:
             {"weight_block_size": [8, 8]},
             "packed weight of 'model.layers.0.self_attn.q_proj' cannot",
         ),
-        ("int8", {"format": "marlin-24"}, "compressed-tensors of format 'marlin-24'"),
+        ("int8", {"format": "marlin-24"}, "compressed-tensors format 'marlin-24'"),
         ("int8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "weights are sparse"),
     ],
 )
@@ -90,13 +90,16 @@ def test_tensors_that_lack_or_are_left_over_are_named(tmp_path: Path) -> None:
     path = packed / "model.safetensors"
     tensors = load_file(path)
     for changed, reason in (
-        ({**tensors, "model.extra.weight": torch.ones(2)}, "no place for, among them 'model.extra.weight'"),
+        ({**tensors, "model.extra.weight": torch.ones(2)}, "does not use, such as 'model.extra.weight'"),
         ({k: v for k, v in tensors.items() if k != "model.norm.weight"}, "lacks weight 'model.norm.weight'"),
         (
             {k: v for k, v in tensors.items() if not k.endswith("0.mlp.up_proj.scales")},
             "up_proj' cannot be read: KeyError",
         ),
-        ({k: v for k, v in tensors.items() if not k.endswith("0.self_attn.q_proj.bias")}, "'.*q_proj' lacks its bias"),
+        (
+            {k: v for k, v in tensors.items() if not k.endswith("0.self_attn.q_proj.bias")},
+            "'.*q_proj' of the checkpoint must have a bias",
+        ),
     ):
         save_file(changed, path, metadata={"format": "pt"})
         with pytest.raises(UnsupportedModel, match=reason):

@@ -95,12 +95,17 @@ GOOD, WINDOWS = PromptKernel("good", exact), PromptKernel("windows", exact, has_
 @pytest.mark.parametrize(
     ("found", "settings", "want", "said"),
     [
-        ((GOOD, WINDOWS), {}, "good", "or more: good"),
+        ((GOOD, WINDOWS), {}, "good", "tokens: good"),
         ((PromptKernel("broken", broken), WINDOWS), {}, "windows", "RuntimeError: built for another driver"),
-        ((PromptKernel("shifted", shifted), GOOD), {}, "good", "not by shifted: 24 of 70 tokens differ by"),
+        (
+            (PromptKernel("shifted", shifted), GOOD),
+            {},
+            "good",
+            "shifted is not used for the attention of prompts: 24 of 70 tokens differ by",
+        ),
         ((GOOD, WINDOWS), {"times": (2.0, 1.0)}, "windows", "it takes 2000.00 ms, the own kernel 1000.00"),
-        ((GOOD,), {"times": (2.0, 1.0)}, None, "not by good"),
-        ((GOOD, WINDOWS), {"shape": replace(PLAIN, window=9)}, "windows", "or more: windows"),
+        ((GOOD,), {"times": (2.0, 1.0)}, None, "good is not used"),
+        ((GOOD, WINDOWS), {"shape": replace(PLAIN, window=9)}, "windows", "tokens: windows"),
         ((GOOD, WINDOWS), {"shape": replace(PLAIN, has_sinks=True)}, None, ""),
         ((GOOD, WINDOWS), {"shape": LayerGeometry(4, 2, 24, 16)}, None, ""),
     ],

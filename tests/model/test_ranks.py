@@ -192,8 +192,8 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("name", "count", "sentence"),
     [
-        ("auto", 4, "shards is 4; this machine has 3 GPUs, one for each"),
-        ("cuda:2", 2, "shards is 2; this machine has 1 GPUs from cuda:2 on, one for each"),
+        ("auto", 4, "shards is 4; each needs a GPU, and there are 3"),
+        ("cuda:2", 2, "shards is 2; each needs a GPU, and there are 1 from cuda:2 on"),
     ],
 )
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(name: str, count: int, sentence: str) -> None:
@@ -211,7 +211,7 @@ def test_rank_0_tells_of_missing_gpus_and_the_others_wait_for_it(
 
     waited: list[float] = []
     monkeypatch.setattr(group.time, "sleep", waited.append)
-    with pytest.raises(InvalidRequest, match="shards is 4; this machine has 3 GPUs"):
+    with pytest.raises(InvalidRequest, match="shards is 4; each needs a GPU"):
         group.run_member(ModelConfig("m", device="cuda"), 4, 3, tmp_path / "store")
     assert waited == [group.REFUSAL_SECONDS]
 
@@ -250,8 +250,12 @@ def test_on_gpus_ranks_meet_over_nccl_each_by_its_own_device(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("count", "error", "sentence"),
     [
-        (3, RuntimeError("unhandled system error"), "rank 2 on cuda:2 cannot reach the others: unhandled system error"),
-        (1, None, "rank 2 on cuda:2 counts 1 ranks; there are 3"),
+        (
+            3,
+            RuntimeError("unhandled system error"),
+            "rank 2 on cuda:2 cannot reach the other ranks: unhandled system error",
+        ),
+        (1, None, "rank 2 on cuda:2 counts 1 ranks; must be 3"),
     ],
 )
 def test_a_rank_whose_nccl_fails_says_so(

@@ -186,7 +186,7 @@ def test_a_load_goes_on_without_graphs(
     loader = GraphLoader(runner, None, None, lambda: CudaRecorder(CUDA))  # type: ignore[arg-type]
     assert loader.measure(INFO) == 0
     assert loader.load(INFO) is None
-    reason = "the step waits for the device" if waits else "capture was invalidated"
+    reason = "a step that waits for the device" if waits else "capture was invalidated"
     assert f"without CUDA graphs: RuntimeError: {reason}" in caplog.text
     assert "torch keeps" not in caplog.text
     assert ("begin" in gpu.done) is not waits

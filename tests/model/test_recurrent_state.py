@@ -228,7 +228,7 @@ def test_drafts_of_another_model_change_no_token() -> None:
 def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
     target = str(tiny_checkpoints.cached_checkpoint("llama"))
     draft = str(tiny_checkpoints.cached_checkpoint("lfm2"))
-    with pytest.raises(InvalidRequest, match="has recurrent layers, whose states cannot follow") as caught:
+    with pytest.raises(InvalidRequest, match="has recurrent layers, whose states cannot be rolled back") as caught:
         load_executor(ModelConfig(target, draft_model=draft, device="cpu", num_blocks=16))
     assert caught.value.param == "draft_model"
 

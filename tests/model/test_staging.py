@@ -132,7 +132,7 @@ def test_where_nothing_can_be_pinned_copies_are_plain_and_the_log_says_why(caplo
         model = move_model(nn.Linear(4, 4).requires_grad_(False), META)
     assert model.weight.device == META
     trace.check(launches=0, quick=0, slow=2)
-    assert "pinning failed: no more locked memory" in caplog.text
+    assert "pinning memory failed: no more locked memory" in caplog.text
 
 
 def test_on_a_cpu_weights_stay_where_they_are() -> None:

@@ -65,9 +65,9 @@ def first_that_does(
             continue
         problem = _problem(candidate, kernel, mine, dtype, block_size, seconds)
         if problem is None:
-            _log.info("attention of prompts of %d tokens or more: %s", MIN_TOKENS, candidate.name)
+            _log.info("kernel for the attention of prompts of at least %d tokens: %s", MIN_TOKENS, candidate.name)
             return candidate
-        _log.info("attention of prompts is not by %s: %s", candidate.name, problem)
+        _log.info("kernel %s is not used for the attention of prompts: %s", candidate.name, problem)
     return None
 
 

@@ -44,7 +44,7 @@ def tried_kernel(
             choose_prompt_kernel(kernel, geometry, dtype, block_size)
         return kernel
     if name != "auto":
-        raise UnsupportedModel(f"kernel {name!r} fails here, try 'auto': {problem}")
+        raise UnsupportedModel(f"kernel {name!r} fails here; set kernel to 'auto': {problem}")
     _log.warning(
         "attention on %s is plain torch, one sequence at a time: kernel %r fails: %s", device, kernel.name, problem
     )

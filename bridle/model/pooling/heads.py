@@ -94,7 +94,7 @@ def _fill(layer: nn.Module, folder: Path, prefix: str, found: int, wanted: int) 
     """Read the weights of `layer` from its folder. Raises `UnsupportedModel` if a weight is missing or has another
     shape."""
     if found != wanted:
-        raise UnsupportedModel(f"{folder} takes vectors of {wanted} numbers; those before it have {found}")
+        raise UnsupportedModel(f"{folder} needs vectors of size {wanted}; the module before it gives {found}")
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UnsupportedModel(f"{folder} has no model.safetensors; pickled weights are not loaded: convert them")
@@ -124,7 +124,7 @@ def classifier_head(model: Any) -> Head:
     make = _CLASSIFIERS.get(family)
     if make is None:
         known = ", ".join(sorted(_CLASSIFIERS))
-        raise UnsupportedModel(f"model type {family!r} has a classifier that is not known; known are {known}, decoders")
+        raise UnsupportedModel(f"model type {family!r} has an unknown classifier; known are {known}, decoders")
     return make(model)
 
 

@@ -62,17 +62,17 @@ def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelC
     name = settings.model_type
     known = MODEL_MAPPING_NAMES if pooling.task == "embed" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if name not in known:
-        raise UnsupportedModel(f"model type {name!r} is no model for this ({pooling.task}) that the library knows")
+        raise UnsupportedModel(f"model type {name!r} is not known to transformers for the task {pooling.task!r}")
     if getattr(settings, "quantization_config", None) is not None:
-        raise UnsupportedModel("a quantized checkpoint of a model that pools is not read; use the original one")
+        raise UnsupportedModel("quantized checkpoints of pooling models are not supported; use the original weights")
     if config.quantization not in ("none", "auto"):
         raise InvalidRequest(
-            f"quantization is {config.quantization!r}; models that pool are computed as they are", "quantization"
+            f"quantization is {config.quantization!r}; pooling models are not quantized; use 'none'", "quantization"
         )
     if config.draft_model is not None:
-        raise InvalidRequest("a pooling model samples nothing, so it takes no draft model", "draft_model")
+        raise InvalidRequest("a pooling model samples no tokens, so leave draft_model out", "draft_model")
     if tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest("a model that pools is computed by one process; use replicas", "model")
+        raise InvalidRequest("a pooling model runs in one process; set shards to 1, or use replicas", "model")
 
 
 def read_encoder(
@@ -91,7 +91,7 @@ def read_encoder(
         )
         size = int(settings.num_labels)
         if size != len(pooling.labels):
-            raise UnsupportedModel(f"config.json names {len(pooling.labels)} labels for a head of {size}")
+            raise UnsupportedModel(f"config.json names {len(pooling.labels)} labels, but the head has {size} outputs")
         head = classifier_head(classifier)
         lower_relative(classifier.base_model)
         return PooledModel(classifier.base_model, head, size, pooling.num_types, device)
@@ -159,4 +159,4 @@ def _max_len(config: ModelConfig, settings: PreTrainedConfig, pooling: Pooling, 
         return wanted or limit
     if wanted <= positions:
         return wanted  # the caller's limit overrides the folder's
-    raise InvalidRequest(f"max_model_len is {wanted}; the model has {positions} positions", "max_model_len")
+    raise InvalidRequest(f"max_model_len is {wanted}; the model supports at most {positions}", "max_model_len")

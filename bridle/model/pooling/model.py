@@ -31,7 +31,7 @@ class PooledModel:
         self.position_offset = _position_offset(base)
         taken = inspect.signature(base.forward).parameters
         if "position_ids" not in taken:
-            raise UnsupportedModel(f"{type(base).__name__} takes no positions, so that texts cannot be packed")
+            raise UnsupportedModel(f"{type(base).__name__} takes no position ids, so texts cannot be packed")
         self._has_types = "token_type_ids" in taken
         self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in taken else {}
 

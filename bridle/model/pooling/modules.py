@@ -90,14 +90,14 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
         raise UnsupportedModel(f"{folder / MODULES_NAME} begins with {first}; it must begin with a Transformer")
     if entries[0].get("path"):
         raise UnsupportedModel(
-            f"{folder / MODULES_NAME} has its transformer in {entries[0]['path']!r}; put its files beside "
+            f"{folder / MODULES_NAME} has its transformer in {entries[0]['path']!r}; put its files next to "
             "modules.json, as sentence-transformers saves it since version 2"
         )
     steps = tuple(_read_module(folder, entry) for entry in entries[1:])
     if not steps or not isinstance(steps[0], PoolingLayer):
-        raise UnsupportedModel(f"{folder / MODULES_NAME} pools no vector of a text after its Transformer")
+        raise UnsupportedModel(f"{folder / MODULES_NAME} has no pooling after its Transformer")
     if any(isinstance(step, PoolingLayer) for step in steps[1:]):
-        raise UnsupportedModel(f"{folder / MODULES_NAME} pools twice")
+        raise UnsupportedModel(f"{folder / MODULES_NAME} has more than one pooling module")
     return steps
 
 
@@ -128,18 +128,18 @@ def _read_module(folder: Path, entry: dict[str, Any]) -> Module:
     if read is None:
         known = ", ".join(_READERS)
         raise UnsupportedModel(
-            f"{folder / MODULES_NAME} has a module of type {kind!r}, without which its vectors would be others; "
+            f"{folder / MODULES_NAME} has a module of the unknown type {kind!r}, which its vectors need; "
             f"known are {known}"
         )
     name = entry.get("path", "")
     if not isinstance(name, str) or name != Path(name).name or name == "..":
-        raise UnsupportedModel(f"{folder / MODULES_NAME} names a folder outside of the model's: {name!r}")
+        raise UnsupportedModel(f"{folder / MODULES_NAME} names a folder outside of the model's folder: {name!r}")
     return read(name, read_json(folder / name / "config.json"))
 
 
 def _read_pool(name: str, config: dict[str, Any]) -> PoolingLayer:
     if config.get("include_prompt") is False:
-        raise UnsupportedModel(f"{name} pools without the tokens of prompts (include_prompt is false)")
+        raise UnsupportedModel(f"{name} has include_prompt false, which is not supported")
     told = config.get("pooling_mode")
     modes = [told] if isinstance(told, str) else [m for flag, m in _POOLING_FLAGS.items() if config.get(flag)]
     wrong = [mode for mode in modes if mode not in POOLING_MODES]
@@ -167,7 +167,7 @@ def _read_normalize(name: str, config: dict[str, Any]) -> Normalize:
 def _size(name: str, config: dict[str, Any], field: str) -> int:
     value = config.get(field)
     if not isinstance(value, int) or not 0 < value <= 1 << 20:
-        raise UnsupportedModel(f"{name}/config.json has {field} {value!r}; must be a size")
+        raise UnsupportedModel(f"{name}/config.json has {field} {value!r}; must be a positive whole number")
     return value
 
 

@@ -104,7 +104,7 @@ def _lower_deberta(base: Any) -> None:
     encoder = base.encoder
     kind = _PackedDeberta if base.config.model_type == "deberta" else _PackedDebertaV2
     if getattr(base.config, "talking_head", False):
-        raise UnsupportedModel("this DeBERTa mixes its heads (talking_head), with which no packed texts are computed")
+        raise UnsupportedModel("this DeBERTa mixes its heads (talking_head), which packed batches do not support")
     for layer in encoder.layer:
         layer.attention.self = kind(layer.attention.self, encoder)
     for name in ("get_rel_pos", "get_attention_mask"):  # matrices over all tokens of a pass, which are not used here

@@ -74,9 +74,7 @@ class SegmentAttention:
         extra: dict[str, Any],
     ) -> Tensor:
         if options.sinks is not None:
-            raise UnsupportedModel(
-                f"{type(module).__name__} has attention sinks, with which no packed texts are computed"
-            )
+            raise UnsupportedModel(f"{type(module).__name__} has attention sinks, which packed batches do not support")
         told = extra.get("is_causal")
         is_causal = bool(getattr(module, "is_causal", False) if told is None else told)
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])

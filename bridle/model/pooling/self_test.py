@@ -34,7 +34,7 @@ def check_packing(model: PooledModel, family: str, max_len: int) -> None:
     limit = TOLERANCES.get(dtype, 1e-1) * max(1.0, scale)
     if not error <= limit:  # true for NaN as well
         raise UnsupportedModel(
-            f"model type {family!r} would give wrong vectors: its packed pass differs from its own attention by "
+            f"model type {family!r} would give wrong vectors: its packed forward pass differs from its own by "
             f"{error:.3g} (limit {limit:.3g})"
         )
 
@@ -51,7 +51,7 @@ def compare_with_eager(model: PooledModel, max_len: int) -> tuple[float, float]:
         raise
     except Exception as error:
         name = type(model.base).__name__
-        raise UnsupportedModel(f"{name} cannot run a packed pass: {type(error).__name__}: {error}") from error
+        raise UnsupportedModel(f"{name} cannot run a packed forward pass: {type(error).__name__}: {error}") from error
     return float(torch.nan_to_num((want - found).abs(), nan=float("inf")).max()), float(want.abs().max())
 
 

@@ -87,7 +87,7 @@ def read_pooling(folder: Path) -> Pooling | None:
     family = str(config.get("model_type", ""))
     for head in _OTHER_HEADS:
         if architecture.endswith(head):
-            raise UnsupportedModel(f"{folder} is a {architecture}, which gives no vector and no label of a whole text")
+            raise UnsupportedModel(f"{folder} is a {architecture}, which gives neither a vector nor a label for a text")
     if architecture.endswith(_CLASSIFIER):
         return _read_classifier(config, family)
     has_head = not architecture.endswith("Model") or architecture.endswith("LMHeadModel")
@@ -161,7 +161,7 @@ def _read_sentence_model(folder: Path, config: dict[str, Any], family: str) -> P
     prompts = _prompts(folder, told)
     default = told.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise UnsupportedModel(f"{folder} has no prompt {str(default)[:200]!r}, which is to be its default")
+        raise UnsupportedModel(f"{folder} has no prompt {str(default)[:200]!r}, but names it as the default prompt")
     return Pooling(
         "embed",
         read_modules(folder),

@@ -106,7 +106,7 @@ def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
         return values, zeros
     if values.dtype is torch.float8_e4m3fn and zeros is None:
         return values.view(torch.uint8), None
-    raise ValueError(f"there are no codes for weights of type {values.dtype}")
+    raise ValueError(f"weights of type {values.dtype} cannot be stored as codes")
 
 
 def _slots(index: Tensor, num_groups: int) -> tuple[Tensor | None, int]:

@@ -39,7 +39,7 @@ def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeL
     if parts is None:
         raise UnsupportedModel(f"the checkpoint lacks the matrices of {name!r}, such as '{name}.0.gate_proj.weight'")
     if not module.has_gate or module.is_transposed or module.has_post_expert_norm:
-        raise UnsupportedModel(f"packed experts of {type(module).__name__} are not read")
+        raise UnsupportedModel(f"packed experts of {type(module).__name__} are not supported")
     count, double, size = module.gate_up_proj.shape
     with torch.device("meta"):
         inner, outer = nn.Linear(size, double // 2, bias=False), nn.Linear(double // 2, size, bias=False)

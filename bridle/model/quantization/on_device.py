@@ -58,7 +58,7 @@ class DeviceForms:
         if "float8" not in self._are_right:
             problem = float8.missing_for_float8(self._device)
             if problem is None and (problem := float8.find_problem(self._device, self._dtype)) is not None:
-                _log.warning("float8 weights are multiplied as %s: products in float8 fail: %s", self._dtype, problem)
+                _log.warning("float8 weights are multiplied as %s, as float8 products fail: %s", self._dtype, problem)
             self._are_right["float8"] = problem is None
         return self._are_right["float8"]
 
@@ -73,7 +73,7 @@ class DeviceForms:
     def _tell(self, key: object, reason: str) -> None:
         if (key, "told") not in self._are_right:
             self._are_right[key, "told"] = True
-            _log.warning("packed weights become %s: %s", str(self._dtype).removeprefix("torch."), reason)
+            _log.warning("packed weights are converted to %s: %s", str(self._dtype).removeprefix("torch."), reason)
 
 
 @torch.inference_mode()

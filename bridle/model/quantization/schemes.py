@@ -32,7 +32,7 @@ def read_scheme(config: Any) -> Scheme:
     reader = _READERS.get(method)
     if reader is None:
         raise UnsupportedModel(
-            f"the checkpoint is quantized ({method}); understood are {', '.join(METHODS)} and GGUF files. Load the "
+            f"the checkpoint is quantized by {method}; supported are {', '.join(METHODS)} and GGUF files. Load the "
             "original weights, with quantization='int8' if memory is short"
         )
     return reader(fields)
@@ -42,7 +42,7 @@ def _awq(fields: dict[str, Any]) -> Scheme:
     version, bits = str(fields.get("version", "gemm")).lower().rpartition(".")[2], fields.get("bits", 4)
     if version != "gemm" or bits != 4:
         raise UnsupportedModel(
-            f"the checkpoint is quantized by AWQ in form {version!r} with {bits} bits; gemm with 4 is read"
+            f"the checkpoint is quantized by AWQ in form {version!r} with {bits} bits; only gemm with 4 is supported"
         )
     return Scheme("awq", 4)
 
@@ -52,7 +52,7 @@ def _gptq(fields: dict[str, Any]) -> Scheme:
     if bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(
             f"the checkpoint is quantized by GPTQ in form {form!r} with {bits} bits; "
-            "gptq and gptq_v2 with 2, 4 or 8 are read"
+            "only gptq and gptq_v2 with 2, 4 or 8 are supported"
         )
     return Scheme("gptq", bits, zero_offset=1 if form == "gptq" else 0)
 
@@ -69,21 +69,21 @@ def _fp8(fields: dict[str, Any]) -> Scheme:
 def _modelopt(fields: dict[str, Any]) -> Scheme:
     kind = str(fields.get("quant_algo") or (fields.get("quantization") or {}).get("quant_algo"))
     if kind not in ("FP8", "NVFP4"):
-        raise UnsupportedModel(f"the checkpoint is quantized by ModelOpt in the form {kind!r}; FP8 and NVFP4 are read")
+        raise UnsupportedModel(f"the checkpoint is quantized by ModelOpt as {kind!r}; supported are FP8 and NVFP4")
     return Scheme("modelopt")
 
 
 def _compressed(fields: dict[str, Any]) -> Scheme:
     if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise UnsupportedModel("the checkpoint's weights are sparse (compressed-tensors), which is not read")
+        raise UnsupportedModel("the checkpoint's weights are sparse (compressed-tensors), which is not supported")
     if (fields.get("transform_config") or {}).get("config_groups"):
-        raise UnsupportedModel("the checkpoint's weights are rotated (compressed-tensors), which is not read")
+        raise UnsupportedModel("the checkpoint's weights are rotated (compressed-tensors), which is not supported")
     groups = fields.get("config_groups") or {}
     found = {group.get("format") or fields.get("format") for group in groups.values()} or {fields.get("format")}
     wrong = sorted(str(form) for form in found if form not in _FORMATS)
     if wrong:
         raise UnsupportedModel(
-            f"compressed-tensors of format {wrong[0]!r} are not read; known are {', '.join(_FORMATS)}"
+            f"compressed-tensors format {wrong[0]!r} is not supported; known are {', '.join(_FORMATS)}"
         )
     blocks = {tuple(group["weights"].get("block_structure") or ()) for group in groups.values() if group.get("weights")}
     block = next((block for block in blocks if block), None)

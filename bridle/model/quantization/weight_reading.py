@@ -156,7 +156,7 @@ class _Files:
         left = [name for name in left if not any(re.search(pattern, name) for pattern in without)]
         if left:
             raise UnsupportedModel(
-                f"{self._folder} holds weights that {type(model).__name__} has no place for, among them {left[0]!r}"
+                f"{self._folder} holds weights that {type(model).__name__} does not use, such as {left[0]!r}"
             )
 
 
@@ -230,7 +230,7 @@ def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -
 def _bias_of(name: str, stored: dict[str, Tensor], linear: nn.Linear, dtype: torch.dtype) -> Tensor | None:
     bias = stored.get("bias")
     if (bias is None) != (linear.bias is None):
-        raise UnsupportedModel(f"layer {name!r} {'lacks its' if bias is None else 'has a'} bias")
+        raise UnsupportedModel(f"layer {name!r} of the checkpoint must have {'a' if bias is None else 'no'} bias")
     return None if bias is None else bias.to(dtype)
 
 

@@ -142,7 +142,7 @@ def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
     words = stored["weight_packed"]
     bits = next((bits for bits in (4, 8, 2) if words.shape[1] == -(-num_inputs * bits // 32)), 0)
     if not bits:
-        raise ValueError(f"{tuple(words.shape)} words are no {num_outputs} x {num_inputs} weights")
+        raise ValueError(f"packed words of shape {tuple(words.shape)} are not {num_outputs} x {num_inputs} weights")
     integers = unpack(words, bits)[:, :num_inputs]
     half = 1 << (bits - 1)
     zeros = torch.full(stored["weight_scale"].shape, half, dtype=torch.int16, device=words.device)
@@ -162,7 +162,7 @@ def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor |
     plain = _evenly(integers.shape[1], num_groups, integers.device)
     index = plain if group_of is None or bool((group_of < 0).any()) else group_of.long()
     if bool((index >= num_groups).any()) or zeros.shape != scales.shape:
-        raise ValueError(f"{num_groups} groups do not fit {integers.shape[1]} inputs")
+        raise ValueError(f"{num_groups} scale groups do not fit {integers.shape[1]} inputs")
     return Grouped(integers, scales, zeros.to(torch.int16), index, bits)
 
 
