@@ -1,7 +1,7 @@
 """The agents: the installation, configuration and start of each, and its requirements of a server.
 
-In files, variables and commands `{url}` is the server's address, `{model}` the model's name, `{bin}` the folder of the
-client's programs, `{home}` the client's home and `{task}` its task.
+In files, variables and commands, `{url}` is the server's address, `{model}` the model's name, and `{bin}` the folder of
+the client's programs. `{home}` is the client's home folder, and `{task}` its task.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ stream_idle_timeout_ms = 1200000
 
 
 def _call(name: str, arguments: str) -> str:
-    """Return the text with which a model calls one tool."""
+    """Return the text with which a model calls the tool `name`."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client. `packages` are from npm, or from PyPI if `is_python`. `says` is the first answer of a model that knows
-    the client's tools. If `has_tools`, the client then sends a tool result."""
+    """A client. `packages` are packages of npm, or of PyPI if `is_python`. `says` is the first answer of a model that
+    knows the client's tools. `has_tools` means that the client offers tools and sends their results."""
 
     name: str
     packages: tuple[str, ...]
@@ -64,7 +64,7 @@ class Client:
 
     @property
     def program(self) -> str:
-        """The program's file name."""
+        """The file name of the client's program."""
         return self.command[0].removeprefix("{bin}/")
 
 

@@ -10,7 +10,7 @@ _WORDS = {"url": "http://127.0.0.1:8080", "model": "coder", "home": "/home/me", 
 
 
 def configuration(client: Client) -> str:
-    """Return files, variables and the command as blocks of Markdown."""
+    """Return the client's configuration files, variables and command as blocks of Markdown."""
     blocks = []
     for name, content in client.files.items():
         text = content.format(**_WORDS).strip()

@@ -1,6 +1,7 @@
 """A proxy between a client and a server that records their messages, as evidence of a run.
 
-The proxy passes bytes on as they are received, so streams remain streams. The proxy changes only the host's name.
+The proxy passes bytes on as soon as they arrive, so a stream remains a stream. The proxy changes only the host name in
+requests.
 """
 
 from __future__ import annotations
@@ -142,4 +143,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815  (the base class's names)
 
     def log_message(self, *args: Any) -> None:
-        """Log nothing, because the notes contain all requests."""
+        """Log nothing, because the recorded exchanges contain all requests."""

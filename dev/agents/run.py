@@ -3,8 +3,8 @@
     python -m dev.agents.run MODEL --prefix /tmp/agents --install          # all of them
     python -m dev.agents.run MODEL --prefix /tmp/agents claude-code pi
 
-MODEL is any model of `bridle serve`. Each client gets its own home and its own folder with one file. Requests pass a
-recorder, which stores them under `PREFIX/runs/CLIENT/notes`.
+MODEL is any model of `bridle serve`. Each client gets its own home and its own folder with one file. Requests pass
+through a proxy, which stores them under `PREFIX/runs/CLIENT/notes`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _START_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Result of a run. `status` is the client's exit status, None if it ran out of time."""
+    """Result of a run. `status` is the client's exit status; None if the client ran out of time."""
 
     client: Client
     status: int | None
@@ -40,14 +40,14 @@ class Seen:
 
     @property
     def faults(self) -> list[str]:
-        """Return the errors between client and server."""
+        """Return the failed and incomplete exchanges between client and server."""
         found = [f"{each.method} {each.path}: {each.status}" for each in self.exchanges if each.status >= 400]
         found += [f"{each.method} {each.path} was cut" for each in self.exchanges if not each.is_whole]
         return found if self.exchanges else ["no request came"]
 
     @property
     def has_round_trip(self) -> bool:
-        """Return whether a tool was called and its result came back."""
+        """Return whether the client called a tool and sent the tool's result to the server."""
         return any(each.has_results for each in self.exchanges)
 
     def row(self) -> str:

@@ -1,5 +1,5 @@
-"""Benchmarks for developers of bridle. Benchmarks that users also run are in `bridle.bench`; `bridle.bench.run`
-describes the required names of a module."""
+"""Benchmarks for developers of bridle. Benchmarks that users also run are in `bridle.bench`; `bridle.bench.run` lists
+the names that a benchmark module must define."""
 
 from __future__ import annotations
 

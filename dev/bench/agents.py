@@ -1,10 +1,10 @@
 """Benchmark of agents that call tools repeatedly: `bridle bench agents`.
 
-Several agents, each with a long context, write a call, wait for its result, and continue, all at the same time. In
-three cases the agents run as a client's loop: over parked KV, over the prefix cache, and without a cache. In the fourth
-case they run inside the engine, as a controller that waits and writes the result itself. The cache is either large, or
-so small that other requests evict the agents' KV during each call. The model has random weights, because neither speed
-nor counts depend on the text.
+Several agents run at the same time. Each agent has a long context, writes a call, waits for its result, and continues.
+In three cases each agent is a loop in the client: with retained KV, with the prefix cache, and without a cache. In the
+fourth case the agents run inside the engine, as a controller that waits and writes the result itself. The cache is
+either large, or so small that the requests of other users evict the agents' KV during each call. The model has random
+weights, because neither speeds nor counts depend on the text.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ THREADS = 1
 
 @dataclass(slots=True)
 class AgentTally:
-    """Counts and times of a run. `firsts` are the seconds from each result to the next token. `steps` are the engine's
-    steps in that time, for all agents and other users together."""
+    """Counts and times of one run. `firsts` are the seconds from each tool result to the next sampled token. `steps`
+    are the engine's steps in that time, for all agents and other users together."""
 
     firsts: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class AgentTally:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return all figures, for a large cache and a scarce one."""
+    """Return all figures, for a large KV cache and for one that is too small for all agents."""
     work = _chosen(settings)
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
@@ -87,7 +87,7 @@ def _ways() -> list[str]:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each variant, with a large cache and a scarce one."""
+    """Return the estimated seconds of each case, with a large KV cache and with one that is too small."""
     work, checkpoint = _chosen(settings), planned_checkpoint(_MODEL)
     size = work.answer + work.result
     once = work.agents * work.total
@@ -142,7 +142,7 @@ async def _agents(client: AsyncEngine, work: AgentWork, way: str, is_scarce: boo
 async def _tool(
     client: AsyncEngine, work: AgentWork, number: int, call: int, is_scarce: bool, tally: AgentTally
 ) -> None:
-    """Simulate the wait of an agent: if the cache is scarce, another user sends a request."""
+    """Simulate a tool call of an agent: if the KV cache is scarce, another user sends a request meanwhile."""
     if not is_scarce:
         await asyncio.sleep(0)
         return
@@ -157,7 +157,7 @@ async def _tool(
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Ends an output after a fixed number of tokens, as a complete call would."""
+    """A stopping criterion that ends an output after `count` tokens, like the end of a call."""
 
     count: int
 
@@ -166,7 +166,7 @@ class _Enough:
 
 
 async def _outside(client: AsyncEngine, work: AgentWork, number: int, is_scarce: bool, tally: AgentTally) -> None:
-    """Run a client's loop, in which each call is a request with the whole conversation."""
+    """Run one agent as a loop in the client, in which each call is a request with the whole conversation."""
     said = list(tokens_of(number, work.context))
     sampling = SamplingParams(max_tokens=work.answer + 1, temperature=0.0, ignore_eos=True)
     for call in range(work.calls + 1):

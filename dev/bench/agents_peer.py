@@ -1,8 +1,8 @@
-"""The loop of `bridle bench agents` over llama.cpp, with the same weights, and with the prompt cache of llama.cpp's
+"""The agents of `bridle bench agents` over llama.cpp, with the same weights, and with the prompt cache of llama.cpp's
 Python server.
 
-That server takes one request at a time, continues from its context, and keeps states of earlier prompts in memory. The
-server's HTTP package is not needed: this module uses the server's own objects as the server does for a completion.
+That server handles one request at a time, continues from its current context, and keeps the states of earlier prompts
+in memory. The server's HTTP package is not needed: this module calls the same llama.cpp objects as the server.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BATCH = 64
 
 
 def is_there() -> bool:
-    """Return whether llama.cpp is installed and can be measured."""
+    """Return whether llama.cpp is installed, so that it can be measured."""
     return has_llamacpp()
 
 
 class _Server:
-    """One context, and states of earlier prompts up to `capacity` bytes."""
+    """One llama.cpp context, with stored states of earlier prompts of up to `capacity` bytes in total."""
 
     def __init__(self, path: Path, num_ctx: int, threads: int, capacity: int) -> None:
         from llama_cpp import Llama, LlamaRAMCache
@@ -63,8 +63,8 @@ class _Server:
 
 
 def run(checkpoint: BenchCheckpoint, folder: Path, work: AgentWork, is_scarce: bool, threads: int) -> dict[str, Any]:
-    """Run the agents in turns, because the server handles one request at a time. The cache has the same capacity as
-    bridle's."""
+    """Run the agents in turns, because the server handles one request at a time. The prompt cache has the same capacity
+    as bridle's KV cache."""
     write_tokenizer(checkpoint.path, checkpoint.vocab_size)
     path = write_file(checkpoint, folder, "F16")
     room = work.agents * (work.total + work.other) * (1 if is_scarce else work.calls + 1)

@@ -1,4 +1,4 @@
-"""Work of the agents of `bridle bench agents`, for every program that runs them."""
+"""The workload of `bridle bench agents`, for every program that runs it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class AgentWork:
-    """Work of the agents: `agents` agents make `calls` calls each, of `answer` tokens, with results of `result` tokens,
-    after a context of `context` tokens. If the cache is scarce, other users send requests of `other` tokens during each
-    call."""
+    """The workload: `agents` agents make `calls` calls each, after a context of `context` tokens. A call has `answer`
+    tokens, and its result `result` tokens. If the cache is scarce, other users send requests of `other` tokens during
+    each call."""
 
     agents: int
     calls: int
@@ -21,11 +21,11 @@ class AgentWork:
 
     @property
     def total(self) -> int:
-        """Return the number of tokens of an agent at the end."""
+        """The number of tokens in an agent's conversation at its end."""
         return self.context + self.calls * (self.answer + self.result) + self.answer
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
-    """Return the tokens of text number `seed`, the same in each call."""
+    """Return `count` random tokens, always the same ones for the same `seed`."""
     random = Random(seed)
     return tuple(random.randrange(8_000) for _ in range(count))

@@ -1,11 +1,11 @@
 """Compares the router's continuous batching with no batching and with static batches, and measures the effect of each
 setting.
 
-The same requests arrive in each run, as a Poisson process with short and long prompts and outputs. Each run has a
-`bridle serve` with other flags. `one at a time` is a batch of one. Static batches are those of a client without a
-router. Such a client gathers a number of requests, sends them together, and sends the next batch only when all of them
-are answered. A request's first token counts from its arrival, including any wait. Requests arrive as fast as the flags
-that are compared first can sustain; the rate is measured in the same run.
+The same requests arrive in each run, as a Poisson process with short and long prompts and outputs. Each run starts
+`bridle serve` with other flags. The variant `one at a time` has batches of one request. Static batches are those of a
+client without a router. Such a client gathers a number of requests, sends them together, and sends the next batch only
+when all of them are answered. The time to a request's first token begins at its arrival, and includes any wait.
+Requests arrive at the highest rate that the first variant's flags can sustain; this rate is measured in the same run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _START_SECONDS = 9.0  # for the start and the end of a server
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that arrives at the time `at` in seconds, or later if it has to wait."""
+    """A request that arrives `at` seconds after the start, or later if it has to wait."""
 
     at: float
     prompt: tuple[int, ...]
@@ -87,7 +87,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def _chosen(settings: BenchSettings) -> tuple[str, int]:
-    """Return a model, and the number of requests that arrive."""
+    """Return the model, and the number of requests that arrive."""
     name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
     return name, 10 if settings.quick else 30
 
@@ -97,7 +97,8 @@ def _static_size(settings: BenchSettings) -> int:
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each server: its start, and the requests at the rate of its capacity or less."""
+    """Return the estimated seconds of each variant: the server's start, and the requests at no more than its highest
+    rate."""
     name, num_requests = _chosen(settings)
     checkpoint = planned_checkpoint(name)
     requests = make_arrivals(num_requests, checkpoint.vocab_size)
@@ -109,7 +110,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def variants(static_size: int) -> list[Variant]:
-    """Return three ways to batch, then each setting alone."""
+    """Return three ways to form batches, then variants that each change one setting."""
     ways = [
         Variant("continuous", (), as_they_come),
         Variant("one at a time", ("--max-batch-size", "1"), as_they_come),
@@ -135,7 +136,7 @@ _KNOBS = (
 
 
 def make_arrivals(count: int, vocab_size: int, *, seed: int = 0) -> list[Arrival]:
-    """Return requests of all kinds at one per second on average, the same for the same arguments."""
+    """Return requests of all kinds, one per second on average, always the same ones for the same arguments."""
     rng = random.Random(seed)
     kinds = [kind for *kind, share in _KINDS for _ in range(share)]
     chosen = [kinds[number % len(kinds)] for number in range(count)]
@@ -189,13 +190,13 @@ class _Bench:
     threads: int | None
 
     def run(self, flags: Sequence[str], use: Callable[[HttpServer], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `use` with a server started with these flags."""
+        """Call `use` with a server that has these flags; return its result."""
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *flags, threads=self.threads) as server:
             return asyncio.run(use(server))
 
 
 async def _find_capacity(server: HttpServer, requests: Sequence[Arrival]) -> float:
-    """Return the requests per second when clients always have another request."""
+    """Return the requests per second if every client always has a next request."""
     waiting = list(reversed(requests))
 
     async def client() -> None:

@@ -1,13 +1,13 @@
-"""Cost of canonical masks: processor time of the masks along some texts, without and with canonical tokens.
+"""Cost of canonical masks: the processor time of masks along some texts, with and without canonical tokenization.
 
     python -m dev.bench.canonical MODEL...
 
-Tokens that the grammar forces need no mask, and are passed over as the engine does. There are three times for each
-mask: `first` while pairs of tokens are not known, `new` where they are and the text is not, `again` where the text is.
-The last two are those of the fastest of several runs.
+Tokens that the grammar forces need no mask and are skipped, as in the engine. Each mask is timed three times. `first`
+is before any pair of tokens is cached, `new` has cached pairs but a new text, and `again` repeats the text. `new` and
+`again` are the fastest of several runs.
 
-Whole requests follow: milliseconds of one request's masks and forced tokens, on average over all requests of a kind,
-which share what is remembered. `new` and `again` are before and after the kind's texts were seen.
+Then whole requests are timed: the mean milliseconds of one request's masks and forced tokens. The requests of one kind
+share their caches. For requests, `new` is before the texts of that kind were processed, and `again` is after.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _CASES: dict[str, tuple[Constraint, str]] = {
 
 
 def compare(path: str) -> dict[str, Any]:
-    """Microseconds for a mask, and milliseconds for a request, of each kind and for each value of `canonical`."""
+    """Return microseconds per mask and milliseconds per request, for each kind of constraint and each value of
+    `canonical`."""
     with LLM(path, max_model_len=512) as llm:
         vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
     found = {name: _measure(vocabulary, *case) for name, case in _CASES.items()}
@@ -65,7 +66,7 @@ def compare(path: str) -> dict[str, Any]:
 
 
 def _whole(vocabulary: GrammarVocabulary, cases: list[Case]) -> dict[str, dict[str, float]]:
-    """The mean time of requests of one kind, for each value of `canonical`."""
+    """Return the mean time of the requests of one kind, for each value of `canonical`."""
     grammars = {constraint.key: Matcher(vocabulary, grammar_of(constraint)) for constraint, _ in cases}
     runs: dict[str, dict[str, list[list[float]]]] = {
         how: {"new": [], "again": []} for how in ("off", "prefer", "strict")
@@ -80,13 +81,13 @@ def _whole(vocabulary: GrammarVocabulary, cases: list[Case]) -> dict[str, dict[s
 
 
 def _best(times: list[list[float]]) -> float:
-    """The mean milliseconds of requests, each in its fastest run."""
+    """Return the mean milliseconds over requests, each in its fastest run."""
     best: list[float] = [min(each) for each in zip(*times, strict=True)]
     return round(sum(best) / len(best) * 1e3, 3)
 
 
 def _request(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: str) -> float:
-    """The seconds of all decisions of one request, whose draws spell `text`."""
+    """Return the seconds of all controller decisions of one request whose sampled tokens spell `text`."""
     sequence = ConstrainedSequence(matcher, canonical=None if how == "off" else CanonicalDraws(how == "strict"))
     ask, left, seconds = Ask(-1, ()), text, 0.0
     while True:

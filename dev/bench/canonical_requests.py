@@ -1,6 +1,8 @@
-"""Whole requests under constraints, for `canonical`: what each asks for, and the text that it gets.
+"""Whole requests under constraints, for the benchmark `canonical`: the constraint of each, and the text that it
+generates.
 
-Tool calls with their schemas, times, texts of a small grammar, and quotes of an article. The same texts each time.
+They are tool calls with their schemas, times, texts of a small grammar, and quotes of an article. The texts are the
+same in each run.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ Case = tuple[Constraint, str]
 
 
 def requests() -> dict[str, list[Case]]:
-    """The requests of each kind: their constraint, and a text that fits."""
+    """Return the requests of each kind: pairs of a constraint and a text that satisfies it."""
     rng = random.Random(0)
     date = Regex("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}")
     article = " ".join(_ARTICLE.split())
@@ -71,7 +73,7 @@ def requests() -> dict[str, list[Case]]:
 
 
 def _schema(value: Any) -> dict[str, Any]:
-    """The schema of which `value` is an instance, as a parameter's is usually written."""
+    """Return a JSON schema that `value` satisfies, in the usual form of a parameter's schema."""
     match value:
         case bool():
             return {"type": "boolean"}

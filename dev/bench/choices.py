@@ -1,9 +1,9 @@
-"""Benchmark of choices: `python -m dev.bench.choices MODEL`.
+"""Benchmark of choices between options: `python -m dev.bench.choices MODEL`.
 
-The benchmark has 200 questions with four options each, from tables of facts. Each option is scored alone, as a prompt,
-and the most probable option is the exact answer. The exact answer is compared with the choice of `LLM.decide`, and with
-a mask's choice token by token. The model's own mistakes do not count. A choice counts as correct if it is the model's
-most probable option.
+The benchmark has 200 questions with four options each, from tables of facts. To find the exact answer, each option is
+scored alone as the end of a prompt, and the most probable option is chosen. The exact answer is compared with the
+choice of `LLM.decide`, and with token-by-token sampling under a mask. Wrong answers of the model itself do not count as
+errors. A choice counts as correct if it is the model's most probable option.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its options; the first option is right."""
+    """A question with its options, of which the first is right."""
 
     text: str
     options: tuple[str, ...]
@@ -73,8 +73,8 @@ def _asked(how: str, table: str, rng: random.Random) -> Iterator[Question]:
 
 
 def compare(path: str) -> dict[str, Any]:
-    """Return the share of choices that agree with exact scores, the share of right choices, and seconds, for each
-    method."""
+    """Return for each method the share of choices that agree with the exact answers, the share of right choices, and
+    the seconds."""
     same, right, seconds = dict.fromkeys(("scored", "masked"), 0), dict.fromkeys(("exact", "scored", "masked"), 0), {}
     asked = questions()
     with LLM(path, max_model_len=1024) as llm:
@@ -99,7 +99,7 @@ def compare(path: str) -> dict[str, Any]:
 
 
 def _exact(llm: LLM, prompts: list[list[int]], asked: list[Question]) -> list[str]:
-    """Return the most probable option of each question, each scored alone after its prompt."""
+    """Return the most probable option of each question; each option is scored alone after the question's prompt."""
     vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
     found = []
     paths = [tuple(vocabulary.encode(option.encode())) for question in asked for option in question.options]

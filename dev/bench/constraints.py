@@ -1,9 +1,9 @@
 """Benchmark of constraints: `bridle bench constraints`.
 
-The benchmark measures the pool's answers (commit, forced tokens, mask, and the switch to a thread and back) and
-llguidance's mask alone. The texts satisfy the constraint. There is one case for each kind of constraint and for
-vocabularies of 32k and 128k generated tokens. Then it compares steps with many constrained and with unconstrained
-sequences, on a device that takes 20 ms a step and computes nothing. Last, it compares requests under a JSON schema with
+The benchmark measures the constraint pool's answers (commit, forced tokens, mask, and a thread switch and back), and
+llguidance's mask alone. The generated texts satisfy the constraints. There is one case for each kind of constraint and
+each vocabulary; the vocabularies have 32k and 128k generated tokens. Then it compares steps of many sequences with and
+without constraints, on a fake device that takes 20 ms a step. Last, it compares requests under a JSON schema with
 unconstrained requests, end to end on a model.
 """
 
@@ -89,7 +89,7 @@ class ConstraintCase:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure masks for each vocabulary and kind, then steps, then requests."""
+    """Measure masks for each vocabulary and kind of constraint, then steps, then requests."""
     answers, steps = [], []
     for size in _VOCAB_SIZES:
         with phases.part(f"masks, {size} tokens"):
@@ -107,8 +107,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Estimate the seconds of each part. Vocabularies are read once, and texts are processed in several rounds. A step
-    waits for its device, and requests an answer for each sequence."""
+    """Estimate the seconds of each part. Each vocabulary is read once, and the texts are processed in several rounds. A
+    step waits for its device and for an answer for each sequence."""
     found = {}
     for size in _VOCAB_SIZES:
         once = size * _TOKEN_SECONDS + len(cases()) * _CASE_SECONDS * _rounds(settings)
@@ -128,12 +128,12 @@ def _rounds(settings: BenchSettings) -> int:
 
 
 def _num_steps(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of steps and of rounds."""
+    """Return the numbers of measured steps and of rounds."""
     return (15, 1) if settings.quick else (40, 3)
 
 
 def cases() -> dict[str, ConstraintCase]:
-    """Return the measured cases."""
+    """Return the measured constraints by kind, each with a text."""
     rng = random.Random(0)
     words = " ".join("".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(600))[:4096]
     record = {"name": words[:60], "email": "hello@there.org", "age": 42, "tags": ["alpha", "gamma"]}
@@ -171,7 +171,8 @@ def _no_tokenizer(text: str) -> list[int]:
 
 
 def _answers(vocabulary: GrammarVocabulary, case: ConstraintCase, num_rounds: int) -> dict[str, Any]:
-    """Return microseconds of masks and answers at positions with a choice, and the share of forced tokens."""
+    """Return microseconds of masks and answers at positions where several tokens are allowed, and the share of forced
+    tokens."""
     from bridle.structured_output.grammar import grammar_of
     from bridle.structured_output.matcher import Matcher
 
@@ -216,7 +217,7 @@ def _bare_masks(start: Any, tokens: Sequence[int]) -> list[float]:
 def _pool_answers(
     pool: ConstraintPool, constraint: Constraint, tokens: Sequence[int], number: int
 ) -> tuple[list[float], int]:
-    """Return the seconds from a token to its mask through the pool, and the number of forced tokens."""
+    """Return the seconds from each token to the pool's next mask, and the number of forced tokens."""
     request = Request(str(number), (1,), controller=constraint)
     pool.open(request).result()
     asks = [Ask(0, request=request), *(Ask(0, tokens=(token,)) for token in tokens[:-1])]
@@ -243,8 +244,8 @@ def _p50_p99(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 class MaskedExecutor(InstantExecutor):
-    """Takes `_DEVICE_SECONDS` per step without computing, then samples a token that the mask allows. `drawing` is the
-    time of sampling, which is excluded from the measurement."""
+    """An executor that takes `_DEVICE_SECONDS` per step without computing, then samples a token that the mask allows.
+    `drawing` is the time of sampling, which is excluded from the measurement."""
 
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         super().__init__(num_seqs, 4096, vocab_size=vocab_size)
@@ -273,7 +274,7 @@ class MaskedExecutor(InstantExecutor):
 
 
 def _steps(vocabulary: GrammarVocabulary, batch: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
-    """Return the median milliseconds of a step of `batch` sequences, without and with constraints, in turns."""
+    """Return the median milliseconds of a step of `batch` sequences with and without constraints, measured in turns."""
     endless: dict[str, Constraint | None] = {
         "free": None,
         "regex": Regex(r"([a-z]+ ?)+[0-9]{900}"),

@@ -1,10 +1,10 @@
 """Compares constrained requests with unconstrained ones on a real forward pass, for `bridle bench constraints`.
 
-A model with random weights writes by two JSON schemas. The first is one long text without forced tokens, so the
-difference is the cost of masks. The second has records, whose fields have random lengths within their bounds. Tokens
-are counted over steps in which all sequences decode: sampled tokens alone, and sampled and forced tokens together. With
-a share f of forced tokens, the speed of both together is at most 1 / (1 - f) times that of unconstrained text. The
-factor is near 1 if computing a token costs as much as sampling one, as on a busy CPU.
+A model with random weights writes texts under two JSON schemas. The first schema is one long text without forced
+tokens, so the difference in speed is the cost of masks. The second schema has records, whose fields have random lengths
+within their bounds. The speed is counted over steps in which all sequences decode, once for sampled tokens and once for
+all tokens. With a share f of forced tokens, the speed of all tokens is at most 1 / (1 - f) times that of unconstrained
+text. The speed is nearly the same if computing a token costs as much as sampling one, as on a busy CPU.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RECORDS = JsonSchema(
 
 @dataclass(frozen=True, slots=True)
 class StepsRun:
-    """Counts over some steps."""
+    """Counts of some steps: seconds, sampled tokens and forced tokens."""
 
     seconds: float
     sampled: int
@@ -67,8 +67,8 @@ def _sizes(settings: BenchSettings) -> tuple[str, ...]:
 
 
 def guess_beside_free(settings: BenchSettings, limits: MachineLimits) -> float:
-    """Return the estimated seconds of `beside_free`: unconstrained text and two schemas, each with prompts and a
-    warm-up."""
+    """Return the estimated seconds of `beside_free`: unconstrained text and two schemas, each with prompts and warm-up
+    steps."""
     from bridle.bench.checkpoints import planned_checkpoint
 
     num_steps, rounds = _scale(settings)
@@ -84,7 +84,8 @@ def guess_beside_free(settings: BenchSettings, limits: MachineLimits) -> float:
 def beside_free(
     folder: Path, settings: BenchSettings, make_vocabulary: Callable[[int], GrammarVocabulary]
 ) -> list[dict[str, Any]]:
-    """Return a row for each model, number of requests and schema. Runs take turns; figures are medians."""
+    """Return a row for each model, number of simultaneous requests and schema. The three kinds of runs alternate;
+    figures are medians."""
     from bridle.bench.checkpoints import make_checkpoint
 
     rows = []
@@ -101,7 +102,7 @@ def beside_free(
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of steps and of rounds."""
+    """Return the numbers of measured steps and of rounds."""
     return (12, 1) if settings.quick else (64, 3)
 
 

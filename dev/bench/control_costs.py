@@ -1,4 +1,4 @@
-"""Costs of controllers outside steps: upload, start, fork and memory."""
+"""Costs of controllers apart from steps: upload, start, forks and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OUTPUTS = 16
 
 def startup(tokenizer: Path, folder: Path, vocab_size: int, *, quick: bool) -> dict[str, Any]:
     """Measure the time from upload to readiness, a second upload of the same bytes, instances from the compile cache,
-    and memory of each instance."""
+    and each instance's memory."""
     num_instances = 20 if quick else 100
     limit = ("--limit", f"max_instances={num_instances + 8}", "--wasm-max-init-time", "10000")
     with runtime_pool(tokenizer, folder / "store-costs", vocab_size, *limit) as pool:
@@ -53,7 +53,8 @@ def _upload_figures(pool: RuntimePool, wasm: bytes) -> dict[str, Any]:
 
 
 def _open(pool: RuntimePool, module: str, first: int, count: int) -> list[float]:
-    """Open instances one after the other; return the seconds of each, from the engine's request to the prompt."""
+    """Start `count` instances one after the other; return the seconds of each, from the engine's request until the
+    prompt is known."""
     times = []
     for number in range(first, first + count):
         request = Request(f"cost-{number}", (1, 2, 3), SamplingParams(), controller=WasmController(module))
@@ -64,8 +65,8 @@ def _open(pool: RuntimePool, module: str, first: int, count: int) -> list[float]
 
 
 def group_memory(group: int | None) -> int:
-    """Return the bytes that the processes of a group use. Shared memory is divided among the processes that share it
-    (PSS)."""
+    """Return the bytes that the processes of a process group use. Shared memory is divided among the processes that
+    share it (PSS)."""
     total = 0
     for pid in members(group):
         try:
@@ -80,8 +81,8 @@ def long_fork(*, quick: bool) -> list[dict[str, Any]]:
     """Fork one sequence of 32k tokens into 16, at the end of a KV block and within one.
 
     Measures the time of the forking step compared with a plain step, and the number of copied blocks. Also measures how
-    many more blocks are in use after every output has sampled 8 tokens. The controller is plain Python and the device
-    computes nothing, so that the step is the engine's own work.
+    many more KV blocks are in use after every output has sampled 8 tokens. The controller is plain Python and the
+    device computes nothing, so the step's time is the engine's own work.
     """
     figures = []
     for place, num_drawn in (("at a block's end", _BLOCK), ("within a block", _BLOCK // 2)):
@@ -126,7 +127,7 @@ def _forking(num_drawn: int) -> Any:
     from bridle.controllers import Controller, SequenceView
 
     class Forking(Controller):
-        """Samples a token, forks into sixteen, and samples eight more tokens in each."""
+        """Samples a number of tokens, forks into sixteen outputs, and samples eight more tokens in each."""
 
         forked = False
 

@@ -1,4 +1,4 @@
-"""Further controllers as WebAssembly text: `script` returns prepared answers, `padded` and `heavy` are large."""
+"""More controllers as WebAssembly text: `script` returns prepared answers; `padded` and `heavy` make modules large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT, _TEXT_END = 0x20000, 0x100000  # addresses
 
 
 def script(answers: Sequence[str]) -> bytes:
-    """Return a controller that gives one answer after the other, and then repeats the last answer. An answer is a
+    """Return a controller that gives the answers one after the other, and then repeats the last answer. An answer is a
     result as JSON, or `SAMPLE`."""
     at, data, body = _TEXT, "", ""
     for number, answer in enumerate(answers):
@@ -37,20 +37,20 @@ def script(answers: Sequence[str]) -> bytes:
 
 
 def splice(tokens: Sequence[int], backtrack: int = 0) -> str:
-    """Return the answer that forces `tokens`."""
+    """Return the JSON of an answer that forces `tokens`."""
     one = {"when_sampled": [], "backtrack": backtrack, "ff_tokens": list(tokens)}
     return json.dumps({"branches": [{"sample_mask": None, "splices": [one]}]})
 
 
 def padded(wasm: bytes, num_bytes: int, seed: int = 0) -> bytes:
-    """Return the module with an additional custom section, to test sizes in transport and storage."""
+    """Return the module with a custom section of `num_bytes` random bytes, to test large uploads and stored modules."""
     content = random.Random(seed).randbytes(num_bytes)
     section = _leb(3) + b"pad" + content
     return wasm + b"\0" + _leb(len(section)) + section
 
 
 def heavy(num_functions: int) -> bytes:
-    """Return a module that takes a compiler some time: `trivial` with many more functions."""
+    """Return a module that takes long to compile: `trivial` with `num_functions` more functions."""
     extra = []
     for number in range(num_functions):
         steps = "".join(

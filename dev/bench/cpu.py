@@ -1,10 +1,11 @@
-"""Benchmark of a CPU: decoding and prompts in every form of weights, through the whole engine and its front ends.
+"""Benchmark of a CPU: decoding and prompts with weights of each number format, through the whole engine and its front
+ends.
 
-Models are generated, with real shapes and random weights. bridle's forms are compared with transformers' `generate`. If
-`llama-cpp-python` is installed, they are also compared with llama.cpp, which runs behind the same engine on the same
-files. Peers of a part take turns, and memory and arithmetic units are measured in between. Above the engine, the
-benchmark measures HTTP with 16 streams, compared with the same engine without HTTP, and the cost of controllers. The
-benchmark compares LMTP with LMQL's own server, if LMQL is installed.
+Models have real shapes and random weights. bridle is compared in each format with transformers' `generate`. If
+`llama-cpp-python` is installed, bridle is also compared with llama.cpp, which runs behind the same engine on the same
+files. The programs of a part take turns, and memory bandwidth and arithmetic speed are measured in between. The
+benchmark also measures HTTP with 16 streams, compared with the same engine without HTTP, and the cost of controllers.
+If LMQL is installed, the benchmark compares LMTP with LMQL's own server.
 
 Parts are measured one by one, and with `folder` each finished part is saved.
 """
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure all requested parts that are not measured yet. Print a table for each after measuring it."""
+    """Measure all requested parts that are not measured yet. Print a table for each part after measuring it."""
     wanted = parts(settings)
     with ExitStack() as stack:
         folder = settings.folder
@@ -110,7 +111,7 @@ def _race_group(
     console: Console,
     phases: Phases,
 ) -> None:
-    """Measure parts with the same peers, which are loaded once."""
+    """Measure the parts that compare the same programs, each of which is loaded once."""
     with load_peers(checkpoint, folder, wanted, settings) as peers:
         for part in wanted:
             present = {name: peers[name] for name in part.peers if name in peers}

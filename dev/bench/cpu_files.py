@@ -1,5 +1,5 @@
-"""Files of `bridle bench cpu`: checkpoints of real shapes, and GGUF files of these checkpoints with a placeholder
-vocabulary. The files are made once for a folder."""
+"""Files of `bridle bench cpu`: checkpoints with real shapes, and GGUF files of these checkpoints with a placeholder
+vocabulary. The files are made once in a folder."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def has_llamacpp() -> bool:
 
 @cache
 def describe_llamacpp() -> dict[str, Any] | None:
-    """Return llama.cpp's version, and whether it was built for this processor. A generic build is not a fair peer. None
-    if llama.cpp is missing."""
+    """Return llama.cpp's version, and whether it was built for this processor. A generic build of llama.cpp would make
+    the comparison unfair. Returns None if llama.cpp is missing."""
     if not has_llamacpp():
         return None
     from bridle.llamacpp.library import library
@@ -73,8 +73,8 @@ def made_checkpoint(name: str, folder: Path) -> BenchCheckpoint:
 
 
 def weight_bytes(checkpoint: BenchCheckpoint, folder: Path, form: str) -> float | None:
-    """Return the bytes of weights that a step reads from the file of that form: all tensors except an embedding
-    that is only looked up. None if there is no such file."""
+    """Return the bytes of weights that a step reads from the file in format `form`. They exclude an embedding that is
+    only looked up. Returns None if there is no such file."""
     path = _file(checkpoint, folder, form)
     if not path.is_file():
         return None
@@ -90,7 +90,7 @@ def _file(checkpoint: BenchCheckpoint, folder: Path, kind: str) -> Path:
 
 
 def write_file(checkpoint: BenchCheckpoint, folder: Path, kind: str) -> Path:
-    """Write the checkpoint as a GGUF file of one of `FILE_TYPES`; return its path."""
+    """Write the checkpoint as a GGUF file of type `kind`, one of `FILE_TYPES`; return its path."""
     path = _file(checkpoint, folder, kind)
     if path.exists():
         return path

@@ -15,7 +15,8 @@ BYTES = {"float32": 4.0, "int8": 1.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M"
 
 @dataclass(frozen=True, slots=True)
 class CpuCase:
-    """A case: `batch` sequences with prompts of `context` tokens. A case measures decoding, or the prompts."""
+    """A measured case: `batch` sequences with prompts of `context` tokens. `kind` selects the measurement: decoding or
+    prompts."""
 
     kind: str
     batch: int
@@ -24,7 +25,8 @@ class CpuCase:
 
 @dataclass(slots=True)
 class CpuLimits:
-    """Bytes and operations per second; the best measurement counts. Adding and multiplying are two operations."""
+    """Bytes and operations per second, each from the best measurement. An addition and a multiplication count as two
+    operations."""
 
     bandwidth: float = 0.0
     operations: float = 0.0  # on 8-bit integers
@@ -40,8 +42,8 @@ class CpuLimits:
         self, checkpoint: BenchCheckpoint, form: str, case: CpuCase, step_tokens: int, weight_bytes: float | None = None
     ) -> float:
         """Return the minimum time of one step that reads all weights once and computes `step_tokens` tokens. Without
-        `weight_bytes`, all weights have the same form. The KV of contexts counts as 32-bit values, although backends
-        may store fewer bits."""
+        `weight_bytes`, all weights are assumed to be in the format `form`. The KV of the contexts counts as 32-bit
+        values, although backends may store fewer bits."""
         weights = checkpoint.step_bytes / 4
         context = checkpoint.token_bytes * case.batch * case.context
         read = weights * BYTES[form] if weight_bytes is None else weight_bytes
@@ -52,8 +54,8 @@ class CpuLimits:
 
 
 def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> float:
-    """Return the speed of an 8-bit product that fits into the caches: by the kernels, or by torch if torch is
-    faster."""
+    """Return the operations per second of an 8-bit matrix product that fits into the caches, by bridle's kernels or by
+    torch, whichever is faster."""
     import torch
 
     from bridle.model.quantize import Int8Linear, int8_ratio
@@ -67,7 +69,7 @@ def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> f
 
 
 def float_operations(rows: int = 256, side: int = 1024, num_rounds: int = 4) -> float:
-    """Return the speed of torch's float32 product that fits into the caches."""
+    """Return the operations per second of torch's float32 matrix product that fits into the caches."""
     import torch
 
     left, right = torch.ones(rows, side), torch.ones(side, side)

@@ -1,7 +1,7 @@
 """The parts of `bridle bench cpu`: the comparisons, their order, and their estimated time.
 
-A part is the smallest unit of measurement. A part's name has the model, the measurement, and for a comparison the forms
-and the size. `--parts` selects parts by substrings of their names.
+A part is the smallest unit of measurement that can be selected. A part's name contains the model and the measurement,
+and for a comparison also the formats and the size. `--parts` selects parts by substrings of their names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GUESSED_SHARE, _LOAD_SECONDS, _SERVICE_SECONDS = 0.4, 4e-9, 90.0
 
 @dataclass(frozen=True, slots=True)
 class BenchPart:
-    """A part: `group` of `GROUPS` in a `case`, or one of `SERVICES`, which have no case."""
+    """A part: the comparison `group`, one of `GROUPS`, in a `case`; or one of `SERVICES`, which have no case."""
 
     model: str
     group: str
@@ -47,7 +47,7 @@ class BenchPart:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Return the peers that can run this part, if they are available."""
+        """The programs that this part compares, if they are available."""
         if self.case is None:
             return ()
         too_long = self.case.batch * self.case.context > MAX_TRANSFORMERS
@@ -55,7 +55,7 @@ class BenchPart:
 
 
 def cases(settings: BenchSettings) -> list[CpuCase]:
-    """Return the measured cases, the smallest of each group first."""
+    """Return the cases to measure, the smallest of each kind first."""
     batches = settings.batches or ((1, 16) if settings.quick else (1, 4, 16, 64))
     contexts = (128,) if settings.quick else (128, 1024)
     prompts = (256,) if settings.quick else (256, 2048)
@@ -64,8 +64,8 @@ def cases(settings: BenchSettings) -> list[CpuCase]:
 
 
 def parts(settings: BenchSettings) -> list[BenchPart]:
-    """Return all requested parts in order: peers are loaded once for a group. Raises `InvalidRequest` if no part is
-    selected."""
+    """Return all requested parts, ordered so that each program is loaded once for a group. Raises `InvalidRequest` if
+    no part is selected."""
     models = settings.model_sizes or (("20m",) if settings.quick else ("0.5b", "1.5b"))
     all_parts = [part for model in models for part in _of_model(model, settings)]
     wanted = [part for part in all_parts if not settings.parts or any(text in part.name for text in settings.parts)]
@@ -108,5 +108,5 @@ def guess_seconds(part: BenchPart, checkpoint: BenchCheckpoint, limits: CpuLimit
 
 
 def num_rounds(case: CpuCase, settings: BenchSettings) -> int:
-    """Return the number of rounds in which prompts are read."""
+    """Return the number of rounds in which the prompts of a case are read."""
     return 2 if settings.quick or case.batch * case.context > 1024 else 5

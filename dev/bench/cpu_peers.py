@@ -1,5 +1,5 @@
-"""Peers of `bridle bench cpu`, by name: bridle over a checkpoint or a GGUF file, llama.cpp over the same file, and
-transformers.
+"""The programs that `bridle bench cpu` compares, by name: bridle over a checkpoint or a GGUF file, llama.cpp over the
+same file, and transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST_ROOM = 1024
 def load_peers(
     checkpoint: BenchCheckpoint, folder: Path, wanted: Sequence[BenchPart], settings: BenchSettings
 ) -> Iterator[dict[str, Peer]]:
-    """Yield the available peers of these parts by name, with capacity for the largest case."""
+    """Yield the available programs of these parts by name, with enough KV for the largest case."""
     capacity = max(_LEAST_ROOM, *(_room(part.case, settings) for part in wanted if part.case is not None))
     with ExitStack() as stack:
         peers: dict[str, Peer] = {}
@@ -43,7 +43,7 @@ def load_peers(
 def load_peer(
     checkpoint: BenchCheckpoint, folder: Path, name: str, settings: BenchSettings, capacity: int
 ) -> Peer | None:
-    """Return one peer; None if it is not available."""
+    """Return one program; None if it is not available."""
     program, _, form = name.rpartition(" ")
     if program == "transformers":
         return GeneratePeer(load_transformers(checkpoint))
@@ -57,6 +57,7 @@ def load_peer(
 
 
 def _room(case: CpuCase, settings: BenchSettings) -> int:
-    """Return the tokens of a case's sequences: the first sequences sample while the last prompt is computed."""
+    """Return the tokens of KV that a case needs. The first sequences sample already while the last prompt is
+    computed."""
     early = case.batch + case.batch * case.context // _STEP_TOKENS
     return case.batch * (case.context + num_steps(settings) + early + 32)

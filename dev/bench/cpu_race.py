@@ -1,7 +1,7 @@
-"""Runs the peers of `bridle bench cpu` in one case, in turns, and measures the machine's limits in the same minute.
+"""Runs the programs of `bridle bench cpu` in one case, in turns, and measures the machine's limits in the same minute.
 
-Decoding is measured in slices. All peers read their prompts first; then each takes some steps in turn, many times. So
-other work on the machine affects all peers alike. The best step counts.
+Decoding is measured in short slices. All programs read their prompts first; then each program runs a few steps at a
+time, in turn. So other work on the machine affects all programs alike. The fastest step counts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _SLICE = 4  # steps
 
 @dataclass(slots=True)
 class CpuFigure:
-    """One peer in one case. `ratio` and `cpu_ratio` compare the peer with the first peer of the group, if available, in
-    clock and processor time. `limit_share` is the time of the tightest limit divided by the clock time."""
+    """Figures of one program in one case. `ratio` and `cpu_ratio` are relative to the first available program of the
+    group, in clock time and processor time. `limit_share` is the time that the tightest machine limit allows, divided
+    by the clock time.
+    """
 
     model: str
     group: str
@@ -45,7 +47,7 @@ class CpuFigure:
 def race(
     checkpoint: BenchCheckpoint, peers: dict[str, Any], part: BenchPart, folder: Path, settings: BenchSettings
 ) -> tuple[list[CpuFigure], CpuLimits]:
-    """Return the figures of a part. `peers` has the available peers by name, and `folder` their files."""
+    """Return the figures of a part. `peers` has the available programs by name, and `folder` their files."""
     assert part.case is not None
     limits = CpuLimits()
     limits.look()
@@ -65,7 +67,7 @@ def race(
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of steps, or of prompts, and the lowest processor time of one of them."""
+    """Seconds of steps or of prompts, and the lowest processor time of one of them."""
 
     seconds: list[float]
     cpu_seconds: float
@@ -113,7 +115,7 @@ def _between(peer: GeneratePeer, prompts: list[list[int]], count: int) -> Baseli
 
 
 def _turn(peers: dict[str, Any], number: int) -> list[str]:
-    """Return the names, beginning with another name in each round."""
+    """Return the names of the programs, starting with another name in each round."""
     names = list(peers)
     shift = number % len(names) if names else 0
     return names[shift:] + names[:shift]
@@ -139,13 +141,13 @@ def _figure(
 
 
 def make_prompts_of(num_prompts: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Return random tokens, the same for the same arguments."""
+    """Return random tokens, always the same ones for the same arguments."""
     rng = random.Random(seed)
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for _ in range(num_prompts)]
 
 
 def as_rows(figures: Sequence[CpuFigure]) -> list[dict[str, Any]]:
-    """Return the figures as rows for JSON, with the fields of their case."""
+    """Return the figures as rows for JSON, each with the fields of its case."""
     rows = []
     for figure in figures:
         row = asdict(figure)

@@ -38,7 +38,7 @@ def print_race(console: Console, part: BenchPart, figures: Sequence[CpuFigure]) 
 
 
 def print_limits(console: Console, limits: CpuLimits) -> None:
-    """Print the limits of the machine, measured in the same minute."""
+    """Print the machine's limits, measured in the same minute as the figures."""
     console.print(
         f"limits: {limits.bandwidth / 1e9:.1f} GB/s read, {limits.operations / 1e9:.0f} 8-bit GOP/s, "
         f"{limits.float_operations / 1e9:.0f} float32 GFLOP/s"

@@ -58,8 +58,7 @@ def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
 
 
 def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Measure steps of 8 sequences under controllers, compared with steps without controllers, in turns; figures are
-    medians."""
+    """Measure steps of 8 sequences with and without controllers, in turns; figures are medians."""
     from bridle.model import load_executor
 
     config = ModelConfig(str(checkpoint.path), quantization=_FORM, num_threads=settings.threads, kv_memory=1 << 28)
@@ -81,7 +80,8 @@ def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSetting
 
 
 def over_lmtp(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Measure LMTP with one stream, compared with LMQL's own server if LMQL is installed. Both compute in float32."""
+    """Measure LMTP with one stream, compared with LMQL's own server if LMQL is installed. Both servers compute in
+    float32."""
     from dev.bench import lmql, lmtp
 
     place = settings.lmql or lmql.default_folder()

@@ -1,7 +1,6 @@
-"""Stores the figures of parts in a file of a folder, one line of JSON for each finished part.
+"""Stores the figures of finished parts in a file in a folder, as one line of JSON for each part.
 
-A line counts for a later run if it was measured under the same conditions: the processor, threads and versions, and
-whether it was a quick run.
+A later run uses a line that was measured under the same conditions: the processor, threads, versions, and `--quick`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FILE = "figures.jsonl"
 
 
 class Store:
-    """The figures in `folder`."""
+    """The stored figures in `folder`."""
 
     def __init__(self, folder: Path, settings: BenchSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,11 +38,11 @@ class Store:
             raise InvalidRequest(f"{self._path} is damaged ({error}); remove it", "folder") from None
 
     def find(self, part: str) -> dict[str, Any] | None:
-        """Return the record of a part, or None."""
+        """Return the stored record of a part, or None."""
         return self._records.get(part)
 
     def keep(self, record: dict[str, Any], seconds: float) -> None:
-        """Add a part that took `seconds`. The load of the machine is stored as well."""
+        """Store the record of a part that took `seconds`. The machine's load average is stored as well."""
         plain = {key: asdict(value) if is_dataclass(value) else value for key, value in record.items()}  # type: ignore[arg-type]
         plain |= {"seconds": seconds, "at": time.time(), "load": os.getloadavg()[0], "conditions": self._conditions}
         with self._path.open("a", encoding="utf-8") as file:

@@ -1,9 +1,8 @@
-"""Clients of the benchmark of crowds: malicious clients, and clients that measure their effect on the server.
+"""Clients of the overload benchmark: malicious clients, and clients that measure their effect on the server.
 
-The malicious clients need little processor time, so that one process runs a hundred of them and still measures the
-other clients exactly. Malicious clients send frames as fast as the server reads them, retry at once after a refusal, do
-not read answers, or stop halfway through a request. The clients' messages are made once, and the clients do not parse
-answers.
+The malicious clients use little processor time. So one process runs a hundred of them and still measures the other
+clients exactly. They send frames as fast as the server reads them, retry at once after a refusal, read no answers, or
+send half a request. The messages of the clients are built once, and the clients do not parse answers.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ def http_request(target: ServerTarget, path: str, body: Mapping[str, Any] | None
 
 @dataclass(slots=True)
 class CrowdTally:
-    """Result of a crowd: bytes sent in frames, seconds until an answer by its status, connections opened."""
+    """Result of the malicious clients: bytes sent in frames, seconds until an answer by its status, and connections
+    opened."""
 
     frame_bytes: int = 0
     answers: dict[int, list[float]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class CrowdTally:
 
 
 class Member(asyncio.Protocol):
-    """One connection of a crowd; `lost` is set when it is closed."""
+    """One malicious connection; `lost` is set when it is closed."""
 
     def __init__(self, tally: CrowdTally) -> None:
         self.lost = asyncio.Event()
@@ -66,12 +66,12 @@ class Member(asyncio.Protocol):
         self.lost.set()
 
     def begin(self) -> None:
-        """Start the client's work; called when the connection is established."""
+        """Start the client's work; called when the connection is open."""
         raise NotImplementedError
 
 
 class Flooder(Member):
-    """Opens a WebSocket and sends frames as fast as the server reads them; answers are read and dropped."""
+    """Opens a WebSocket and sends frames as fast as the server reads them; answers are read and discarded."""
 
     def __init__(self, target: ServerTarget, tally: CrowdTally, frame: bytes) -> None:
         super().__init__(tally)
@@ -114,7 +114,7 @@ FRAMES = (b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0", b"\x81\x84\0\0\0\0NONE")
 
 
 class Asker(Member):
-    """Sends a request, and the next one after each answer, regardless of its content."""
+    """Sends a request, and sends it again after each answer, whatever the answer is."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)
@@ -150,7 +150,7 @@ class Silent(Member):
 
 
 class HalfSent(Member):
-    """Sends the first part of a request, and then nothing; it would read an answer."""
+    """Sends the first half of a request and then nothing; it would read an answer."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)
@@ -161,7 +161,8 @@ class HalfSent(Member):
 
 
 class ClientCrowd:
-    """`count` connections; `make` makes each by its number. A connection that the server closes is opened again."""
+    """`count` malicious connections; `make` returns each connection by its number. A connection that the server closes
+    is opened again."""
 
     def __init__(self, target: ServerTarget, count: int, make: Callable[[int], Member]) -> None:
         self._target = target
@@ -199,7 +200,7 @@ class ClientCrowd:
 
 
 async def ask(target: ServerTarget, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, float, bytes]:
-    """Return status, seconds and content of one answer, over a separate connection."""
+    """Return status, seconds and content of one answer, on a separate connection."""
     begin = time.perf_counter()
     reader, writer = await asyncio.open_connection(target.host, target.port)
     try:
@@ -214,7 +215,7 @@ async def ask(target: ServerTarget, path: str, body: Mapping[str, Any] | None = 
 async def stream_again_and_again(
     target: ServerTarget, over: asyncio.Event, max_tokens: int, tenant: int = 0
 ) -> list[Sample]:
-    """Stream completions, one after the other, until the scene ends; the last one is read to its end."""
+    """Stream completions one after the other until `over` is set; the last completion is read to its end."""
     samples = []
     while not over.is_set():
         samples.append(await complete(target, [5, 6, 7], max_tokens, tenant=tenant, never_ends=True))
@@ -224,8 +225,8 @@ async def stream_again_and_again(
 
 
 async def ask_health(target: ServerTarget, over: asyncio.Event, period: float) -> list[float]:
-    """Request `/health` once in every `period`, over one connection, and report the delay of each answer. The next
-    requests wait for a late answer."""
+    """Request `/health` every `period` seconds on one connection; return the delay of each answer. While an answer is
+    late, no further request is sent."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     late: list[float] = []
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Malicious constraints that are large, deep, or explode when they are compiled, and request bodies with them."""
+"""Malicious constraints that are large, deeply nested, or huge after compilation, and request bodies with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MANY = 10_000
 
 
 def hostile_constraints() -> dict[str, Mapping[str, Any]]:
-    """Return constraints as plain data, by the name of their fault."""
+    """Return malicious constraints as plain data, by the kind of attack."""
     nested: dict[str, Any] = {"type": "string"}
     for _ in range(90):
         nested = {"type": "array", "items": nested}
@@ -45,7 +45,7 @@ def hostile_constraints() -> dict[str, Mapping[str, Any]]:
 
 
 def ordinary_constraint(number: int) -> Mapping[str, Any]:
-    """Return a small schema, different for each number."""
+    """Return a small harmless JSON schema, different for each number."""
     names = [f"name{number}", "age"]
     schema = {"type": "object", "properties": {names[0]: {"type": "string"}, names[1]: {"type": "integer"}}}
     return {"json_schema": schema | {"required": names}}

@@ -1,4 +1,4 @@
-"""The figures of the benchmark of crowds: durations, memory, and the share of the available resources."""
+"""The figures of the overload benchmark: durations, memory, and the share of the available resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of an operation that was measured `num` times. `beside` names the other clients of the server."""
+    """Seconds of an operation that was measured `num` times in one scene. `beside` names the malicious clients that
+    used the server at the same time."""
 
     scene: str
     beside: str
@@ -27,7 +28,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ResidentMemory:
-    """Resident memory of the server at one time."""
+    """Resident memory of the server at one time, in MiB."""
 
     scene: str
     when: str
@@ -45,7 +46,7 @@ class Count:
 
 @dataclass(slots=True)
 class Report:
-    """All figures so far."""
+    """All figures that were recorded so far."""
 
     latencies: list[Latency] = field(default_factory=list)
     memory: list[ResidentMemory] = field(default_factory=list)

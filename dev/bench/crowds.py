@@ -1,8 +1,9 @@
-"""Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that is not released.
+"""Benchmark of overload and attacks: inter-token latency of other users' streams, late health checks, memory that is
+not released.
 
-Five scenes run over `bridle serve demo`. Each scene is measured first alone and then with the crowd, in one run, so
-that both can be compared on a busy machine. Crowd and observers are one process on the server's machine. This process
-takes processor time that real clients would not take.
+Five scenes run over `bridle serve demo`. Each scene is measured in one run, first alone and then with malicious
+clients, so that both can be compared on a busy machine. Malicious and measuring clients are one process on the server's
+machine. This process uses processor time that remote clients would not use.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _START_SECONDS, _CLEARING_SECONDS, _ROUND_SECONDS, _CONSTRAINTS_SECONDS = 9.0, 8
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run every crowd, and print tables."""
+    """Run every scene, and print tables."""
     report = Report()
     seconds, slow_seconds, rounds = _scale(settings)
     with _server(settings) as server:
@@ -80,7 +81,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Estimate the seconds of each scene: most of the time is fixed, without and with the crowd."""
+    """Estimate the seconds of each scene: most of them last a fixed time, without and with malicious clients."""
     seconds, slow_seconds, rounds = _scale(settings)
     start = limits.python(_START_SECONDS)
     return {
@@ -93,8 +94,8 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[float, float, int]:
-    """Return the seconds of a scene, of the scene with slow readers, and the number of rounds of readers that
-    disconnect."""
+    """Return the seconds of a scene, the seconds of the scene with slow readers, and the number of rounds of
+    disconnecting readers."""
     return (3.0, 3.0, 3) if settings.quick else (20.0, 40.0, 10)
 
 
@@ -111,12 +112,12 @@ def _server(settings: BenchSettings, *options: str, num_users: int = 0) -> Itera
 
 
 def resident(server: HttpServer) -> float:
-    """Return the MiB of the server's memory."""
+    """Return the resident memory of the server in MiB."""
     return server.process.memory_info().rss / 2**20
 
 
 def settle(server: HttpServer, seconds: float = 120.0) -> None:
-    """Wait until no request is running. Raises `EngineClosed` if requests continue to run."""
+    """Wait until the server runs no request. Raises `EngineClosed` if requests continue to run."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         metrics = server.metrics()
@@ -131,8 +132,8 @@ def settle(server: HttpServer, seconds: float = 120.0) -> None:
 
 @dataclass(slots=True)
 class Watched:
-    """Observations of a server; complete when the watching ends. `own` are the delays of this process itself, which the
-    server does not cause."""
+    """Observations of a server, complete when `watching` ends. `own` are delays of the benchmark process itself, which
+    the server does not cause."""
 
     late: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -141,13 +142,13 @@ class Watched:
 
     @property
     def gaps(self) -> list[float]:
-        """Return the gaps between the tokens of the streams."""
+        """The inter-token latencies of the streams."""
         return [gap for stream in self.streams for gap in stream.gaps]
 
 
 @contextlib.asynccontextmanager
 async def watching(server: HttpServer, num_streams: int = 0, tenant: int = 0) -> AsyncIterator[Watched]:
-    """Request health, stream, and watch the memory inside the block."""
+    """Within the block, request `/health`, run streams, and record the server's memory."""
     over, seen = asyncio.Event(), Watched()
     health = asyncio.create_task(ask_health(server.target, over, _PERIOD))
     streams = [
@@ -164,7 +165,7 @@ async def watching(server: HttpServer, num_streams: int = 0, tenant: int = 0) ->
 
 
 async def _look(server: HttpServer, over: asyncio.Event, seen: Watched) -> None:
-    """Record memory, and the delay of each of these measurements."""
+    """Record the server's memory, and the delay of each recording."""
     while not over.is_set():
         seen.peak = max(seen.peak, resident(server))
         begin = time.perf_counter()
@@ -187,7 +188,7 @@ def _tell(report: Report, scene: str, beside: str, seen: Watched) -> None:
 
 
 async def _flood(server: HttpServer, report: Report, seconds: float) -> None:
-    """Run connections that send frames as fast as the server reads them, and streams at the same time."""
+    """Measure streams while other connections send frames as fast as the server reads them."""
     async with watching(server, NEIGHBOURS) as seen:
         await asyncio.sleep(seconds)
     _tell(report, "flood", "nobody", seen)
@@ -209,7 +210,7 @@ async def _flood(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
-    """Run users that ask again at once when they are refused, and streams of another user."""
+    """Measure streams of one user while other users repeat refused requests at once."""
     async with watching(server, NEIGHBOURS, USERS) as seen:
         await asyncio.sleep(seconds)
     _tell(report, "overload", "nobody", seen)
@@ -231,7 +232,7 @@ async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
-    """Run readers that do not read and requests that stop halfway, and short calls at the same time."""
+    """Measure short calls while other clients do not read their answers, or send half a request."""
     await _controls(server, report, "nobody", seconds)
     report.held("slow", "before", resident(server))
     tally, body = (
@@ -252,7 +253,7 @@ async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _controls(server: HttpServer, report: Report, beside: str, seconds: float) -> Watched:
-    """Send requests to three APIs in turns."""
+    """Measure requests to three APIs in turns."""
     loop, target = asyncio.get_running_loop(), server.target
     calls: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0},
@@ -277,7 +278,7 @@ async def _controls(server: HttpServer, report: Report, beside: str, seconds: fl
 
 
 async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
-    """Run streams whose readers disconnect at random tokens."""
+    """Measure memory after streams whose readers disconnect at random tokens."""
     rng = random.Random(0)
     await asyncio.to_thread(settle, server)
     report.held("dropped", "before", resident(server))
@@ -290,7 +291,8 @@ async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
 
 
 async def _constraints(server: HttpServer, report: Report) -> None:
-    """Send malicious constraints. In each round, another route is the first that compiles each constraint."""
+    """Send malicious constraints to all routes; each round begins with another route, which compiles the constraint
+    first."""
     for number in range(5):
         await _constrained(server, report, "an ordinary one", ordinary_constraint(-number - 1), number)
     report.held("constraints", "before", resident(server))

@@ -1,9 +1,9 @@
 """Pairs of checkpoints in which the smaller one proposes draft tokens for the larger one, with a chosen acceptance
 rate.
 
-The draft model consists of the first layers of the larger one. The other layers of the larger one add nothing to the
-hidden states. So both give the same results, while the larger one computes as much as any model of its shape. A draft
-model with other weights is never right.
+The draft model consists of the first layers of the larger one. The other layers of the larger one do not change the
+hidden states. So both models give the same results, while the larger one computes as much as any model of its shape. A
+second draft model has other weights and is never right.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Vectors of texts per second: bridle's packed steps compared with transformers' padded batches, in the order of the
-texts and sorted by length.
+"""Embeddings per second: bridle's packed steps compared with transformers' padded batches, with texts unsorted and
+sorted by length.
 
-All peers run in this process with the same threads, weights and texts, in turns; each figure is the best of its rounds.
-Lengths are distributed like those of questions and paragraphs: many short and few long. Processor time is reported as
-well, because its ratio is reliable on a busy machine. All vectors are compared with those of padded batches.
+All three variants run in this process with the same threads, weights and texts, in turns; each figure is the best of
+its rounds. The lengths of the texts are distributed like those of questions and paragraphs: many are short and few
+long. Processor time is reported as well, because its ratio is reliable on a busy machine. All embeddings are compared
+with those of padded batches.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _LOAD_SECONDS = 3.0  # to make a model and load it twice
 
 @dataclass(slots=True)
 class EmbeddingFigure:
-    """One peer. Times are in seconds; ratios are relative to padded batches in the order of the texts. `padding` is the
-    share of computed tokens that belong to no text."""
+    """One peer. Times are in seconds; ratios are relative to padded batches of unsorted texts. `padding` is the share
+    of computed tokens that belong to no text."""
 
     model: str
     peer: str
@@ -53,7 +54,7 @@ class EmbeddingFigure:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the comparison. Prints a table per model after measuring it."""
+    """Run the comparison. Print a table of each model after measuring it."""
     batch = _batch(settings)
     num_texts, num_rounds = _scale(settings)
     texts = make_texts(num_texts)
@@ -69,7 +70,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each model: three peers read all texts, padded, sorted and packed."""
+    """Return the estimated seconds of each model: three variants embed all texts, padded, sorted and packed."""
     num_texts, num_rounds = _scale(settings)
     texts = make_texts(num_texts)
     shares = (padding(texts, _batch(settings)), padding(sorted(texts, key=len), _batch(settings)), 0.0)
@@ -80,7 +81,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _layers(name: str) -> BenchCheckpoint:
-    """Return a description with the number of weights that each token is multiplied with."""
+    """Return a description of the model with the number of weights that each token is multiplied by."""
     layers, hidden, _ = SHAPES[name]
     return BenchCheckpoint(name, Path(), _VOCABULARY, 12 * layers * hidden**2, 0, 0)
 
@@ -94,13 +95,13 @@ def _batch(settings: BenchSettings) -> int:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of texts and of rounds."""
+    """Return the numbers of texts and of rounds."""
     return (64, 2) if settings.quick else (512, 3)
 
 
 def make_texts(num_texts: int, *, seed: int = 0) -> list[list[int]]:
-    """Return random tokens with lengths from 4 to the maximum, half of them below 50, the same for the same
-    arguments."""
+    """Return texts of random tokens, always the same ones for the same arguments. They have 4 tokens or more, and half
+    of them below 50."""
     rng = random.Random(seed)
     lengths = [min(max(int(rng.lognormvariate(3.7, 0.9)), 4), _MAX_LENGTH) for _ in range(num_texts)]
     return [[rng.randrange(1_000, _VOCABULARY) for _ in range(length)] for length in lengths]
@@ -125,7 +126,7 @@ def _make_checkpoint(name: str, folder: Path) -> Path:
 def _race(
     name: str, path: Path, texts: Texts, batch: int, num_rounds: int, threads: int | None
 ) -> list[EmbeddingFigure]:
-    """Return the best time of each peer. The peers take turns, in another order each round."""
+    """Return the best time of each variant. The variants take turns, in another order each round."""
     padded = _Padded(path, batch)
     packed = _Packed(path, threads)
     in_order, by_length = f"padded, {batch} at once", f"padded, {batch} at once, sorted"
@@ -157,7 +158,7 @@ def _race(
 
 
 def padding(texts: Texts, batch: int) -> float:
-    """Return the share of padding tokens over all batches."""
+    """Return the share of padding tokens in all batches."""
     groups = [texts[at : at + batch] for at in range(0, len(texts), batch)]
     computed = sum(len(group) * max(map(len, group)) for group in groups)
     return 1.0 - sum(map(len, texts)) / computed
@@ -182,14 +183,14 @@ def _figure(
 
 
 def check_same(peer: str, vectors: Vectors, want: Vectors) -> None:
-    """Raise an error for a peer with wrong results, which might look fast."""
+    """Raise an error for a variant with wrong results, which might look fast."""
     worst = max(abs(a - b) for one, other in zip(vectors, want, strict=True) for a, b in zip(one, other, strict=True))
     if not worst < _TOLERANCE:
         raise InternalError(f"{peer} gave other vectors: they differ by up to {worst:.3g}")
 
 
 class _Padded:
-    """The model of transformers over padded batches, with the mean of each text's hidden states."""
+    """transformers' model over padded batches; an embedding is the mean of the text's hidden states."""
 
     def __init__(self, path: Path, batch: int) -> None:
         from transformers import BertModel
@@ -224,7 +225,7 @@ class _Padded:
 
 
 class _Packed:
-    """An engine over the same weights, driven at full speed."""
+    """A bridle engine over the same weights, stepped as fast as possible."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
         from bridle.config import ModelConfig

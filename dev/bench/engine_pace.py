@@ -1,8 +1,7 @@
 """Compares the time of an engine step with and without a front end in the same process.
 
-The device is the same in both cases: it takes a fixed time and computes nothing. The difference has two parts. The
-engine's thread waits for the interpreter's lock and for processors that others use, and it does some work for the front
-end.
+In both cases a fake device takes a fixed time and computes nothing. The difference has two causes. The engine's thread
+waits for the interpreter's lock and for processors that others use, and it passes events to the front end.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 
 class Pace(NamedTuple):
-    """Number of steps so far, and the total seconds of these steps."""
+    """The number of steps so far, and their total seconds."""
 
     num_steps: int
     seconds: float
@@ -24,7 +23,7 @@ class Pace(NamedTuple):
 
 
 def pace_of_server(port: int) -> Pace:
-    """Request the counters of a server's only engine."""
+    """Read the step counters of a server with one engine."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/v1/status")
     engine = json.loads(connection.getresponse().read())["models"][0]["engine"]
@@ -33,7 +32,8 @@ def pace_of_server(port: int) -> Pace:
 
 
 def step_seconds_alone(device_seconds: float, batch: int, num_tokens: int) -> float:
-    """Return the mean seconds of a step in this process, whose other threads are idle. The events are not read."""
+    """Return the mean seconds of an engine step in this process, while its other threads are idle. Nothing reads the
+    engine's events."""
     from bridle.engine.request import Request
     from bridle.sampling import SamplingParams
     from dev.bench.instant_server import instant_engine

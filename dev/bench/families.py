@@ -1,7 +1,7 @@
 """Survey of transformers' decoder architectures: which of them bridle serves, and why it refuses others.
 
-Each architecture gets a tiny random checkpoint in a separate process with limits. With `--folder` a later run continues
-where this one ended. With `--report docs/models.md` the table in that page is written.
+Each architecture is tried with a tiny random checkpoint in a separate process with limits. With `--folder`, a run
+continues where the run before it ended. With `--report docs/models.md`, the table on that page is rewritten.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 class _Printer:
-    """Prints the result of a child process, as its last line."""
+    """Stands for the pipe to the parent: prints the result of a child process as its last line of output."""
 
     def send(self, result: tuple[str, str]) -> None:
         print("\n" + json.dumps(result), flush=True)
@@ -119,13 +119,13 @@ def _try_apart(family: str, kind: str) -> tuple[str, str]:
 
 
 def cause_of(message: str) -> str:
-    """Return the group of a refusal."""
+    """Return the group of causes to which a refusal belongs."""
     return next((cause for part, cause in _CAUSES if part in message), _OTHER)
 
 
 def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """Return states and refusals by cause, each with its count and families; families with images or sound are
-    marked."""
+    """Return rows of results and causes, each with its number of architectures and their families. Families with images
+    or sound are marked."""
     groups: dict[tuple[int, str], list[str]] = {}
     order = (SERVED, WRONG, CRASHED, UNTRIED, REFUSED)
     for name, (state, reason) in results.items():
@@ -137,7 +137,7 @@ def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
 
 
 def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:
-    """Replace the text between the two marks of a page."""
+    """Replace the table between the two marks on a page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)

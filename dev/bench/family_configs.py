@@ -213,7 +213,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """Return the default configuration of a model type, made small."""
+    """Return the default configuration of a model type, reduced in size."""
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
@@ -227,7 +227,7 @@ def _merged(fields: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, Any]:
-    """Return the fields that must differ from the defaults of this class."""
+    """Return the fields that must differ from the defaults of this configuration class, to make the model small."""
     fields: dict[str, Any] = {}
     given = {name.removeprefix("_"): value for name, value in vars(config).items()}
     for name, value in given.items():
@@ -247,7 +247,7 @@ def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, 
 
 
 def _whole_numbers(config: PreTrainedConfig) -> dict[str, int]:
-    """Return the whole numbers of a part of a configuration, which may differ from the defaults of its class."""
+    """Return the whole numbers in a configuration; a nested configuration may differ from the defaults of its class."""
     return {name: value for name, value in vars(config).items() if type(value) is int and not name.startswith("_")}
 
 
@@ -285,7 +285,8 @@ def _small_entry(value: Any) -> Any:
 
 
 def _fit_rotary(fields: dict[str, Any], given: dict[str, Any], model_type: str) -> None:
-    """Let the sections of three-dimensional positions add up to half of a head, and add sections that a class needs."""
+    """Let the sections of three-dimensional rotary positions add up to half of a head, and add sections that a class
+    requires."""
     parameters = given.get("rope_parameters")
     if not isinstance(parameters, dict):
         return

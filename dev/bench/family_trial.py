@@ -1,5 +1,5 @@
-"""Tries one architecture of transformers. The trial loads a tiny checkpoint as a server would, and compares its logits
-with those of the class in transformers, loaded from the same files."""
+"""Tries one architecture of transformers. The trial loads a tiny checkpoint as a server would. It compares the logits
+with those of transformers' class, loaded from the same files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def architectures() -> list[tuple[str, str]]:
 
 
 def try_family(family: str, kind: str, folder: str, result: Any) -> None:
-    """Send the state and a reason through the pipe `result`. The body of a child process; its parent removes `folder`,
-    also if this process is killed."""
+    """Send the result and its reason through the pipe `result`. This function is the body of a child process. The
+    parent removes `folder`, even if this process is killed."""
     warnings.simplefilter("ignore")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -52,7 +52,7 @@ def _try(family: str, kind: str, folder: Path) -> tuple[str, str]:
 
 
 def _write(family: str, kind: str, folder: Path) -> str:
-    """Write a checkpoint; return the reason if only a configuration could be written, or an empty string."""
+    """Write a checkpoint. If only a configuration could be written, return the reason, otherwise an empty string."""
     import torch
     from safetensors.torch import save_file
     from transformers import CONFIG_MAPPING

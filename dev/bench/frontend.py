@@ -1,13 +1,13 @@
 """Processor time of the front end, per streamed token and per request, over a device that computes nothing.
 
-The server is `bridle serve` in a separate process. The server's main thread is the front end: HTTP, templates, tokens
-to events. The engine's thread does the other work. With `--front-ends` further processes write the streams. All figures
-are processor time, which other work on the machine affects little. Clients stream short and long answers; only the
-tokens cause the difference between them. The device's steps are long enough for the server to keep up, so nearly every
-token is a separate event.
+The server is `bridle serve` in a separate process. The server's main thread is the front end: HTTP, chat templates, and
+the conversion of tokens to events. The engine's thread does the other work. With `--front-ends`, further processes
+write the streams. All figures are processor time, because other work on the machine affects it little. Clients stream
+short and long answers; the difference between both is the cost of tokens. The device's steps are long enough for the
+server to keep up, so nearly every token is a separate event.
 
-If a model is given, the benchmark also measures `llama-server`. The threads of llama-server do not separate HTTP from
-the model. With a model of one small layer, their sum corresponds to bridle's two threads together.
+If a model is given, the benchmark also measures `llama-server`. llama-server's threads do not separate HTTP from the
+model. The model has one small layer, so the sum of llama-server's threads corresponds to bridle's two threads together.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
 
 @dataclass(slots=True)
 class FrontendFigure:
-    """One API with a number of streams. Processor time in microseconds: of the front end's thread, of the engine's
-    thread, and of all processes that write streams. Steps of the engine with and without the front end."""
+    """Figures of one API with `streams` simultaneous streams. Values are microseconds of processor time: of the front
+    end's thread, of the engine's thread, and of all processes that write streams. Engine steps are timed with and
+    without the front end."""
 
     api: str
     streams: int
@@ -66,12 +67,12 @@ class FrontendFigure:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second that one core running the front end's thread can stream."""
+        """The tokens per second that one processor core can stream in the front end's thread."""
         return 1e6 / max(self.token_microseconds, 1e-3)
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure each API with each number of streams. Prints a table."""
+    """Measure each API with each number of streams; with `--llama-server` also llama-server. Prints a table."""
     figures = []
     for batch in settings.batches or _BATCHES:
         device_seconds, num_tokens = max(_STEP_SECONDS, batch * _TOKEN_SECONDS), _num_tokens(settings, batch)
@@ -90,7 +91,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each part: the steps of the device, and the requests."""
+    """Return the estimated seconds of each part: the steps of the fake device, and the requests."""
     seconds: dict[str, float] = {}
     for batch in settings.batches or _BATCHES:
         steps = 2 * (_num_tokens(settings, batch) + 2 * _SHORT)
@@ -133,7 +134,7 @@ def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> Fron
 
 
 def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
-    """Measure `llama-server` with a slot for each stream."""
+    """Measure `llama-server` with one slot for each stream."""
     (model, *_), num_tokens = models(settings), _num_tokens(settings, batch)
     context = "-np", str(batch), "-c", str(batch * (num_tokens + 64))
     with (
@@ -144,7 +145,7 @@ def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
 
 
 def _timed(port: int, pid: int, api: str, batch: int, num_tokens: int) -> tuple[list[float], int]:
-    """Return seconds of processor time as in `_cpu_seconds`, and the number of events."""
+    """Return the processor seconds of some streams, as in `_cpu_seconds`, and their number of events."""
     before = _cpu_seconds(pid)
     num_events = asyncio.run(_streams(port, api, batch, num_tokens))
     return [b - a for a, b in zip(before, _cpu_seconds(pid), strict=True)], num_events
@@ -164,7 +165,7 @@ def _thread_seconds(pid: int) -> dict[int, float]:
 
 
 async def _streams(port: int, api: str, batch: int, num_tokens: int) -> int:
-    """Run `batch` requests at once; return the number of their events."""
+    """Run `batch` streams at once; return the number of their events."""
     return sum(await asyncio.gather(*(_stream(port, api, num_tokens) for _ in range(batch))))
 
 

@@ -1,6 +1,6 @@
-"""gRPC by itself, between two processes: the lower bound of a step through a shard, for `bridle bench shard`.
+"""gRPC alone between two processes: the lower bound of a step on a shard, for `bridle bench shard`.
 
-The messages are like those of a step with 64 rows: two to the server over a stream, and one back, of the same sizes.
+Each round trip sends messages of the same sizes as a step of 64 rows: two to the server over a stream, and one back.
 Nothing is encoded or computed.
 """
 

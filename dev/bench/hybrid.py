@@ -1,9 +1,9 @@
-"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and
-rollbacks compared with recomputation.
+"""Speed of models with recurrent layers: prompts, and decoding with 1 and 16 sequences. Prefix hits, forks and
+rollbacks are compared with recomputation.
 
-Checkpoints are random, with the shapes of real models. `--load-model` selects some of them, or folders, and `--parts`
-selects `speed` or `reuse`. With `--llama-bench`, llama.cpp is measured as well, in turns with bridle, on a GGUF file of
-the same weights. This file is written, unless the folder has one.
+Checkpoints are random, with the shapes of real models. `--load-model` selects some of these models, or folders, and
+`--parts` selects `speed` or `reuse`. With `--llama-bench`, llama.cpp is measured too, in turns with bridle, on a GGUF
+file of the same weights. The GGUF file is written unless the folder has one.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ _QUICK, _FULL = ("qwen3.5-small", "mamba2-small"), ("lfm2-350m", "qwen3.5-0.8b",
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each model, which is made, loaded, and run for some hundred steps."""
+    """Return the estimated seconds of each model: making it, loading it, and some hundred steps."""
     return {name: limits.python(10.0 if settings.quick else 120.0) for name in _names(settings)}
 
 
@@ -201,7 +201,7 @@ def _names(settings: BenchSettings) -> tuple[str, ...]:
 
 @contextmanager
 def _folder_of(name: str) -> Iterator[Path]:
-    """Yield a folder with the checkpoint of that name; a folder that was made is removed afterwards."""
+    """Yield a folder with the checkpoint called `name`; a folder that was made for it is removed afterwards."""
     if name not in SHAPES:
         yield Path(name)
         return
@@ -239,7 +239,7 @@ def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
 
 
 def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return tokens per second, in turns with llama.cpp if there is a GGUF file."""
+    """Return tokens per second, measured in turns with llama.cpp if there is a GGUF file."""
     length, steps, rounds = scale_of(settings)
     file = next(folder.glob("*.gguf"), None) if settings.llama_bench else None
     rates: dict[str, list[float]] = {}
@@ -256,7 +256,7 @@ def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[d
 
 
 def parts_of(settings: BenchSettings) -> list[str]:
-    """Return the selected parts. Raises `InvalidRequest` if no part has such a name."""
+    """Return the parts that `--parts` selects. Raises `InvalidRequest` if no part has such a name."""
     found = [name for name in _PARTS if not settings.parts or any(part in name for part in settings.parts)]
     if not found:
         raise InvalidRequest(f"parts: got {', '.join(settings.parts)}; the parts are {', '.join(_PARTS)}", "parts")
@@ -264,7 +264,7 @@ def parts_of(settings: BenchSettings) -> list[str]:
 
 
 def scale_of(settings: BenchSettings) -> tuple[int, int, int]:
-    """Return the tokens of a prompt, decoding steps, and rounds."""
+    """Return the numbers of prompt tokens, decoding steps and rounds."""
     return (128, 8, 1) if settings.quick else (512, 32, 3)
 
 
@@ -273,7 +273,7 @@ def _engine(executor: Executor) -> Engine:
 
 
 def _steps(executor: Executor, count: int, steps: int) -> list[float]:
-    """Return the seconds of decoding steps with `count` sequences."""
+    """Return the seconds of `steps` decoding steps with `count` sequences each."""
     engine = _engine(executor)
     for number in range(count):
         engine.add(Request(f"s{number}", prompt_of(number, 16), _OUTPUT, detokenize=False))
@@ -323,7 +323,7 @@ class Rewinding(Controller):
 
 
 def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Return the milliseconds that copies of states save, compared with no copies."""
+    """Return the milliseconds that a reused state saves compared with recomputation."""
     length, _, rounds = scale_of(settings)
     times: dict[str, list[float]] = {}
     for number in range(rounds):

@@ -1,10 +1,11 @@
 """Benchmark of prompts with images, compared with transformers' `generate` over the same weights.
 
 The benchmark measures time to the first token and tokens per second with no image, one and eight images. The benchmark
-also measures a chat with the same image in each turn, and the effect on other streams while images are encoded.
+also measures a chat with the same image in each turn, and how much image encoding slows down other streams.
 
-Both peers run in this process with the same threads and pixels, in turns. Each figure is the best of its rounds, and
-each round has different images. Processor time is reported as well, because its ratio is reliable on a busy machine.
+bridle and transformers run in this process with the same threads and pixels, in turns. Each figure is the best of its
+rounds, and each round has different images. Processor time is reported as well, because its ratio is reliable on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each scene: encoding of images, and tokens after them."""
+    """Return the estimated seconds of each scene: encoding its images, and the tokens after them."""
     name, num_tokens, num_rounds = _scale(settings)
     layers, hidden, eye_layers, eye_hidden, side = SHAPES[name]
     places = (side // _PATCH) ** 2
@@ -78,7 +79,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[str, int, int]:
-    """Return a shape, the number of new tokens, and of rounds."""
+    """Return the name of a shape, the number of new tokens, and the number of rounds."""
     return ("quick", 16, 2) if settings.quick else ("full", 48, 3)
 
 
@@ -126,8 +127,8 @@ def _race(ours: Ours, theirs: Theirs, num_tokens: int, num_rounds: int) -> list[
 
 
 def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
-    """Return the share of answers with the same first token. A peer with wrong results might look fast. Rounding may
-    still decide between two tokens that are nearly equally probable."""
+    """Return the share of answers with the same first token. A program with wrong results might look fast, so a low
+    share is an error. Rounding may still decide between two tokens that are almost equally probable."""
     share = sum(one.tokens[0] == other.tokens[0] for one, other in zip(ours, theirs, strict=True)) / len(ours)
     if share < 0.5:
         raise InternalError(f"the peers begin {share:.0%} of their answers alike")
@@ -135,8 +136,8 @@ def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
 
 
 def _chat(ours: Ours, theirs: Theirs, num_turns: int, num_tokens: int) -> dict[str, Any]:
-    """Measure a chat with the same image in each turn, followed by the whole conversation. The image's features and
-    most of the KV are cached."""
+    """Measure a chat whose turns each repeat the image and the whole conversation. The image's features and most of the
+    KV are cached."""
     before, said = ours.num_encoded, list[int]()
     first: dict[str, list[float]] = {"bridle": [], "transformers": []}
     for turn in range(num_turns):

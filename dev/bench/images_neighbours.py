@@ -1,8 +1,8 @@
 """Slowdown of text streams while an image is encoded, and the speed of that encoding.
 
-A pair has a turn with an image, which lasts until the image is encoded, and a turn with the same number of steps and no
-image. These turns alternate, so that other work on the machine affects both. The ratio is the median over pairs. Steps
-compute only single tokens, so the cost of the image's own rows in a step is not included.
+A pair consists of two turns: one lasts until an image is encoded, and the other has the same number of steps and no
+image. These turns alternate, so that other work on the machine affects both. The reported ratio is the median over all
+pairs. Each step computes only single tokens, so the cost of the image's own tokens in a step is not included.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MOST_STEPS = 4_000
 
 @dataclass(slots=True)
 class _Turn:
-    """Seconds of clock time, and of the stepping thread's processor time, for each step."""
+    """Seconds of clock time and of the stepping thread's processor time, for each step of a turn."""
 
     clock: list[float]
     processor: list[float]
 
 
 class BackgroundStreams:
-    """Some streams of text, which are restarted when they end."""
+    """Some text streams, each of which is restarted when it ends."""
 
     def __init__(self, ours: Ours, num_streams: int, num_tokens: int) -> None:
         self._ours, self._num_streams, self._num_tokens = ours, num_streams, num_tokens
@@ -68,7 +68,7 @@ class BackgroundStreams:
 
 
 class _Encoding:
-    """One image that a thread encodes, as in the engine's media pool."""
+    """Encoding of one image in a separate thread, as in the engine's encoder cache."""
 
     def __init__(self, ours: Ours, medium: MultiModalItem) -> None:
         self.seconds = 0.0
@@ -93,8 +93,8 @@ class _Encoding:
 
 
 def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs: int) -> dict[str, Any]:
-    """Return the gaps between tokens of `num_streams` streams with and without an image, in `num_pairs` pairs of turns.
-    Also return the speed of encoding relative to its speed without streams."""
+    """Return the inter-token latencies of `num_streams` streams with and without an image, in `num_pairs` pairs of
+    turns. Also return the speed of image encoding relative to encoding without streams."""
     streams = BackgroundStreams(ours, num_streams, num_tokens)
     (medium,) = ours.prompt(1, 500).sights.media
     alone = [_encoded_alone(ours, medium) for _ in range(3)]

@@ -1,5 +1,5 @@
-"""Programs that answer prompts with images in `bridle bench images`: bridle's engine, and transformers over the same
-weights."""
+"""The programs of `bridle bench images` that answer prompts with images: bridle's engine, and transformers over the
+same weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST_WAIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Tokens with placeholders for the rows of images."""
+    """Tokens of a prompt, with placeholder tokens for the images."""
 
     tokens: tuple[int, ...]
     sights: MultiModalInputs
@@ -38,7 +38,7 @@ class ImagePrompt:
 
 @dataclass(frozen=True, slots=True)
 class ImageRun:
-    """Times of one answer, in seconds, and its tokens."""
+    """Times of one answer in seconds, and the tokens of the answer."""
 
     first_token: float
     seconds: float
@@ -51,7 +51,7 @@ class ImageRun:
 
 
 class Ours:
-    """An engine over the checkpoint, stepped at full speed."""
+    """A bridle engine over the checkpoint, stepped as fast as possible."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
         from bridle.config import ModelConfig
@@ -72,7 +72,7 @@ class Ours:
         self._num_requests = 0
 
     def prompt(self, num_pictures: int, seed: int, *, more: Sequence[int] = ()) -> ImagePrompt:
-        """Return a prompt with some text, images that no other seed has, and more text."""
+        """Return a prompt with some text, then images that no other `seed` gives, then more text."""
         from PIL import Image
 
         random = np.random.RandomState(seed)
@@ -136,7 +136,7 @@ class Ours:
 
 
 class _NoTokens:
-    """A tokenizer without texts, because this family has no marker texts around images."""
+    """A tokenizer without texts: this family of models needs no marker texts around images."""
 
     bos_token_id = None
 
@@ -148,7 +148,7 @@ class _NoTokens:
 
 
 class Theirs:
-    """The `generate` of transformers with the same weights."""
+    """transformers' `generate` over the same weights."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForImageTextToText

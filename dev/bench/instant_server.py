@@ -1,9 +1,9 @@
-"""Runs `bridle serve` over a device that computes nothing. So only the front end and the engine's own Python use
+"""Runs `bridle serve` over a device that computes nothing. So only the front end and the engine's own Python code use
 processor time.
 
     python -m dev.bench.instant_server SECONDS FRONT_ENDS
 
-Each step takes SECONDS, in which the device's thread sleeps, like a thread that waits for a GPU. FRONT_ENDS processes
+Each step lasts SECONDS, in which the device's thread sleeps like a thread that waits for a GPU. FRONT_ENDS processes
 write streams.
 """
 
@@ -26,7 +26,7 @@ _MAX_SEQS, _MAX_TOKENS = 256, 4096
 
 
 class WritingDevice(TimedDevice):
-    """A device that takes a fixed time and samples one token, which has a text."""
+    """A fake device that takes a fixed time per step and always samples the same token, which has a text."""
 
     def __init__(self, seconds: float, token: int, vocab_size: int) -> None:
         super().__init__(_MAX_SEQS, _MAX_TOKENS, seconds, blocks=True)

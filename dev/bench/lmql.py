@@ -1,7 +1,7 @@
 """The original LMQL, unmodified from the package index, in a separate virtual environment.
 
-LMQL is from 2023 and does not pin its requirements. `PACKAGES` is a set of versions that works on Python 3.11. LMQL is
-never imported here; it is run as a program.
+LMQL was last released in 2023 and does not pin its requirements. `PACKAGES` is a set of package versions that works on
+Python 3.11. LMQL is never imported here; it is run as a program.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PACKAGES = (*CLIENT_PACKAGES, "torch==2.13.0")
 
 
 def lmql_python(folder: Path | None = None, *, packages: tuple[str, ...] = PACKAGES) -> Path:
-    """Return the interpreter of an environment with LMQL, in `folder` or in a cache folder. A missing environment is
-    made."""
+    """Return the Python interpreter of an environment with LMQL, in `folder` or in a cache folder. A missing
+    environment is created."""
     folder = folder or default_folder()
     python = folder / "bin" / "python"
     if not has_lmql(python):
@@ -37,8 +37,8 @@ def default_folder() -> Path:
 
 
 def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
-    """Make the environment, or complete an existing one, which takes minutes. Raises `InvalidRequest` for a folder with
-    other contents, and `UnsupportedFeature` with the installer's last output if the installation fails."""
+    """Create the environment, or complete an existing one, which takes minutes. Raises `InvalidRequest` for a folder
+    with other contents. Raises `UnsupportedFeature` with the installer's last output if the installation fails."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
         raise InvalidRequest(f"{folder} holds something that is no virtual environment; name another folder", "lmql")
     venv.create(folder, with_pip=False, symlinks=True)
@@ -51,7 +51,7 @@ def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
 
 
 def has_lmql(python: Path) -> bool:
-    """Return whether the interpreter `python` can run LMQL."""
+    """Return whether the interpreter `python` has the right version of LMQL."""
     if not python.is_file():
         return False
     code = f"import importlib.metadata as m, sys; sys.exit(m.version('lmql') != '{VERSION}')"

@@ -1,10 +1,10 @@
 """LMTP as LMQL uses it: bridle's server compared with LMQL's own, on the same weights, one after the other.
 
-A stream is like a query of LMQL. A stream has a shared prompt, some words of its own, and then short GENERATEs. Each
-GENERATE continues from the few tokens of the previous one that were used. Some GENERATEs have a mask. Nothing is
-cancelled, and all messages are those of LMQL 0.7.3. Only used tokens count. The benchmark also measures the time of
-each GENERATE to its first token, and the number of SCOREs per second, sent in bursts. Every figure begins with prompts
-that no server has seen before.
+Each stream imitates one LMQL query. A stream has a shared prompt, some tokens of its own, and then short GENERATE
+messages. Each GENERATE continues after the few tokens of the previous GENERATE that were used. Some GENERATE messages
+have a mask. Nothing is cancelled, and all messages are those that LMQL 0.7.3 sends. Only used tokens count for the
+speed. The benchmark also measures the time to each GENERATE's first token, and the SCORE messages per second, which are
+sent in bursts. Each measurement begins with prompts that no server has seen before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _START_SECONDS = {"lmql": 20.0, "bridle": 9.0}  # of a server's start and end
 
 @dataclass(frozen=True, slots=True)
 class LmtpWorkload:
-    """Work of each stream."""
+    """Workload of each stream."""
 
     num_shared: int = 256
     num_rounds: int = 4
@@ -57,8 +57,8 @@ _QUICK = LmtpWorkload(num_rounds=2, num_bursts=1)
 
 @dataclass(slots=True)
 class LmtpFigure:
-    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are relative to LMQL's server.
-    `same` is the share of streams that got the same tokens from both servers."""
+    """Result of one server with `streams` simultaneous queries. `ratio` and `score_ratio` are relative to LMQL's
+    server. `same` is the share of streams that got the same tokens from both servers."""
 
     model: str
     server: str
@@ -92,9 +92,9 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each server. Queries read their prompt, sample the used tokens of each GENERATE
-    and the tokens that arrive too late, and score. LMQL's server reads the whole text again for each call, one call
-    after the other."""
+    """Return the estimated seconds of each model and server. A query reads its prompt, samples the used tokens of each
+    GENERATE and tokens that arrive too late, and scores texts. LMQL's server reads the whole text again for each
+    message, one message after the other."""
     lmql_python(settings.lmql)
     workload, found = _workload(settings), {}
     for checkpoint in map(planned_checkpoint, _sizes(settings)):
@@ -135,7 +135,7 @@ def _measure_model(
 
 
 class Load:
-    """The queries of one figure. The same seed makes the same queries for both servers."""
+    """The queries of one measurement. The same seed makes the same queries for both servers."""
 
     def __init__(self, endpoint: str, checkpoint: BenchCheckpoint, workload: LmtpWorkload, streams: int) -> None:
         self._endpoint = endpoint
@@ -146,7 +146,7 @@ class Load:
         self._first_tokens: list[float] = []
 
     async def run(self, server: str) -> LmtpFigure:
-        """Run all queries at once, then all bursts of scores."""
+        """Run all queries at once, then all bursts of SCORE messages."""
         from bridle.lmtp import Client
 
         shared = self._tokens(self._workload.num_shared)
@@ -212,7 +212,9 @@ class Load:
 
 @dataclass(slots=True)
 class Query:
-    """One query of LMQL's. `streams` keeps references, because a client cancels streams without references."""
+    """One query as LMQL would run it. `streams` keeps references to the streams, because the client cancels streams
+    without references.
+    """
 
     client: Client
     prompt: list[int]
@@ -221,7 +223,7 @@ class Query:
 
 
 def compare(figures: list[LmtpFigure]) -> None:
-    """Set each figure's ratios to the LMQL server's figure with the same number of streams."""
+    """Set the ratios of each figure relative to LMQL's server with the same number of streams."""
     genuine = {figure.streams: figure for figure in figures if figure.server == "lmql"}
     for figure in figures:
         base = genuine[figure.streams]

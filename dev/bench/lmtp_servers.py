@@ -1,4 +1,4 @@
-"""Runs the two compared LMTP servers as programs: `bridle serve-model` and `lmql serve-model`."""
+"""Runs the two LMTP servers that are compared, as programs: `bridle serve-model` and `lmql serve-model`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _environment(threads: int | None) -> Mapping[str, str]:
 
 
 async def _first_token(endpoint: str, model: str, process: subprocess.Popen[bytes]) -> None:
-    """Send requests until the server listens, then wait for a token; fails when the process has ended."""
+    """Send requests until the server listens, then wait for a token; raise an error if the server process has ended."""
     from bridle.errors import ConnectionLost
     from bridle.lmtp import Client, RetryPolicy
 

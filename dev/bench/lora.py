@@ -1,12 +1,12 @@
-"""Many adapters in one batch: generated tokens per second, from none to hundreds, compared with PEFT, which switches
-between adapters.
+"""Many adapters in one batch: generated tokens per second with no adapter up to hundreds, compared with PEFT, which
+switches between adapters.
 
-Every measurement keeps the same number of sequences running. When a sequence ends, a new one starts with the next
-adapter, so that adapters are loaded and evicted as in a real server. All cases share one model, one process and the
-same lengths of prompts and outputs. The cases are measured in turns, and each figure is the median of its rounds. The
-processor time of all threads is reported as well, because other work on the machine affects it less. PEFT computes the
-requests of each adapter as a separate batch, one adapter after the other. On a GPU, the products are also measured
-alone, fused and in plain torch.
+Every measurement keeps the same number of sequences running at once. When a sequence ends, a new one starts with the
+next adapter, so that adapters are loaded and evicted as in a real server. All measurements share one model, one process
+and the same lengths of prompts and outputs. The scenes are measured in turns, and each figure is the median of its
+rounds. The processor time of all threads is reported as well, because other work on the machine affects it less. PEFT
+computes the requests of each adapter as a separate batch, one adapter after the other. On a GPU, the adapters' matrix
+products are also measured alone, by the fused kernels and in plain torch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PEFT = "PEFT"
 
 @dataclass(frozen=True, slots=True)
 class LoraScene:
-    """Scene of a run: `num_adapters` adapters in turn, on every sequence or on a `share` of the sequences. `resident`
-    is the number of adapters that fit on the device at once (0: all)."""
+    """One measured scene: `num_adapters` adapters in rotation, on every sequence or on a `share` of the sequences.
+    `resident` is the number of adapters that fit on the device at once (0: all)."""
 
     name: str
     targets: str = "q and v"
@@ -59,7 +59,7 @@ class LoraScene:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Scale of the measurement: sequences at once, total tokens before and during the measurement, rounds."""
+    """Scale of the measurement: simultaneous sequences, total tokens before and during the measurement, and rounds."""
 
     batch: int
     num_warm: int
@@ -71,9 +71,9 @@ class Size:
 
 @dataclass(slots=True)
 class LoraFigure:
-    """One scene. Speeds in generated tokens per second; `ratio` is relative to the scene without adapters, and
-    `cpu_ratio` the ratio of processor times. `base` is the speed of the sequences without an adapter, relative to the
-    same number of sequences in a batch without adapters."""
+    """Speeds of one scene in generated tokens per second. `ratio` is relative to the scene without adapters, and
+    `cpu_ratio` is the same ratio in processor time. `base` is the speed of the sequences without an adapter, relative
+    to the same number of sequences in a batch without adapters."""
 
     name: str
     targets: str
@@ -111,9 +111,9 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each round over all scenes, and of PEFT: steps of all sequences, and the prompts
-    of sequences that replace ended ones. For PEFT, the estimate assumes that it computes the adapters one after the
-    other."""
+    """Return the estimated seconds of each round over all scenes, and of PEFT. They include steps of all sequences and
+    the prompts of sequences that replace ended ones. The estimate for PEFT assumes that PEFT computes the adapters one
+    after the other."""
     size, checkpoint = _choose_size(settings), planned_checkpoint(_choose_model(settings))
     num_steps = (size.num_warm + size.num_tokens) / size.batch
 
@@ -206,7 +206,7 @@ def _run_scene(executor: LocalExecutor, scene: LoraScene, paths: list[Path], siz
 def _engine(
     executor: LocalExecutor, scene: LoraScene, paths: list[Path], size: Size
 ) -> Iterator[tuple[Engine, AdapterPool]]:
-    """Run a separate engine for a scene; the executor is shared."""
+    """Yield an engine for one scene, with its adapter pool; the engines of all scenes share the executor."""
     from bridle.engine import Engine
     from bridle.lora import AdapterPool, open_adapter, require_device
 
@@ -232,7 +232,7 @@ def _engine(
 
 
 class _Feed:
-    """Keeps the same number of requests running. The requests' lengths differ, so that they end one by one."""
+    """Keeps the same number of requests running at once. The requests' lengths differ, so that they end one by one."""
 
     def __init__(self, engine: Engine, scene: LoraScene, size: Size) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
-"""Cost of a step's adapters at one site on a GPU: the fused kernels compared to plain torch.
+"""Cost of one step's adapters in one layer on a GPU: the fused kernels compared to plain torch.
 
-The site computes queries, keys and values of a model with 8 billion weights, and all three are adapted. Each kernel
-runs many times over the same step. A figure is the median of rounds, in microseconds, including launches, because the
-engine pays for them as well.
+The layer computes queries, keys and values of a model with 8 billion weights, and all three have adapters. Each kernel
+runs many times over the same step. A figure is the median of all rounds in microseconds. It includes kernel launches,
+because the engine needs them as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUM_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Rows of each adapter of a step, and their ranks."""
+    """The number of rows of each adapter in a step, and the adapters' ranks."""
 
     name: str
     lengths: tuple[int, ...]
@@ -51,14 +51,14 @@ MIXES = (
 
 @dataclass(frozen=True, slots=True)
 class ProductFigure:
-    """Microseconds of one mix, by kernel."""
+    """Microseconds of one `Mix`, by kernel."""
 
     name: str
     microseconds: Mapping[str, float]
 
 
 def measure_products(console: Console) -> list[ProductFigure]:
-    """Measure all mixes with both kernels on the GPU, in bfloat16, and print one table."""
+    """Measure each `Mix` with both kernels on the GPU, in bfloat16, and print one table."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     ways = {"torch": TorchKernel(), "fused": create_adapter_kernel("fused", device, dtype)}
     with console.status("products"):
@@ -74,7 +74,7 @@ def time_mix(
     sides: tuple[int, Sequence[int]] = (4096, (4096, 1024, 1024)),
     num_repeats: int = 100,
 ) -> ProductFigure:
-    """Measure one mix at a site with the given numbers of input and output features."""
+    """Measure one `Mix` in a layer with the given numbers of input and output features."""
     num_inputs, columns = sides
     segments = _segments(mix, num_inputs, columns, like)
     num_tokens = segments[-1].stop
@@ -92,7 +92,7 @@ def time_mix(
 
 
 def _time(step: AdapterStep, out: Tensor, rows: Tensor, num_repeats: int) -> float:
-    """Return the microseconds of one of `num_repeats` runs."""
+    """Return the microseconds of one run, as the mean of `num_repeats` runs."""
     _wait_for(out.device)
     start = time.perf_counter()
     for _ in range(num_repeats):
