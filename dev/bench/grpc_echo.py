@@ -1,4 +1,5 @@
-"""gRPC alone between two processes: the lower bound of a step on a shard, for `bridle bench shard`.
+"""A measurement of gRPC alone between two processes, for `bridle bench shard`. It is the lower bound of a step on a
+shard.
 
 Each round trip sends messages of the same sizes as a step of 64 rows: two to the server over a stream, and one back.
 Nothing is encoded or computed.

@@ -1,9 +1,9 @@
-"""Clients that continue to stream while the process that computes their outputs is killed. The clients record when each
-token arrived, and the final text.
+"""Clients that continue to stream while a server process that computes their outputs is killed. The clients record the
+arrival time of each token, and the final text.
 
-Each client requests the same text repeatedly. So a loss always interrupts a stream, and texts under losses can be
-compared with earlier texts. Reading needs little processor time: bytes are searched when they arrive, and parsed when a
-stream has ended.
+Each client requests the same text again and again. So each process loss interrupts a stream, and texts during losses
+can be compared with earlier texts. The clients use little processor time: they search bytes as they arrive, and parse
+them when a stream has ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PAUSE_SECONDS = 0.2
 
 
 class StreamingClient:
-    """One client. `times` are the times of events with text, and `resumed` the times of reported losses. `faults`
-    describe the streams that failed."""
+    """One client. `times` are the arrival times of events with text, and `resumed` the times at which the server
+    reported a loss. `faults` describe the client's failed streams."""
 
     def __init__(self, address: tuple[str, int], number: int, max_tokens: int, note: Callable[[], None]) -> None:
         self.is_told = number % 2 == 0
@@ -78,7 +78,7 @@ class StreamingClient:
         return b"".join(parts)
 
     def _judge(self, data: bytes) -> None:
-        """Compare a whole answer with the first answer."""
+        """Compare a whole answer with the client's first answer."""
         lines = [line.removeprefix(b"data: ") for line in data.splitlines() if line.startswith(b"data: ")]
         items = [json.loads(line) for line in lines if line != b"[DONE]"]
         errors = [item["error"] for item in items if "error" in item]
@@ -97,22 +97,22 @@ class StreamingClient:
         return sum(each > moment for each in self.times[-64:])
 
     def next_after(self, moment: float) -> float:
-        """Return the time of the first event with text after `moment`."""
+        """Return the arrival time of the first event with text after `moment`."""
         return next(each for each in self.times if each > moment)
 
     def stream_after(self, moment: float) -> int:
-        """Return the stream of the first event with text after `moment`."""
+        """Return the number of the stream to which the first event with text after `moment` belongs."""
         return self._streams[self.times.index(self.next_after(moment))]
 
     def longest_gap(self, moment: float) -> float:
-        """Return the longest time without text, within a stream, that ended after `moment`."""
+        """Return the longest pause between two events with text of one stream that ended after `moment`."""
         events = pairwise(zip(self.times, self._streams, strict=True))
         gaps = (after - before for (before, one), (after, other) in events if one == other and after > moment)
         return max(gaps, default=0.0)
 
 
 class StreamCrowd:
-    """Many clients at once, in the event loop that starts them. The clients' texts have at least `max_tokens`
+    """Many streaming clients at once, in the event loop that starts them. The clients' texts have at least `max_tokens`
     tokens."""
 
     def __init__(self, address: tuple[str, int], count: int, max_tokens: int) -> None:
@@ -129,7 +129,7 @@ class StreamCrowd:
         self._tasks = [asyncio.create_task(client.run()) for client in self.clients]
 
     async def stop(self) -> None:
-        """Disconnect all clients in the middle of a stream."""
+        """Disconnect all clients in the middle of their streams."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,7 +147,8 @@ class StreamCrowd:
 
 
 class Readiness:
-    """Requests `/health/ready` many times per second. `changes` are times, each with the answer from then on."""
+    """Requests `/health/ready` many times per second. `changes` are pairs of a time and the server's answer from that
+    time on."""
 
     def __init__(self, address: tuple[str, int], period: float = 0.05) -> None:
         self._address = address
@@ -173,7 +174,7 @@ class Readiness:
             writer.transport.abort()
 
     async def wait(self, is_ready: bool, since: float, seconds: float) -> float:
-        """Return the time, after `since`, from which the server gave the answer `is_ready`. Raises `TimeoutError`."""
+        """Return the first time after `since` at which the server gave the answer `is_ready`. Raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             while True:
                 for moment, said in self.changes:

@@ -1,10 +1,10 @@
-"""Measures the effects on clients when a process of `bridle serve` is lost: kill -9 and SIGSTOP during streams, many
-times.
+"""Measures the effects on clients when a process of `bridle serve` is lost. Processes are killed (kill -9) or stopped
+(SIGSTOP) many times during streams.
 
-The server runs over HTTP with the demo model: with one shard, a group of two ranks, or two replicas. For each loss, the
-benchmark measures when clients that requested it received `resuming`, and when readiness ended and returned. The
-benchmark also measures the longest time of a stream without text. Afterwards it checks for leaks and damage: KV blocks,
-memory, descriptors, wrong texts.
+The server runs over HTTP with the demo model, with one of three settings: one shard, a group of two ranks, or two
+replicas. For each loss, the benchmark measures when clients received the event `resuming` that they had requested, and
+when readiness ended and returned. The benchmark also measures the longest pause of a stream. Afterwards it checks for
+leaks and damage: KV blocks, memory, file descriptors, and wrong texts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _MANY = 5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of the server. The oldest `num_victims` processes with the words `victims` in their command lines are
-    killed one after the other (a younger process is on standby). With several processes, the others take over."""
+    """A setting of the server whose processes are lost. The words `victims` identify processes by their command lines.
+    The oldest `num_victims` of them are killed in turn, because a younger process is on standby. If there are several
+    such processes, the remaining ones take over."""
 
     name: str
     arguments: tuple[str, ...]
@@ -60,9 +61,10 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class Loss:
-    """One loss, with times in seconds after the loss. `told` and `unready` are None if nothing has to be reported.
-    `gone_on` is when the last stream had text again, and `after_ready` the same time counted from readiness. `usual` is
-    the longest pause just before the loss, which is long on a busy machine."""
+    """One loss, with times in seconds after the loss. `told` (clients were informed) and `unready` are None if nothing
+    has to be reported. `gone_on` is when the last stream had text again, and `after_ready` is the same time counted
+    from the return of readiness. `usual` is the longest pause of a stream just before the loss, which is long on a busy
+    machine."""
 
     how: str
     usual: float
@@ -75,7 +77,8 @@ class Loss:
 
 @dataclass(slots=True)
 class LossOutcome:
-    """Outcome of a server's losses. The states are of the idle server, before and after the losses."""
+    """Outcome of all losses of one server. `before` and `after` are states of the idle server before and after the
+    losses."""
 
     setting: str
     streams: int
@@ -88,7 +91,8 @@ class LossOutcome:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure twenty losses of each setting, of which every fourth is a hung process; with `quick` only two losses."""
+    """Measure twenty losses of each setting, of which every fourth is a stopped process; with `quick` only two
+    losses."""
     num_streams, hows = _num_streams(settings), how_to_lose(_num_losses(settings))
     found = []
     for setting in SETTINGS:
@@ -99,7 +103,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each setting: its start, undisturbed texts of all clients, and losses."""
+    """Return the estimated seconds of each setting: the server's start, undisturbed texts of all clients, and
+    losses."""
     undisturbed = _START_SECONDS + 3 * _num_streams(settings) * _STREAM_SECONDS
     each = limits.python(
         undisturbed + _num_losses(settings) * (_LOSS_SECONDS + _num_streams(settings) * _STREAM_SECONDS)
@@ -116,15 +121,16 @@ def _num_losses(settings: BenchSettings) -> int:
 
 
 def how_to_lose(count: int) -> list[signal.Signals]:
-    """Return the signals of `count` losses. The last of each four losses is a stop, or the last of each two if there
-    are only two."""
+    """Return the signals that cause `count` losses. Every fourth loss is a stopped process, or every second if there
+    are only two losses."""
     return [
         signal.SIGSTOP if number % min(count, 4) == min(count, 4) - 1 else signal.SIGKILL for number in range(count)
     ]
 
 
 def run(setting: Setting, num_streams: int, hows: Sequence[signal.Signals], threads: int | None = None) -> LossOutcome:
-    """Serve, stream, and lose processes. Raises `TimeoutError` if an awaited event does not occur."""
+    """Start the server and the streams, and lose processes. Raises `TimeoutError` if an awaited event does not
+    occur."""
     with serving(setting, threads) as service:
         return asyncio.run(_drive(service, num_streams, hows))
 
@@ -155,7 +161,7 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
 async def _lose(
     service: Service, crowd: StreamCrowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
 ) -> Loss:
-    """End or stop one process; return when all streams have resumed and all processes are back."""
+    """Kill or stop one process; return when all streams have resumed and all processes are running again."""
     victim = service.victims()[number % service.setting.num_victims]
     began = time.perf_counter()
     victim.send_signal(how)
@@ -186,7 +192,7 @@ async def _lose(
 
 
 class Service:
-    """A running `bridle serve`, and the processes of the server."""
+    """A running `bridle serve` and its child processes."""
 
     def __init__(self, setting: Setting, process: psutil.Process, port: int) -> None:
         self.setting = setting
@@ -204,14 +210,14 @@ class Service:
         return sorted(found, key=lambda child: child.create_time())
 
     async def whole(self) -> None:
-        """Wait until every replica is back."""
+        """Wait until every replica is running again."""
         async with asyncio.timeout(PATIENCE):
             while (await asyncio.to_thread(self._metrics))["bridle_engine_blocks"] < self._num_blocks:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     async def settled(self, num_children: float = 0) -> dict[str, float]:
-        """Wait until no request runs and all processes are ready, and return the server's state. At least
-        `num_children` processes must run, because a standby process is started seconds after the others."""
+        """Wait until no request runs and all processes are ready; return the server's state. At least `num_children`
+        processes must run, because standby processes start seconds after the others."""
         await self.whole()
         async with asyncio.timeout(PATIENCE):
             while True:

@@ -1,5 +1,5 @@
-"""The open models of 2025 and 2026 by name: the architecture of each in transformers and in GGUF files. The served
-models follow from the survey of architectures and from the table of GGUF families."""
+"""The open models of 2025 and 2026 by name: the architecture of each in transformers and in GGUF files. Whether a model
+is served follows from the survey of architectures and from the table of GGUF families."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _INDEX = "sparse attention with an index"
 
 
 class NamedModel(NamedTuple):
-    """`trials` are names of the survey, `gguf` is llama.cpp's architecture, if it has one. `cause` is the reason why a
-    folder is refused, if the survey cannot find out."""
+    """`trials` are names of architectures in the survey; `gguf` is llama.cpp's architectures for the model, if it has
+    any. `cause` is the reason why the model's folder is refused, if the survey cannot find the reason."""
 
     name: str
     trials: tuple[str, ...]
@@ -100,7 +100,7 @@ NAMED_MODELS = (
 
 
 def states_of(page: str) -> dict[str, str]:
-    """Return the result of each architecture in the survey's table on `page`, by the name of the trial."""
+    """Return the result of each architecture in the survey's table on `page`, by the architecture's name."""
     found: dict[str, str] = {}
     for line in page.partition("<!-- families -->")[2].partition("<!-- end of families -->")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -110,8 +110,8 @@ def states_of(page: str) -> dict[str, str]:
 
 
 def named_rows(states: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """Return each model with its architectures, and for a folder and a GGUF file whether bridle serves it, or why
-    not."""
+    """Return a row for each model: its architectures, and for its folder and its GGUF file whether bridle serves it, or
+    why not."""
     known = set(known_architectures())
     return [
         (
@@ -139,7 +139,7 @@ def _file(model: NamedModel, known: set[str]) -> str:
 
 
 def named_table(states: Mapping[str, str]) -> str:
-    """Return the table in Markdown, with the numbers of served models."""
+    """Return the table of models in Markdown, with the numbers of served models."""
     rows = named_rows(states)
     folders = sum(not folder.startswith("no") for _, _, folder, _ in rows)
     files = sum(not file.startswith("no") for *_, file in rows)
@@ -153,7 +153,7 @@ def named_table(states: Mapping[str, str]) -> str:
 
 
 def write_named_table(page: Path) -> None:
-    """Replace the table of models by name, from the survey's table on the same page."""
+    """Replace the table of models by name on a page, using the survey's table on the same page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)

@@ -1,8 +1,8 @@
 """Measures the Python time of one engine step, outside the model: scheduling, sampling bookkeeping, events.
 
-The device computes nothing and answers at once, so all of the time is the engine's own. A step generates one token for
-each running sequence. For `with text` the events carry text. For `controlled` a Python controller is asked for every
-token, and always answers "sample".
+The fake device computes nothing and answers at once, so all of the time is the engine's own. A step generates one token
+for each running sequence. In the variant `with text`, the events carry text. In the variant `controlled`, a Python
+controller is asked before every token and always answers "sample".
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each variant: steps over all sequences."""
+    """Return the estimated seconds of each variant and number of sequences."""
     return {
         f"{variant}, {batch} at once": limits.python(
             0.05 + (_num_steps(settings) + 16) * (_STEP_SECONDS + batch * _SEQUENCE_SECONDS)
@@ -71,7 +71,7 @@ MakeParts = Callable[[], tuple[list[ControllerPool], object | None, TextDecoder 
 
 
 def step_seconds(num_seqs: int, num_steps: int, make: MakeParts) -> float:
-    """Return the median processor time of a step in which each of `num_seqs` sequences gets a token."""
+    """Return the median processor seconds of a step in which each of `num_seqs` sequences gets a token."""
     from bridle.config import EngineConfig
     from bridle.engine import Engine
 
@@ -90,7 +90,8 @@ def step_seconds(num_seqs: int, num_steps: int, make: MakeParts) -> float:
 
 
 def _median_step(engine: Engine, num_seqs: int, num_steps: int) -> float:
-    """Return the median of the steps in which all sequences got a token, without the prefill and the end."""
+    """Return the median over steps in which all sequences got a token; steps of prefill and the last steps do not
+    count."""
     from bridle.outputs import TokenEvent
 
     times: list[float] = []

@@ -1,10 +1,10 @@
-"""Measures the time to the first token of a long prompt: computed, from memory, and from disk after a restart, compared
-with llama-server and its slot files.
+"""Measures the time to the first token of a long prompt whose KV is computed, found in memory, or read from disk after
+a restart. The baseline is llama-server with its slot files.
 
-Both servers run alone, one after the other, with a KV cache that holds the prompt. `disk` is the first request after a
-restart with warm file caches of the system; for llama-server it includes the call that restores the slot. `gap` is the
-effect on another stream of reading blocks from disk, compared with finding them in memory. `gap` has two ratios, for
-the average gap between tokens and for the longest of a hundred.
+Both servers run alone, one after the other, with a KV cache that is large enough for the prompt. `disk` is the first
+request after a restart, while the system's file cache still has the files. For llama-server it includes the request
+that restores the slot. `gap` is the effect on another stream when blocks are read from disk, relative to blocks found
+in memory. `gap` has two ratios: one of the mean inter-token latency, and one of the 99th percentile.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class PersistentRow:
 
     @property
     def share(self) -> float:
-        """Return the time from disk as a share of the time to compute."""
+        """The time from disk as a share of the time to compute."""
         return self.disk / self.computed
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """Return a part for each model, server and prompt."""
+    """Return the estimated seconds of each part; a part is a model, a server and a prompt length."""
     return {_title(*part): limits.python(30.0) + 4e-12 * num_bytes(part[0]) * part[2] for part in parts_of(settings)}
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure each model in turn. Prints a table at the end."""
+    """Measure each part in turn. Prints a table at the end."""
     rows = []
     load = round(os.getloadavg()[0], 1)
     for model, server, length in parts_of(settings):
@@ -80,7 +80,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
-    """Measure bridle: the second server begins with the store of the first one."""
+    """Measure bridle: the second server process starts with the KV store of the first one."""
     store = ("--kv-store", str(folder / "kv"), "--kv-store-bytes", "16GiB")
     options = ("--control", "off", "--max-batch-total-tokens", str(length + _OTHER + _SPARE), *store)
     prompt, others = _prompt(length, 1), [_prompt(min(length, _OTHER), 10 + number) for number in range(_NUM_OTHERS)]
@@ -99,9 +99,9 @@ def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) 
 
 
 async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return the mean and the 99th percentile of a stream's gaps while prompts are read from disk, each relative to the
-    gaps while they are found in memory. Only gaps within the duration of a request from disk count. A request from
-    memory also delays the stream, because its tokens are checked, hashed and computed."""
+    """Return the mean and the 99th percentile of a stream's inter-token latency while prompts are read from disk. Both
+    are relative to prompts found in memory. Only latencies during a request from disk count. A request from memory
+    delays the stream as well, because its tokens are checked, hashed and computed."""
     disk, memory = list[float](), list[float]()
     for prompt in prompts:
         gaps, seconds = await _beside(server, prompt)
@@ -111,8 +111,8 @@ async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tupl
 
 
 async def _beside(server: StartedServer, prompt: Sequence[int], seconds: float = 0.0) -> tuple[list[float], float]:
-    """Send `prompt` while a stream runs. Returns the gaps of the stream until the first token after `prompt`, or for
-    `seconds` if that is longer. Also returns the duration."""
+    """Send `prompt` while a stream runs. Returns the stream's inter-token latencies until the first token after
+    `prompt`, or for `seconds` if that is longer. Also returns the seconds until that token."""
     target, is_over = ServerTarget("127.0.0.1", server.port), asyncio.get_running_loop().create_future()
     stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True, done=is_over))
     await asyncio.sleep(_STREAM_SECONDS)
@@ -126,7 +126,7 @@ async def _beside(server: StartedServer, prompt: Sequence[int], seconds: float =
 
 
 def _peer(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
-    """Measure llama-server: a slot is saved, and restored after a restart."""
+    """Measure llama-server: a slot is saved to a file, and restored after a restart."""
     options = ("-np", "1", "-c", str(length + _SPARE), "--slot-save-path", str(folder), "--no-webui")
     with started_server(model, "llama-server", folder, settings, *options) as server:
         _first(server, _prompt(32, 3))
@@ -181,7 +181,7 @@ def _prompt(length: int, seed: int) -> list[int]:
 
 
 def parts_of(settings: BenchSettings) -> list[tuple[str, str, int]]:
-    """Return the models, servers and lengths of prompts that the settings select."""
+    """Return the combinations of model, server and prompt length that the settings select."""
     servers = ("bridle",) if settings.llama_server is None else ("bridle", "llama-server")
     found = product(models(settings), servers, _QUICK_LENGTHS if settings.quick else _LENGTHS)
     return [part for part in found if not settings.parts or any(text in _title(*part) for text in settings.parts)]

@@ -1,9 +1,10 @@
-"""Benchmark of shared prefill: time to the first token of a short prompt while a long one is computed, and the cost in
-throughput.
+"""Benchmark of shared prefill: the time to the first token of a short prompt while a long prompt is computed, and the
+cost in throughput.
 
-Two engines over the same model take turns with the same loads: one shares each step's prompt budget between prompts,
-the other gives it to the oldest prompt whole. Steps and tokens are counted, so they are exact on any machine. Times are
-processor times, which other work on the machine affects less than clock times, and the minimum over the rounds.
+Two engines over the same model run the same loads in turns. One engine shares each step's prompt budget between
+prompts, the other gives the whole budget to the oldest prompt. Counts of steps and tokens are exact on any machine.
+Times are processor times, because other work on the machine affects them less than clock times; each is the minimum
+over the rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KINDS = ((1_000, 2_000, 4), (16, 64, 24), (100, 400, 8), (16, 64, 24))
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that arrives after a number of steps."""
+    """A request that arrives after `step` steps."""
 
     step: int
     request: Request
@@ -46,8 +47,8 @@ class Arrival:
 
 @dataclass(slots=True)
 class Outcome:
-    """One run of a load: its steps, computed tokens and processor seconds, and the same for the last request, from its
-    arrival to its first token."""
+    """One run of a load: its steps, computed tokens and processor seconds. `first_steps` and `first_seconds` are those
+    from the arrival of the last request to its first token."""
 
     steps: int = 0
     tokens: int = 0
@@ -57,7 +58,7 @@ class Outcome:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run both loads with both policies in turns, and print the results."""
+    """Run both loads with both engines in turns, and print the results."""
     figures = []
     for checkpoint in checkpoints(settings, phases):
         found = _measure_model(checkpoint, settings)
@@ -124,7 +125,7 @@ def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings) -> list
 
 
 class _OldestFirst(PromptShares):
-    """Reserves nothing for short prompts, and lets no prompt wait for the beginning of another."""
+    """A policy that reserves no budget for short prompts, and computes the oldest prompt first."""
 
     def split(self, budget: int, begun: object, order: object) -> dict[int, int]:
         return {}
@@ -134,13 +135,14 @@ class _OldestFirst(PromptShares):
 
 
 def choose(engine: Engine, policy: str) -> None:
-    """Let an idle engine share the budget from now on, or give the budget to the oldest prompt."""
+    """Let an idle engine use the policy `policy` from now on: to share the prompt budget, or to give it to the oldest
+    prompt."""
     scheduler = engine._scheduler
     scheduler._prompt_shares = (PromptShares if policy == "shared" else _OldestFirst)(scheduler.blocks)
 
 
 def run_load(engine: Engine, arrivals: Sequence[Arrival]) -> Outcome:
-    """Run a load to its end."""
+    """Run a load until all its requests are finished."""
     outcome, left, last = Outcome(), list(arrivals), arrivals[-1]
     num_computed, began, came = engine.statistics().num_computed_tokens, time.process_time(), 0.0
     while left or engine.has_work:
@@ -158,7 +160,7 @@ def run_load(engine: Engine, arrivals: Sequence[Arrival]) -> Outcome:
 
 
 def best(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the minimum times of runs with the same steps."""
+    """Return the minimum times over runs of the same load."""
     first = min(outcome.first_seconds for outcome in outcomes)
     found = min(outcomes, key=lambda outcome: outcome.seconds)
     return Outcome(found.steps, found.tokens, found.seconds, found.first_steps, first)

@@ -1,8 +1,8 @@
-"""Measures the gain of steering. The cases of each recipe are answered by the model alone, with a grammar in one
-request, by the recipe, and by llama-server with the same grammar.
+"""Measures the gain in correct answers from the recipes, which are controllers. Each case is answered in four ways: by
+the model alone, with a grammar in one request, by the recipe, and by llama-server with that grammar.
 
-Cases are made from a seed that was not used to develop a recipe, or read from packages in FOLDER/packages. Results are
-stored in FOLDER/recipes.jsonl; existing results are not computed again.
+Cases are generated from a seed that was not used to develop the recipe, or read from packages in FOLDER/packages.
+Results are stored in FOLDER/recipes.jsonl; existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LIMITS = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=600000", "-
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
-    """Return a part for each model and column."""
+    """Return the estimated seconds of each part; a part is a model and a way to answer."""
     num_cases = _num_cases(settings) * len(_chosen(settings))
     return {
         _title(model, column): limits.python(10.0 + 0.1 * num_cases)
@@ -90,7 +90,7 @@ def _ask(column: str, llm: LLM, asked: Recipe, cases: Sequence[Case]) -> list[An
 
 
 def _answer(model: str, name: str, column: str, cases: list[Case], records: Records, ask: Any) -> None:
-    """Run the cases that have no record, several at once."""
+    """Answer the cases that have no record yet, several at once."""
     done, own = {each.case for each in records.of(Path(model).stem, name, column)}, recipe(name)
     missing = [case for case in cases if case.id not in done]
     for begin in range(0, len(missing), _CHUNK):
@@ -103,7 +103,7 @@ def _answer(model: str, name: str, column: str, cases: list[Case], records: Reco
 
 
 def _is_missing(model: str, some: Sequence[str], asked: Mapping[str, list[Case]], records: Records) -> bool:
-    """Return whether a case of these columns has no record, so that the model need be loaded."""
+    """Return whether a case has no record for one of these columns, so that the model must be loaded."""
     done = {(name, each): {r.case for r in records.of(Path(model).stem, name, each)} for name in asked for each in some}
     return any(_ids(asked[name]) - cases for (name, _), cases in done.items())
 
@@ -113,7 +113,7 @@ def _ids(cases: Sequence[Case]) -> set[str]:
 
 
 def _cases(settings: BenchSettings) -> tuple[dict[str, list[Case]], dict[str, str]]:
-    """Return the cases of each recipe, and the recipes whose data is missing, with the way to get it."""
+    """Return the cases of each recipe, and the recipes whose data is missing, with instructions to get the data."""
     found, skipped = dict[str, list[Case]](), dict[str, str]()
     for name in _chosen(settings):
         try:

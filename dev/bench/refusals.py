@@ -1,8 +1,8 @@
-"""Benchmark of malicious request bodies: the time until the server refuses them, and the delay of other requests.
+"""Benchmark of malicious request bodies: the seconds until the server refuses them, and the delay of other requests.
 
-Every route of `bridle serve` that takes a body gets values that are large, deep or not numbers. These values are sent
-as a whole body and in a field, up to the limit of 4 MiB and beyond. Meanwhile another client requests `/health/live`
-repeatedly over its own connection. The longest wait of this client, minus its usual wait, is the time for which the
+Every route of `bridle serve` that takes a body gets values that are large, deep or not numbers. Each value is sent as a
+whole body and in a field, up to the body limit of 4 MiB and beyond. Meanwhile another client repeats the request
+`/health/live` on its own connection. The longest wait of this client, minus its usual wait, is the time for which the
 server answered no other request.
 """
 
@@ -55,9 +55,10 @@ _FIELDS = ("prompt", "inputs", "input", "messages", "stop", "logit_bias", "tools
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One kind of body, over all routes. Times in seconds: the slowest refusal and the route that gave it, the most
-    processor time of the server for one request, and the longest wait of the bystander. `served` is the number of valid
-    requests, on routes that ignore unknown fields; these requests include the time of generating."""
+    """Results of one kind of malicious value on all routes. Times are in seconds: the slowest refusal with its route,
+    the most processor time for one request, and the other client's longest wait. `served` counts valid requests, on
+    routes that ignore unknown fields; their times include the time of generating.
+    """
 
     kind: str
     requests: int
@@ -70,7 +71,7 @@ class Refusal:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Send all bodies, and print a table."""
+    """Send all malicious bodies, and print a table."""
     with (
         tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder,
         http_server("demo", Path(folder), "--kv-memory", "64MiB", threads=settings.threads) as server,
@@ -95,8 +96,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each kind of value on all routes: the server reads or refuses the largest
-    value."""
+    """Return the estimated seconds of each kind of value on all routes, in which the server reads or refuses the
+    largest value."""
     return {
         name: limits.python(_NUM_BODIES * (_REQUEST_SECONDS + _BODY_BYTES * _BYTE_SECONDS))
         for name in _values(settings, 1)
@@ -111,7 +112,7 @@ def _values(settings: BenchSettings, num_bytes: int) -> Mapping[str, bytes]:
 
 
 def _routes(target: ServerTarget) -> dict[str, dict[str, Any]]:
-    """Return the routes that take JSON, and a valid body for each with the names of its fields."""
+    """Return the routes that accept JSON, each with the schema of its body."""
     with urllib.request.urlopen(f"http://{target.host}:{target.port}/openapi.json", timeout=60) as answer:
         description = json.load(answer)
     routes = {}
@@ -126,7 +127,7 @@ def _routes(target: ServerTarget) -> dict[str, dict[str, Any]]:
 
 
 def _bodies(routes: Mapping[str, Mapping[str, Any]], value: bytes) -> dict[str, bytes]:
-    """Return bodies with a value: as the whole body, and in fields, by `route field`."""
+    """Return the bodies that contain `value`, as the whole body or in one field, by `route field`."""
     bodies = {}
     for path, schema in routes.items():
         bodies[path] = value
@@ -139,7 +140,7 @@ def _bodies(routes: Mapping[str, Mapping[str, Any]], value: bytes) -> dict[str, 
 
 
 def _raw_requests() -> dict[str, bytes]:
-    """Return requests that are invalid before any body is read: heads, and bodies of a gigabyte, announced or in
+    """Return requests that are invalid before their body is read: long heads, and bodies of a gigabyte, announced or in
     chunks."""
     post = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
@@ -187,7 +188,8 @@ def _send_all(
 
 
 def _send(target: ServerTarget, request: bytes) -> int:
-    """Return the status of the answer. The server may close the connection before it has read the whole request."""
+    """Send a request; return the status of the answer. The server may close the connection before it has read the whole
+    request."""
     with socket.create_connection((target.host, target.port), timeout=60) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(request)
@@ -198,7 +200,7 @@ def _send(target: ServerTarget, request: bytes) -> int:
 
 
 class Bystander:
-    """Another client, which sends small requests frequently."""
+    """A well-behaved client that sends small requests frequently."""
 
     def __init__(self, target: ServerTarget) -> None:
         self._connection = socket.create_connection((target.host, target.port), timeout=60)
@@ -212,12 +214,12 @@ class Bystander:
         return time.perf_counter() - begin
 
     def usual(self) -> float:
-        """Return the median wait without other requests."""
+        """Return the median wait while the server has no other requests."""
         return quantile([self.wait() for _ in range(200)], 50)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[float]]:
-        """Send requests in a thread during the block; yield the list of waits."""
+        """Within the block, send requests in a thread; yield the list of waits."""
         waits: list[float] = []
         over = threading.Event()
 

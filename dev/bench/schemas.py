@@ -1,13 +1,13 @@
-"""Benchmark of public JSON schemas: the share that bridle supports, and the cost of masks: `bridle bench schemas
---folder FOLDER`.
+"""Benchmark of public JSON schemas: the share that bridle supports, and the cost of their masks. Run it with `bridle
+bench schemas --folder FOLDER`.
 
-The folder holds files in MaskBench's format: a `schema`, and `tests` with `data` that is `valid` or not. MaskBench's
-11,306 files are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The
-name of a file begins with that of its collection, which ends before three hyphens or before a number.
+The folder contains files in MaskBench's format: a `schema`, and `tests` whose `data` is `valid` or not. MaskBench's
+11,306 files are in the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). A
+file's name begins with the name of its collection, which ends before three hyphens or before a number.
 
-Each schema is compiled as a server would do it, within the same limits, but without those that bridle adds to schemas
-that state none (`x-limits`). Then a mask is computed before each token of every valid text, and each mask must allow
-the token. For texts that are not valid, a mask must refuse a token.
+Each schema is compiled as on a server, with the same limits, but without the limits that bridle adds to schemas that
+have none (`x-limits`). Then a mask is computed before each token of every valid text, and each mask must allow the next
+token. For each invalid text, some mask must refuse the next token.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _REASONS = (
 
 @dataclass(slots=True)
 class SchemaVerdict:
-    """Result for one schema and its texts."""
+    """The result of one schema and its texts."""
 
     collection: str
     outcome: str = "as it is"  # or: in other words (rewritten), refused
@@ -74,7 +74,7 @@ class SchemaVerdict:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Print three tables: collections, reasons, times."""
+    """Print three tables: by collection, by reason of refusal, and of times."""
     parts, verdicts = _parts(settings), []
     judge = Judge(made_up_vocabulary(_VOCAB_SIZE))
     try:
@@ -104,8 +104,8 @@ def _parts(settings: BenchSettings) -> dict[str, list[Path]]:
 
 
 def files_in(folder: Path | None, *, quick: bool) -> list[Path]:
-    """Return the files of a folder; with `quick` always the same selection. Raises `InvalidRequest` if there are
-    none."""
+    """Return the files of a folder; with `quick` always the same selection. Raises `InvalidRequest` if the folder has
+    no such files."""
     files = sorted(folder.glob("*.json")) if folder is not None else []
     if not files:
         message = f"--folder is {folder}; it must hold files of MaskBench's form, see dev/bench/schemas.py"
@@ -121,7 +121,7 @@ class Judge:
         self._trials = CompileSandbox(limits or ConstraintLimits())
 
     def look_at(self, path: Path) -> SchemaVerdict:
-        """Return the verdict on one file's schema and texts."""
+        """Return the verdict on the schema and the texts of one file."""
         found = _NAME.fullmatch(path.name)
         verdict = SchemaVerdict(found[1] if found else path.stem)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -179,12 +179,12 @@ class Judge:
             return False
 
     def close(self) -> None:
-        """End the child processes."""
+        """End the child processes that compile schemas."""
         self._trials.close()
 
 
 def reason_of(message: str) -> str:
-    """Return the reason of a refusal in a few words."""
+    """Return the reason of a refused schema in a few words."""
     keys = _KEYS.search(message)
     if keys is not None:
         names = [name for name in json.loads(keys[1]) if name not in ("then", "else")]
@@ -193,7 +193,8 @@ def reason_of(message: str) -> str:
 
 
 def collections(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """Return a row for each collection, and one for all: schemas by outcome, texts by correct verdicts."""
+    """Return a row for each collection, and one for all collections: schemas by outcome, and texts by correct
+    verdicts."""
     rows: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         for name in (verdict.collection, "all"):
@@ -211,8 +212,8 @@ def _row(name: str, counts: Counter[str]) -> dict[str, Any]:
 
 
 def reasons(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """Return a row for each reason to refuse a schema unchanged: the number of schemas, and how many of them are
-    supported after rewriting."""
+    """Return a row for each reason to refuse an unchanged schema: the number of refused schemas, and how many of them
+    are served after rewriting."""
     refused, served = Counter[str](), Counter[str]()
     for verdict in verdicts:
         if verdict.reason:
@@ -222,7 +223,7 @@ def reasons(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
 
 
 def times(verdicts: Sequence[SchemaVerdict]) -> list[dict[str, Any]]:
-    """Return the milliseconds of compiling a schema and of a mask."""
+    """Return the milliseconds of compiling a schema and of computing a mask."""
     compiled = [verdict.seconds for verdict in verdicts if verdict.outcome != "refused"]
     masks = [each for verdict in verdicts for each in verdict.masks]
     return [_quantiles("compiling", compiled), _quantiles("a mask", masks)]

@@ -1,10 +1,10 @@
-"""Measures the cost of a model in another process: a step through a shard compared to the same step in this process.
+"""Measures the cost of running a model in another process: a step on a shard compared to the same step in this process.
 
-Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
-nothing, so the whole overhead is visible, including that of the sample rows. `5 ms` is a device that is busy for 5 ms
-without the CPU, like a GPU, so the rows and their masks are sent during the forward pass. The demo model computes on
-the CPU. Masked rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is
-smaller). The time of gRPC by itself, with the same messages and an empty handler, is measured in the same run.
+Both executors run the same decode steps in turn, so that a busy machine slows both. The device `instant` computes
+nothing, so the result is the whole overhead, including that of the sample rows. The device `5 ms` is busy for 5 ms
+without using the CPU, like a GPU. So sample rows and masks are sent during the forward pass. The third device is the
+demo model, which computes on the CPU. Each masked row carries its own mask over a vocabulary of 32,000 tokens (the demo
+model's vocabulary is smaller). The same run measures gRPC alone, with the same messages and an empty handler.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ _START_SECONDS, _ECHO_SECONDS, _ROW_SECONDS, _DEMO_SECONDS = 2.0, 0.5e-3, 10e-6,
 
 
 class Decoding:
-    """Sequences that get a token each in every step, without an engine, so that only the executor's time is
-    measured."""
+    """Sequences that get one token each in every step, without an engine, so that only the executor is measured."""
 
     def __init__(self, executor: Executor, num_seqs: int, is_masked: bool) -> None:
         self._executor = executor
@@ -84,7 +83,7 @@ class Decoding:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return the milliseconds of a step in this process and through a shard, as medians over alternating steps."""
+    """Return the milliseconds of a step in this process and on a shard, as medians over alternating steps."""
     num_steps, batches = _num_steps(settings), _batches(settings)
     figures = []
     with phases.part(_ECHO):
@@ -108,7 +107,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each device: its start, and steps in both processes, with masks and without."""
+    """Return the estimated seconds of each device: its start, and steps in this process and on a shard, with masks and
+    without."""
     num_steps = 2 * 2 * (_num_steps(settings) + 5)
     batches = _batches(settings)
 
@@ -144,7 +144,7 @@ def _compare(local: Decoding, remote: Decoding, num_steps: int) -> dict[str, flo
 
 
 class TimedExecutor(InstantExecutor):
-    """A device that is busy for `seconds` with each step, and does not use the CPU meanwhile."""
+    """A fake device that is busy for `seconds` with each step, without using the CPU meanwhile."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(_MAX_SEQS, _MAX_TOKENS)
@@ -155,7 +155,8 @@ class TimedExecutor(InstantExecutor):
         self._busy_until = time.perf_counter() + self._seconds
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Wait for the device. The method sleeps first and then polls the clock, because a sleep is not exact."""
+        """Wait until the device has computed the step. The method sleeps first and then polls the clock, because a
+        sleep is not exact."""
         if self._seconds:
             time.sleep(max(self._busy_until - time.perf_counter() - 0.0005, 0))
             while time.perf_counter() < self._busy_until:

@@ -1,9 +1,10 @@
 """Simulates many replicas in virtual time. The benchmark checks the model of an engine against the real engine, and
 measures the gain of routing by prefix at several scales.
 
-The first part runs one workload over real engines and over the model of them, and compares. The other parts use the
-model: load that grows until replicas are full, replicas that are lost increasingly often, and a thousand replicas with
-a million requests. Each routing policy gets the same chats. `--report` writes figures, plots and the page's tables.
+The first part runs one workload over real engines and over the engine's model, and compares the results. The other
+parts use only the model. They measure growing load until replicas are full, more and more frequent losses, and a
+thousand replicas with a million requests. Each routing policy gets the same chats. `--report` writes figures, plots and
+the tables of a page.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ QUICK = SimulationScale(4, 300, 4, 300, 20, 3_000, rates=(1.0, 4.0))
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure all parts; after each part the report is written again."""
+    """Measure all parts; the report is written again after each part."""
     from dev.bench.simulation_report import write_report
 
     scale = QUICK if settings.quick else FULL
@@ -63,7 +64,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each part: its requests, over real engines and over the model."""
+    """Return the estimated seconds of each part: its requests, over real engines or over the model."""
     return {
         part: limits.python(
             sum(scenario.workload.num_requests * _REQUEST_SECONDS[scenario.core] for _, scenario in runs)
@@ -76,7 +77,7 @@ Runs = Iterator[tuple[dict[str, Any], Scenario]]
 
 
 def _parts(scale: SimulationScale) -> Iterator[tuple[str, Runs]]:
-    """Yield the parts, the most useful first."""
+    """Yield the parts and their runs, the most useful part first."""
     yield "checked", _checked(scale)
     yield "load", _under_load(scale)
     yield "losses", _under_losses(scale)
@@ -84,7 +85,8 @@ def _parts(scale: SimulationScale) -> Iterator[tuple[str, Runs]]:
 
 
 def make_scenario(scale: SimulationScale, num_replicas: int, num_requests: int, rate: float, **fields: Any) -> Scenario:
-    """Return bursty chats at `rate` per replica, with ten system prompts for each replica."""
+    """Return a scenario of bursty chats at `rate` requests per second and replica, with ten system prompts for each
+    replica."""
     workload = Workload(
         num_requests, rate * num_replicas, seed=_SEED, num_systems=10 * num_replicas, burst=2.0, num_users=256
     )

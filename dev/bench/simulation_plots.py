@@ -1,4 +1,4 @@
-"""Plots of simulations, as SVG. The same figures give the same files."""
+"""Plots of simulation results, as SVG. The same figures give the same files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUANTILES = ("p50", "p90", "p99", "p99.9")
 
 
 def draw_all(figures: dict[str, Any], folder: Path) -> None:
-    """Draw a plot for each part that has run. Raises `UnsupportedFeature` without matplotlib."""
+    """Draw a plot for each part that has figures. Raises `UnsupportedFeature` without matplotlib."""
     pyplot()
     for name, draw in _PLOTS.items():
         if name in figures:
@@ -45,7 +45,7 @@ def _by_policy(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _draw_checked(runs: Sequence[Run], path: Path) -> None:
-    """Plot quantiles of the engine (lines) and of its model (crosses)."""
+    """Plot quantiles of the real engine (lines) and of its model (crosses)."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for axis, measure, title in zip(axes, ("ttft", "latency"), ("first token", "last token"), strict=True):

@@ -1,4 +1,4 @@
-"""The page about simulations: fills in the tables between marks in its text, and writes a folder with plots and
+"""The page about simulations: fills in its tables between marks in the text, and writes a folder with plots and
 figures."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def write_report(figures: Figures, page: Path) -> None:
 
 
 def fill_in(text: str, figures: Figures) -> str:
-    """Return the text with its tables filled in from the present figures."""
+    """Return the page's text with its tables filled in from the figures."""
 
     def replaced(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
@@ -44,7 +44,7 @@ def _blank() -> str:
 
 
 def _scale_of(name: str, scale: dict[str, Any]) -> str:
-    """Return a text about the scale of a table's simulation."""
+    """Return a sentence about the scale of the simulation in a table."""
     kind = name if name in ("checked", "large") else "swept"
     size = f"{scale[f'{kind}_replicas']:,} replicas and {scale[f'{kind}_requests']:,} requests in each run"
     return f"{size}." if name == "load" else f"{size}, {scale['usual_rate']:g} requests a second and replica."
@@ -81,7 +81,7 @@ _USUAL = ("TTFT p50, s", "p99", "p99.9", "latency p50, s", "p99", "hit rate", "b
 
 
 def _checked(figures: Figures) -> str:
-    """Return a table of the engine, the model, and their difference."""
+    """Return a table of the real engine, its model, and the difference of both."""
     rows = []
     by_policy: dict[str, dict[str, Run]] = {}
     for run in figures["checked"]:
@@ -97,7 +97,7 @@ def _checked(figures: Figures) -> str:
 
 
 def _deviations(quick: Run, engine: Run) -> list[str]:
-    """Return deviations: relative for times, in percentage points for shares."""
+    """Return the deviations of the model from the engine: relative for times, in percentage points for shares."""
     pairs = [
         *((quick["ttft"][name], engine["ttft"][name]) for name in ("p50", "p99", "p99.9")),
         *((quick["latency"][name], engine["latency"][name]) for name in ("p50", "p99")),

@@ -1,14 +1,15 @@
-"""Runs a server under mixed traffic for minutes, while its processes are killed, stopped and starved.
+"""Runs a server under mixed traffic for minutes, while its processes are killed or stopped, and its resources are
+reduced.
 
 Requests come over several APIs, with grammars, scripts, tools, images, an adapter, abandoned streams and invalid
-bodies. Every few seconds a round takes a resource away:
+bodies. Every few seconds, a round disturbs the server in one of these ways:
 
-* a process of the model, of the controllers or of the front end (kill -9, or a stop and a continuation);
-* disk space (writes fail as on a full disk), or descriptors;
-* the name service (look-ups of image hosts are slow), or the correct time.
+* a process of the model, of the controllers or of the front end is lost (kill -9), or stopped and continued;
+* disk space is reduced (writes fail as on a full disk), or file descriptors are;
+* look-ups of image hosts become slow, or the clock is wrong.
 
-After each round the server has to give the correct answers again. Memory, descriptors, threads, processes, shared
-memory and temporary files are sampled after the rounds; the slope over the second half shows leaks.
+After each round the server must give the correct answers again. Memory, file descriptors, threads, processes, shared
+memory and temporary files are sampled after the rounds. A slope over the second half of the samples shows a leak.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required
 
 
 def requests(number: int) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of a request; the number chooses its API."""
+    """Return the path and the body of request `number`, which chooses the API."""
     chat = {"model": "demo", "messages": [{"role": "user", "content": f"Number {number}?"}], "max_tokens": 12}
     shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
     kinds: list[tuple[str, dict[str, Any]]] = [
@@ -113,8 +114,9 @@ def _adapter(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class SoakOutcome:
-    """The findings of a run. `samples` are states after each round; `slopes` are changes per minute over the second
-    half. `recovery` has the seconds of each round until the answers were correct."""
+    """The findings of one soak run. `samples` are the server's states after each round; `slopes` are changes per minute
+    over the second half of the samples. `recovery` has, for each kind of round, the seconds until the answers were
+    correct again."""
 
     rounds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -132,7 +134,7 @@ class SoakedServer:
         self.process, self.port, self.folder, self.faults = process, port, folder, faults
 
     def children(self, words: str) -> list[psutil.Process]:
-        """Return the living child processes with `words` in their command lines."""
+        """Return the running child processes that have `words` in their command lines."""
         found = []
         for child in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -141,7 +143,7 @@ class SoakedServer:
         return found
 
     def sample(self) -> dict[str, float]:
-        """Return the state of the server and its child processes."""
+        """Return a sample of the server and its child processes."""
         processes = [self.process, *self.process.children(recursive=True)]
         own = [each for each in Path("/dev/shm").iterdir() if f"-{self.process.pid}-" in each.name]  # noqa: S108
         with contextlib.suppress(psutil.Error):
@@ -200,7 +202,7 @@ async def _stop_server(server: SoakedServer) -> None:
 
 
 async def _starve(server: SoakedServer, what: int, few: int) -> None:
-    """Reduce a resource of the server for some seconds."""
+    """Reduce a resource limit of the server for some seconds."""
     before = resource.prlimit(server.process.pid, what)
     resource.prlimit(server.process.pid, what, (few, before[1]))
     await asyncio.sleep(2 * _PAUSE)
@@ -208,14 +210,14 @@ async def _starve(server: SoakedServer, what: int, few: int) -> None:
 
 
 async def _jump(server: SoakedServer) -> None:
-    """Move the wall clock by up to a day, and back."""
+    """Set the server's wall clock wrong by up to a day, and then right again."""
     server.faults.set(clock_seconds=random.uniform(-86_400, 86_400))
     await asyncio.sleep(_PAUSE)
     server.faults.set()
 
 
 async def _slow_names(server: SoakedServer) -> None:
-    """Make name look-ups take seconds, and fail."""
+    """Make the server's name look-ups take seconds, and then fail."""
     server.faults.set(name_seconds=_NAME_SECONDS)
     body = {"model": "demo-sees", "messages": [_seen(f"http://{_IMAGE_HOST}/a.png")], "max_tokens": 1}
     status, _ = await asyncio.to_thread(_send, server.port, "/v1/chat/completions", body)
@@ -242,7 +244,7 @@ ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
 
 
 def _send(port: int, path: str, body: dict[str, Any], leaves: bool = False) -> tuple[int, bytes]:
-    """Post a body; return the status and the answer, of which a client that `leaves` reads only one line."""
+    """Post a body; return the status and the answer. A client that `leaves` reads only the first line of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -253,8 +255,8 @@ def _send(port: int, path: str, body: dict[str, Any], leaves: bool = False) -> t
 
 
 async def _probe(port: int) -> list[str] | None:
-    """Return the server's answers to fixed questions, without and with a controller; None if an answer is missing
-    now."""
+    """Return the server's answers to two fixed requests, without and with a controller; None if an answer is
+    missing."""
     texts = []
     for fields in ({}, {"controller": "pyctrl", "controller_arg": _SCRIPT}):
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
@@ -264,7 +266,7 @@ async def _probe(port: int) -> list[str] | None:
 
 
 async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -> float:
-    """Wait for the answers `right` (None: for any answers). Return the seconds that this took."""
+    """Wait until the server gives the answers `right` (None: any answers). Return the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < _PATIENCE:
         texts = await _probe(port)
@@ -276,7 +278,7 @@ async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -
 
 
 async def _traffic(port: int, numbers: Iterator[int], found: SoakOutcome) -> None:
-    """Send requests one after the other. Every eighth request disconnects during its stream."""
+    """Send requests one after the other. In every eighth request the client disconnects during its stream."""
     for number in numbers:
         path, body = requests(number)
         leaves = number % 8 == 0 and path.startswith("/v1/c")
@@ -290,7 +292,7 @@ async def _traffic(port: int, numbers: Iterator[int], found: SoakOutcome) -> Non
 
 
 async def drive(server: SoakedServer, seconds: float, names: list[str]) -> SoakOutcome:
-    """Send traffic and run rounds for `seconds`; every kind of round runs at least once."""
+    """Send traffic and run rounds for `seconds`; run every kind of round at least once."""
     found, numbers, end = SoakOutcome(), itertools.count(), time.monotonic() + seconds
     port = server.port
     await _until_right(port, None, found)  # the script's interpreter is then compiled
@@ -313,7 +315,7 @@ async def drive(server: SoakedServer, seconds: float, names: list[str]) -> SoakO
 
 
 def slopes(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Return the change of each figure per minute over the second half of the samples, by least squares."""
+    """Return the change per minute of each value over the second half of the samples, by least squares."""
     half = [sample for sample in samples[len(samples) // 2 :] if sample]
     if len(half) < 3:
         return {}
@@ -323,8 +325,8 @@ def slopes(samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def soak(seconds: float, names: list[str], arguments: tuple[str, ...] = ()) -> SoakOutcome:
-    """Serve, drive and end a server. `left` names the processes and the shared memory that remain after the server
-    ended."""
+    """Start a server, run traffic and rounds, and end the server. `left` names the processes and the shared memory that
+    remain after the server has ended."""
     before = {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
     with serving(arguments) as server:
         found = asyncio.run(drive(server, seconds, names))
@@ -350,7 +352,7 @@ def _seconds(settings: BenchSettings) -> float:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Soak servers for `--minutes`, by default 10."""
+    """Soak a server in each setting for `--minutes`, by default 10."""
     report = {}
     for setting, arguments in SETTINGS.items():
         with phases.part(setting):
@@ -362,12 +364,13 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def figures(found: SoakOutcome) -> dict[str, Any]:
-    """Return an outcome for JSON. Counters are converted, because `asdict` would count their pairs."""
+    """Return the findings of a run as plain data for JSON. Counters are converted first, because `asdict` would count
+    their pairs."""
     return asdict(found) | {"rounds": dict(found.rounds), "statuses": dict(found.statuses)}
 
 
 def print_outcome(found: SoakOutcome, console: Console) -> None:
-    """Print rounds with their recovery times, and the leaks."""
+    """Print rounds with their recovery times, and the suspected leaks."""
     from rich.table import Table
 
     table = Table("round", "times", "recovery, median s", "longest s")

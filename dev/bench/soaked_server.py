@@ -2,8 +2,8 @@
 
     python -m dev.bench.soaked_server FILE ARGUMENTS...
 
-FILE holds two numbers, which are read at each use. The first is the error of the wall clock in seconds. The second is
-the number of seconds that a name look-up takes before it fails.
+The file FILE holds two numbers, which are read at each use. The first is the error of the wall clock in seconds. The
+second is the number of seconds that a name look-up takes before it fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORM = struct.Struct("dd")
 
 
 class Faults:
-    """The numbers in FILE, which are zero at first. Both processes may write them."""
+    """The two numbers in FILE, which are zero at first. Both processes may write the numbers."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -41,7 +41,7 @@ class Faults:
 
 
 def install(faults: Faults) -> None:
-    """Let this process's clock and name look-ups use the faults."""
+    """Make this process use the clock error and the slow name look-ups of `faults`."""
     now, look_up = time.time, socket.getaddrinfo
 
     def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:

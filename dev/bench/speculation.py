@@ -1,11 +1,11 @@
 """Measures the gain from draft tokens: the same requests without draft tokens, with a fixed number, and with `auto`.
 
-There are three parts. The first is real text (the demo model): editing and copying, alone and under a Wasm controller,
-JSON under a schema, and free text. The second is a model of real size, with texts that do not repeat themselves. This
-model gets predictions with a chosen share of right tokens, from all to none. The model also gets a draft model that is
-always right, and one that is never right. The third compares the gains with those of transformers and llama.cpp, on the
-same weights and task. Every run with draft tokens must give the same tokens as the plain run. Ratios of processor time
-are reported as well, because they are reliable on busy machines.
+The benchmark has three parts. The first part uses real text on the demo model: editing and copying (alone and under a
+Wasm controller), JSON, and free text. The second part uses a model of real size, with texts that do not repeat
+themselves. This model gets predictions of which a chosen share of tokens is right, from all to none. The model also
+gets two draft models: one that is always right, and one that is never right. The third part compares the gains with
+those of transformers and llama.cpp, on the same weights and the same task. Every run with draft tokens must give the
+same tokens as the plain run. Ratios of processor time are reported as well, because they are reliable on busy machines.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DEMO_SECONDS, _LOAD_SECONDS = 3e-3, 8.0
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Similar requests: `num_tokens` tokens after each prompt."""
+    """A task: requests that each sample `num_tokens` tokens after the prompt."""
 
     name: str
     prompt: str | tuple[int, ...]
@@ -77,7 +77,7 @@ class DraftTask:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRun:
-    """Times of one mode for a task, in seconds, and its outputs."""
+    """Times of one run of a task in seconds, and its outputs."""
 
     seconds: float
     processor: float
@@ -86,7 +86,7 @@ class SpeculationRun:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return the seconds of each task by the number of draft tokens, and their ratio to none."""
+    """Return the seconds of each task by the number of draft tokens, and the speedup compared to no draft tokens."""
     batches, num_rounds = _batches(settings), _num_rounds(settings)
     with phases.part(_REAL_TEXT):
         figures = _real_text(batches, num_rounds, settings.quick)
@@ -107,8 +107,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each question: modes and rounds of tasks, times a step for each token that is
-    sampled without draft tokens. The time of the demo model is mostly Python, not memory bandwidth."""
+    """Return the estimated seconds of each part. They assume a step for each token that is sampled without draft
+    tokens. A step of the demo model spends its time mostly in Python, not in reading memory."""
     batches = _batches(settings)
     length = 48 if settings.quick else 128
     lengths = (length, length, 64, 400, length, length)  # of all tasks over real text
@@ -126,7 +126,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _cell(run: float, num_rounds: int) -> float:
-    """Return the estimated seconds of a line of the table whose runs take `run` seconds each."""
+    """Return the estimated seconds of one row of the table, whose runs take `run` seconds each."""
     a_round = len(_WAYS) * run
     return a_round + max(num_rounds * a_round, min(_MORE * a_round, _ROUND_SECONDS) * num_rounds)
 
@@ -162,8 +162,8 @@ def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dic
 
 
 def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask:
-    """Return the task with predictions of which a share is right, at random positions, as from a good or a bad
-    drafter."""
+    """Return the task with predictions of which the given share of tokens is right, at random positions, as from a good
+    or a bad drafter."""
     random, size = Random(7), llm.tokenizer.vocab_size
     told = [
         tuple(token if random.random() < share else random.randrange(3, size) for token in truth)
@@ -173,8 +173,8 @@ def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask
 
 
 def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Measure predictions of texts without repetitions: the texts are sampled, not the most probable ones, from a model
-    with random weights."""
+    """Measure predictions of texts without repetitions. The texts are sampled, rather than the most probable ones, from
+    a model with random weights."""
     from bridle import LLM
 
     length = 24 if quick else 48
@@ -205,7 +205,8 @@ def _compare(llm: LLM, model: str, task: DraftTask, batch: int, num_rounds: int)
 
 
 def _is_short(done: int, seconds: float, num_rounds: int) -> bool:
-    """Return whether one more round is needed: short rounds vary more, and cost less."""
+    """Return whether another round is needed; short rounds are repeated more often, because they vary more and cost
+    less."""
     return done < num_rounds or (done < _MORE * num_rounds and seconds < _ROUND_SECONDS * num_rounds)
 
 
@@ -225,7 +226,7 @@ def _figure(
 
 
 def _ratio(plain: Sequence[float], drafted: Sequence[float]) -> float:
-    """Return the median ratio over rounds, so that disturbances that affect both runs of a round cancel out."""
+    """Return the median over rounds of each round's ratio, so that disturbances of both runs in a round cancel out."""
     return median(one / other for one, other in zip(plain, drafted, strict=True))
 
 
@@ -253,8 +254,8 @@ def _run(llm: LLM, task: DraftTask, batch: int, speculate: int) -> tuple[list[An
 def _draft_models(
     size: str, batches: Sequence[int], num_rounds: int, quick: bool
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure a draft model that is always right, and one that is never right. Returns the gain of the first one, in
-    bridle and in transformers."""
+    """Measure two draft models: one that is always right, and one that is never right. Also returns the speedup by the
+    first one, in bridle and in transformers."""
     from bridle import LLM
     from dev.bench.draft_pairs import make_pair
 
@@ -274,8 +275,8 @@ def _draft_models(
 
 
 def _copying(num_rounds: int) -> dict[str, float]:
-    """Return the speedup of copying by prompt lookup, in bridle and in other programs, each relative to itself without
-    drafts."""
+    """Return the speedup by prompt lookup on a copying task, in bridle and in other programs, each relative to itself
+    without draft tokens."""
     from bridle import LLM
 
     task = DraftTask("copying", _NOTE * 4, 96)

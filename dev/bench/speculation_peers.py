@@ -1,7 +1,7 @@
 """Speedup by speculation in other programs, on the same weights and the same task.
 
-Measured: transformers' prompt lookup, its assisted generation with a draft model, and the prompt lookup of llama.cpp's
-Python package. Each runs greedily, one sequence alone, in turns with the same program without draft tokens.
+The programs are transformers' prompt lookup, its assisted generation with a draft model, and the prompt lookup of
+llama.cpp's Python package. Each runs greedily with one sequence, in turns with the same program without draft tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dev.bench.cpu_files import has_llamacpp
 
 
 def gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds: int) -> float:
-    """Return the speedup of `drafted` over `plain`, in turns, after one uncounted run of each."""
+    """Return the speedup of `drafted` over `plain`, measured in turns after one uncounted run of each."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(num_rounds + 1):
         for run, found in zip((plain, drafted), times, strict=True):
@@ -32,7 +32,7 @@ def gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds:
 
 
 def prompt_lookup(ids: list[int], num_tokens: int, num_rounds: int) -> dict[str, float]:
-    """Return the gain of prompt lookup on the demo model."""
+    """Return the speedup by prompt lookup on the demo model, by program."""
     model = _transformers_model(demo_model_path())
     found = {"transformers": _transformers_gain(model, ids, num_tokens, num_rounds, prompt_lookup_num_tokens=8)}
     if has_llamacpp():
@@ -43,7 +43,7 @@ def prompt_lookup(ids: list[int], num_tokens: int, num_rounds: int) -> dict[str,
 
 
 def assisted(target: Path, draft: Path, ids: list[int], num_tokens: int, num_rounds: int) -> float:
-    """Return the gain of a draft model in transformers."""
+    """Return the speedup by a draft model in transformers."""
     model, assistant = _transformers_model(target), _transformers_model(draft)
     return _transformers_gain(model, ids, num_tokens, num_rounds, assistant_model=assistant)
 
@@ -71,7 +71,7 @@ def _transformers_gain(model: Any, ids: list[int], num_tokens: int, num_rounds: 
 
 @contextmanager
 def _llamacpp(folder: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the demo model in llama.cpp, without and with its prompt lookup."""
+    """Yield the demo model in llama.cpp twice, without and with prompt lookup."""
     import torch
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding

@@ -1,8 +1,8 @@
-"""Cost model of an engine step: a base, and a cost per row, token and position of context.
+"""Cost model of an engine step: a constant, and a cost for each row, token and position of context.
 
-Batches of several sizes run to their end, with chunks of prompts together with decoding sequences. The cost is fitted
-to the times of all steps. The time of a step is the minimum over its rounds. `dev.simulation` advances its virtual time
-by this cost.
+Batches of several sizes run to their end; their steps combine chunks of prompts with decoding sequences. The costs are
+fitted to the times of all steps. The time of each step is its minimum over the rounds. `dev.simulation` advances its
+virtual time by this cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Steps = list[tuple[StepSize, float]]
 
 
 class NotedExecutor:
-    """An `Executor` that remembers the size of its last plan."""
+    """An `Executor` that remembers the size of its last step plan."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -64,7 +64,7 @@ class NotedExecutor:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Return the cost of a step for each model, and the mean deviation of measured steps from it."""
+    """Return the fitted step cost of each model, and the mean deviation of measured steps from it."""
     figures = []
     for checkpoint in checkpoints(settings, phases):
         steps = _steps_of(checkpoint, settings)
@@ -75,7 +75,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def checkpoints(settings: BenchSettings, phases: Phases) -> Iterator[BenchCheckpoint]:
-    """Make the models to measure, one after the other, each in a separate phase."""
+    """Make the models to measure, one after the other, each within its own phase of the benchmark."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         for name in sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
@@ -84,7 +84,7 @@ def checkpoints(settings: BenchSettings, phases: Phases) -> Iterator[BenchCheckp
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each model: prompts are read and decoded in rounds, batch after batch."""
+    """Return the estimated seconds of each model, whose prompts are read and decoded in rounds, batch after batch."""
     num_new, num_rounds = _scale(settings)
     found = {}
     for checkpoint in map(planned_checkpoint, sizes(settings)):
@@ -96,12 +96,12 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def sizes(settings: BenchSettings) -> tuple[str, ...]:
-    """Return the requested models, or a small one."""
+    """Return the sizes of the requested models, or of a small one."""
     return settings.model_sizes or ("20m",)
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of new tokens and of rounds."""
+    """Return the numbers of new tokens and of rounds."""
     return (8, 2) if settings.quick else (16, 4)
 
 
@@ -126,7 +126,7 @@ def _steps_of(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Steps:
 
 
 def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequence[int]], num_new: int) -> Steps:
-    """Run prompts together; return the size and the seconds of each step."""
+    """Run the prompts as one batch; return the size and the seconds of each step."""
     sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add(Request(str(number), tuple(prompt), sampling, detokenize=False))
@@ -139,7 +139,8 @@ def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequenc
 
 
 def fastest(rounds: Sequence[Steps]) -> Steps:
-    """Return the minimum time of each step, because disturbances only add time. The rounds have the same steps."""
+    """Return the minimum time of each step, because disturbances only make steps slower. All rounds have the same
+    steps."""
     return [(alike[0][0], min(seconds for _, seconds in alike)) for alike in zip(*rounds, strict=True)]
 
 

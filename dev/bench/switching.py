@@ -1,4 +1,4 @@
-"""PEFT with many adapters: it computes the requests of one adapter at a time."""
+"""PEFT with many adapters, which computes the requests of one adapter at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard process over a device that takes a fixed time and computes nothing, for `bridle bench shard`."""
+"""A shard process over a fake device that takes a fixed time and computes nothing, for `bridle bench shard`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Benchmark of tracing: `bridle bench trace`. The benchmark runs the same requests with a trace and without one, in
-turns.
+"""Benchmark of token traces: `bridle bench trace`. The benchmark runs the same requests with a trace and without one,
+in turns.
 
-Figures are processor time of the whole process, because other work on the machine affects it little. The figures cover
-the engine, the sampler and the reader, with the given number of sequences at once. The process is tuned like a
-server's. Otherwise a garbage collection would sometimes walk through all objects of the libraries, in either of the two
-runs.
+Figures are processor time of the whole process, because other work on the machine affects it little. They include the
+engine, the sampler and the reader of the stream, with the given number of simultaneous sequences. The process is tuned
+like a server's. Otherwise a garbage collection would sometimes visit all objects of the libraries, in runs of either
+kind.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each model: rounds with a trace and without. The time of the demo model's steps
-    is mostly Python, not memory bandwidth."""
+    """Return the estimated seconds of each model, for rounds with a trace and without. A step of the demo model spends
+    its time mostly in Python, not in reading memory."""
     num_tokens, rounds = _scale(settings)
     batches = settings.batches or _BATCHES
     python = num_tokens * sum(_STEP_SECONDS + batch * _SEQUENCE_SECONDS for batch in batches)
@@ -65,7 +65,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:
-    """Return the number of new tokens and of rounds."""
+    """Return the numbers of new tokens and of rounds."""
     return (32, 3) if settings.quick else (64, 40)
 
 
@@ -80,7 +80,8 @@ def _made(name: str, folder: Path) -> str:
 
 
 def _beside(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, float]:
-    """Measure both kinds of runs in turns. In every other round the other kind is first. The first round warms up."""
+    """Measure both kinds of runs in turns. Every other round begins with the other kind of run. The first round warms
+    up."""
     runs: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds + 1):
         for traced in (number % 2 == 0, number % 2 == 1):

@@ -1,8 +1,8 @@
-"""Benchmark of the engine's operations.
+"""Benchmark of the operations that controllers request, such as forced tokens and forks.
 
-The benchmark measures the effect of a sequence that forces tokens on other sequences, and the cost of controllers
-outside steps. The benchmark also compares a program that uses the engine's operations with the same program as requests
-over the prefix cache. Figures are medians of runs in turns.
+The benchmark measures how a sequence that forces tokens affects other sequences, and what controllers cost apart from
+steps. It also compares a program that uses these operations with the same program as requests over the prefix cache.
+Figures are medians of runs that take turns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """Estimate the seconds of each part: steps of 20 sequences, programs in rounds, and parts without a model, whose
-    times were measured."""
+    times are known."""
     checkpoint, is_quick = planned_checkpoint(_MODEL), settings.quick
     steps = 4 * (20 if is_quick else 3 * 60)
     program = _BRANCHES * (_JUDGE + _THINK + _FINAL + _ANSWER)
@@ -109,8 +109,8 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
 
 
 def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
-    """Return the inter-token latency of 19 sequences while one more samples, forces 5 tokens in each step, or forces
-    3,000 at once. The last case also runs under a budget of 64 tokens a step."""
+    """Return the inter-token latency of 19 sequences beside a 20th sequence. It only samples, forces 5 tokens in each
+    step, or forces 3,000 tokens at once. The last case is also measured with a budget of 64 tokens per step."""
     five, many = guests.splice([400, 401, 402, 403, 404]), guests.splice(prompt_of(99, 3_000))
     num_steps = 20 if quick else 60
     at_once = [*[guests.SAMPLE] * 4, many, guests.SAMPLE]
@@ -144,7 +144,8 @@ def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[di
 def _gaps(
     executor: Executor, pool: RuntimePool, module: str, num_steps: int, budget: int | None
 ) -> tuple[list[float], int]:
-    """Return the seconds between the tokens of each neighbour, and how often a step gave a neighbour no token."""
+    """Return the seconds between the tokens of the other sequences, and how often a step gave such a sequence
+    no token."""
     config = EngineConfig(step_timeout=0.5, max_num_batched_tokens=budget)
     engine = Engine(KeptExecutor(executor), config, pools=[Borrowed(pool)])
     names = {f"n{number}" for number in range(19)}
@@ -173,8 +174,8 @@ _PROMPT, _DRAFT, _JUDGE, _THINK, _FINAL, _ANSWER, _BRANCHES = 600, 16, 20, 24, 8
 
 
 class Tree(Controller):
-    """Writes a draft and forks. Each branch gets an instruction, some thinking that is rolled back, a last instruction,
-    and an answer."""
+    """Writes a draft and then forks. Each branch gets an instruction, some thinking that is rolled back, a last
+    instruction, and an answer."""
 
     max_rewind = _THINK
 
@@ -203,8 +204,8 @@ def _final() -> tuple[int, ...]:
 
 
 def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
-    """Run the program `Tree` by one controlled request, and by requests that each repeat the text so far, with and
-    without the prefix cache. Runs take turns; figures are medians."""
+    """Run the program `Tree` as one controlled request, and as requests that each repeat the text so far, with and
+    without the prefix cache. Runs take turns, and figures are medians."""
     ways: dict[str, tuple[Callable[[Engine], list[list[int]]], bool]] = {
         "engine verbs": (_by_verbs, True),
         "requests, prefix cache": (_by_requests, True),
@@ -238,8 +239,8 @@ def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
 
 
 def steering_each_token(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
-    """Mask every token by one controlled request, and by a request for each token over the prefix cache (the mask as a
-    bias on all other tokens). Runs take turns; figures are medians."""
+    """Mask every token by one controlled request, and by one request per token over the prefix cache, with the mask as
+    a bias. Runs take turns, and figures are medians."""
     num_tokens, rounds = (16, 1) if quick else (48, 5)
     runs: dict[str, list[dict[str, Any]]] = {"engine verbs": [], "a request for each token": []}
     for _ in range(rounds):
@@ -272,7 +273,7 @@ def _allowed(step: int) -> list[int]:
 
 
 class Masking(Controller):
-    """Applies another mask for each token."""
+    """Applies a different mask to each token."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -298,7 +299,8 @@ def _by_verbs(engine: Engine) -> list[list[int]]:
 
 
 def _by_requests(engine: Engine) -> list[list[int]]:
-    """Return the texts of a client without controllers, which waits for each part and sends the text so far again."""
+    """Return the texts of a client without controllers, which waits for each part and then sends the whole text
+    so far."""
     prompt = prompt_of(1, _PROMPT)
     (draft,) = _run(engine, [_plain("draft", prompt, _DRAFT)])
     starts = [(*prompt, *draft, *_judge(branch)) for branch in range(_BRANCHES)]
@@ -311,7 +313,7 @@ def _plain(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
 
 
 def _run(engine: Engine, requests: Iterable[Request]) -> list[list[int]]:
-    """Return the last `_ANSWER` tokens of each output (or all, if the output has fewer), in order."""
+    """Return the last `_ANSWER` tokens of each output, in order; all tokens of an output that has fewer."""
     drawn: dict[tuple[str, int], list[int]] = {}
     names = []
     for request in requests:
