@@ -268,7 +268,9 @@ def test_third_party_imports_are_declared() -> None:
             {"torch", "transformers"},
         ),
         (  # each process of the control runtime
-            "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
+            "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler;"
+            "from bridle.demo import demo_model_path;"
+            "bridle.aici.runtime.main.load_vocabulary(str(demo_model_path()))",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"}
             | {"jinja2", "bridle.gguf.reader"},
         ),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from bridle.compat.suggestions import closest
 from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.shards import is_first_piece
 from bridle.load_progress import on_download
 from bridle.model.fetching import Progress, fetch
 from bridle.model.hub import ask_hub, is_cached, is_offline
@@ -142,18 +141,20 @@ def _neighbour(model: str) -> str:
 
 
 def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
-    """Return `folder` if it has a config.json. If `folder` has no config.json, unpack its GGUF file (of type `kind`),
-    and return the new folder."""
-    from bridle.gguf.folder import unpack  # it imports torch
-
+    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder that has its own
+    config.json is returned unchanged."""
     tower = None if mmproj is None else Path(mmproj).expanduser()
     if tower is not None and not tower.is_file():
         raise InvalidRequest(f"mmproj: got {mmproj!r}; there is no such file on this machine", "mmproj")
-    if folder.is_file():
-        return unpack(folder, tower)
-    if kind is None and (folder / "config.json").is_file():
+    is_plain = (folder / "config.json").is_file() or (folder.is_dir() and not any(folder.rglob("*.gguf")))
+    if kind is None and is_plain:
         _refuse_tower(mmproj, str(folder))
         return folder
+    from bridle.gguf.folder import unpack  # imports all model families, which other folders do not need
+    from bridle.gguf.shards import is_first_piece
+
+    if folder.is_file():
+        return unpack(folder, tower)
     found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))
     wanted = [path for path in found if kind is None or kind.lower() in path.stem.lower().replace(".", "-").split("-")]
     wanted = wanted or [path for path in found if kind is not None and kind.lower() in path.stem.lower()]
