@@ -106,7 +106,7 @@ class _Renamed:
     ) -> ModuleSpec | None:
         if not fullname.startswith("bridle.") or new_module(fullname) is None:
             return None
-        return ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # importing the base class is slow
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = new_module(spec.name)
