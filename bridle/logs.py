@@ -12,6 +12,8 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
@@ -43,12 +45,58 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Set up logging for a whole process: for bridle, and for the libraries that it uses."""
     import structlog
 
+    shared = _shared_processors(_configure_handler(log_format, level))
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _configure_handler(log_format: LogFormat, level: str) -> bool:
+    """Set up the handler of all lines, and the levels. Returns whether the lines are for people."""
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
     shown.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
-    shared: list[Processor] = [
+    handler = _ToStandardError()
+    handler.setFormatter(_LateFormatter(partial(_make_formatter, is_console, is_full=log_format == "full")))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Other libraries' notices add little to bridle's own lines, but their warnings are shown.
+    root.setLevel("DEBUG" if level == "debug" else max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("bridle").setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel("WARNING")
+    logging.getLogger("uvicorn.error").addFilter(_is_failure)
+    return is_console
+
+
+class _LateFormatter(logging.Formatter):
+    """Makes the real formatter for the first line. structlog takes 0.1 s to import, and some processes log nothing."""
+
+    def __init__(self, make: Callable[[], logging.Formatter]) -> None:
+        super().__init__()
+        self._make = make
+
+    @cached_property
+    def _formatter(self) -> logging.Formatter:
+        return self._make()
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._formatter.format(record)
+
+
+def _shared_processors(is_console: bool) -> list[Processor]:
+    import structlog
+
+    return [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
     ]
+
+
+def _make_formatter(is_console: bool, *, is_full: bool) -> logging.Formatter:
+    import structlog
+
     render: list[Processor] = (
         [
             structlog.dev.ConsoleRenderer(
@@ -61,24 +109,11 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         if is_console
         else [_add_old_names, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
-    if is_console and log_format != "full":
+    if is_console and not is_full:
         render.insert(0, _shorten_request)
     drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    handler = _ToStandardError()
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[drop, *render]))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    # Other libraries' notices add little to bridle's own lines, but their warnings are shown.
-    root.setLevel("DEBUG" if level == "debug" else max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
-    logging.getLogger("bridle").setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel("WARNING")
-    logging.getLogger("uvicorn.error").addFilter(_is_failure)
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
+    shared = _shared_processors(is_console)
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[drop, *render])
 
 
 def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
@@ -106,9 +141,10 @@ def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
 
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:
-    """Set up logging in the format that the parent process requested, or else in the format `default`."""
+    """Set up logging as the parent process requested, or with `default` if it did not request a format. The process
+    uses the loggers of Python, not those of structlog, which is imported for the first line."""
     log_format, level = os.environ.get(_FORMAT), os.environ.get(_LEVEL)
-    configure_logs(
+    _configure_handler(
         # the value is one of the formats
         log_format if log_format in get_args(LogFormat) else default,  # type: ignore[arg-type]
         level if level in _LEVELS else "info",

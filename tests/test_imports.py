@@ -270,9 +270,10 @@ def test_third_party_imports_are_declared() -> None:
         (  # each process of the control runtime
             "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler;"
             "from bridle.demo import demo_model_path;"
+            "bridle.aici.runtime.main.configure_logs_as_told();"
             "bridle.aici.runtime.main.load_vocabulary(str(demo_model_path()))",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"}
-            | {"jinja2", "bridle.gguf.reader"},
+            | {"jinja2", "bridle.gguf.reader", "structlog", "rich"},
         ),
     ],
 )
