@@ -37,10 +37,10 @@ def _pointer(folder: Path) -> dict[str, str] | None:
         return None
     try:
         if pointer.stat().st_size > _MAX_LINKS:
-            raise ValueError("it is too long")
+            raise ValueError("the file is too long")
         found = json.loads(pointer.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or not all(isinstance(each, str) for each in (found["path"], *found.values())):
-            raise ValueError("it names no file")
+            raise ValueError("the file names no GGUF file")
         return found
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None

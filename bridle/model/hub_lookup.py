@@ -141,8 +141,8 @@ def _neighbour(model: str) -> str:
 
 
 def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
-    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder that has its own
-    config.json is returned unchanged."""
+    """Return `folder` if it has a config.json. If `folder` has no config.json, unpack its GGUF file (of type `kind`),
+    and return the new folder."""
     tower = None if mmproj is None else Path(mmproj).expanduser()
     if tower is not None and not tower.is_file():
         raise InvalidRequest(f"mmproj: got {mmproj!r}; there is no such file on this machine", "mmproj")

@@ -42,11 +42,11 @@ _CAUSES = (
     ("attention of its own", "attention code that bypasses transformers' attention interface"),
     ("its own attention that", "attention code that bypasses transformers' attention interface"),
     ("ALiBi", "ALiBi positions in a mask"),
-    ("layers of type", "other kinds of layers"),
-    ("cannot run on text without images", "no text without images"),
-    ("packed pass differs", "results that change where sequences are packed"),
-    ("no class for its text", "no text class in the library"),
-    ("no language model under", "no text part of a known form"),
+    ("layers of type", "unsupported kinds of layers"),
+    ("cannot run on text without images", "cannot answer without an image"),
+    ("packed pass differs", "packing sequences into one batch changes results"),
+    ("no class for its text", "no text class in transformers"),
+    ("no language model under", "no text model in a place that bridle knows"),
 )
 _OTHER = "other reasons"
 
