@@ -1,7 +1,7 @@
 """Writes the tables of docs/coming-from.md that are made from data.
 
-python -m dev.coming_from            says whether the page has them as they are
-python -m dev.coming_from --write    writes them
+`python -m dev.coming_from` says whether the page has the current tables; `python -m dev.coming_from --write` writes
+them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", 
 
 
 def meaning(row: CompatField, system: System) -> str:
-    """Return the page's text about a field."""
+    """Return the page's text about a request field."""
     bodies = BODIES.get(system, _USUAL)
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
         return f"bridle has the same field; {row.why}" if row.here and row.why else "the same"
@@ -75,7 +75,7 @@ def meaning(row: CompatField, system: System) -> str:
 
 
 def paths() -> frozenset[str]:
-    """Return the routes of this server."""
+    """Return the paths of this server's routes."""
     from bridle.http.app import ROUTERS
 
     return frozenset(str(getattr(route, "path", "")) for router in ROUTERS for route in router.routes) | PROBES
@@ -131,7 +131,7 @@ def _samplers() -> Iterator[str]:
 
 
 def sampler_meaning(sampler: CompatSampler) -> str:
-    """Return the page's text about a sampler: its fields in bridle, or why it is absent."""
+    """Return the page's text about a sampler: its request fields in bridle, or the reason why it is absent."""
     rows = [BY_NAME[name] for name in sampler.fields]
     here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
     if here:
@@ -166,18 +166,19 @@ def _fields() -> Iterator[str]:
 
 
 def listed(system: System) -> dict[str, Any]:
-    """Return the stored names of a system: texts of words by kind."""
+    """Return the stored names of a system, with all names of one kind in one text."""
     found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
     return next((each for each in found if each["system"] == system), {})
 
 
 def names(kept: dict[str, Any], kind: str) -> list[str]:
-    """Return a system's names of one kind: those of its current version, then those that only earlier versions had."""
+    """Return a system's names of one kind: the names of its current version, then names that only earlier
+    versions had."""
     return [name for each in (kept, *kept.get("earlier", {}).values()) for name in each.get(kind, "").split()]
 
 
 def versions(system: System, kind: str) -> Iterator[str]:
-    """Yield a line with the versions of a system whose names the tables list."""
+    """Yield the line that names the versions of a system whose names a table lists."""
     kept = listed(system)
     version = kept.get("version", "")
     if version:
@@ -196,7 +197,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def sent(system: System) -> dict[str, list[str]]:
-    """Return the fields that a library's server clients send, by their treatment in bridle."""
+    """Return the request fields that a library sends to servers, grouped by how bridle treats them."""
     fields: dict[str, list[str]] = {}
     bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
     for name in names(listed(system), "sends"):
@@ -245,7 +246,7 @@ def _routes() -> Iterator[str]:
 
 
 def _linked(text: str) -> str:
-    """Return a reason with its flags as code and its pages as links; existing code is unchanged."""
+    """Return a reason with its flags formatted as code and its pages as links; existing code stays unchanged."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
         parts[place] = re.sub(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", r"`\1`", parts[place])

@@ -1,5 +1,5 @@
-"""An extension of mkdocstrings for the reference of the Python API: it shows readable defaults. A dataclass field whose
-default has further metadata, `_param(16, ...)`, shows `16`."""
+"""An extension of mkdocstrings that shows readable defaults in the reference of the Python API. For example, a
+dataclass field with the default `_param(16, ...)`, which contains further metadata, shows `16`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from griffe import Attribute, ExprCall, Extension
 
 
 class PlainDefaults(Extension):
-    """Shows the first argument instead of a call of one of bridle's own functions."""
+    """Replaces a default that calls one of bridle's private functions by the call's first argument."""
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
-        """Replace the default of a field; called before signatures are made of the fields."""
+        """Replace the default of a field; this method is called before signatures are made from the fields."""
         value = attr.value
         if isinstance(value, ExprCall) and str(value.function).startswith("_") and value.arguments:
             attr.value = value.arguments[0]

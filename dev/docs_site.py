@@ -1,9 +1,10 @@
-"""The documentation as a site: the settings that `mkdocs.yml` leaves to the pages themselves.
+"""The documentation as a website: the settings of the site that depend on the pages themselves, in addition to
+`mkdocs.yml`.
 
     make docs
 
 The pages have the order of the index, `docs/README.md`. The README is the first page, and files outside `docs/` that a
-page links to become pages, too. The reference of the Python API is made of the docstrings of all names that `bridle`
+page links to become pages, too. The reference of the Python API consists of the docstrings of all names that `bridle`
 exports, and exists only on the site.
 """
 
@@ -38,7 +39,8 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def nav(index: str) -> list[Any]:
-    """Return the order of the site: the sections of the index with the pages that it links to, and the other pages."""
+    """Return the order of the site: the sections of the index with the pages to which they link, and then all other
+    pages."""
     sections: list[Any] = ["index.md", "contents.md"]
     for title, body in re.findall(r"^## (.+)\n([^#]*(?:#(?!# )[^#]*)*)", index, re.MULTILINE):
         pages = list(dict.fromkeys(re.findall(r"\]\(([\w-]+\.md)\)", body)))
@@ -47,7 +49,7 @@ def nav(index: str) -> list[Any]:
 
 
 def page_of(source: str) -> str:
-    """Return the site's path of a file in the repository."""
+    """Return the path on the site of a file in the repository."""
     if source in PROJECT:
         return PROJECT[source]
     if source.startswith("docs/"):
@@ -61,7 +63,7 @@ def linked(text: str, source: str) -> set[str]:
 
 
 def rewritten(text: str, source: str) -> str:
-    """Return a page with its links converted to those of the site."""
+    """Return a page's text with its links to files converted to links within the site."""
     here = posixpath.dirname(page_of(source))
 
     def site(found: re.Match[str]) -> str:
@@ -83,7 +85,7 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def beside() -> dict[str, str]:
-    """Return the text of each page that is not a file in `docs/`, by its path in the site."""
+    """Return the texts of all pages that are not files in `docs/`, by path on the site."""
     made = {REFERENCE: reference()}
     waiting = [*PROJECT, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md")))]
     seen: set[str] = set()
@@ -116,7 +118,7 @@ def reference() -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set the order of the pages, and anchors of headings as on code hosting sites."""
+    """Set the order of the pages, and make the anchors of headings like those of code hosting sites."""
     config.nav = nav((ROOT / INDEX).read_text(encoding="utf-8"))
     config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": slug}
     return config
@@ -128,7 +130,7 @@ def slug(heading: str, separator: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in `docs/`."""
+    """Add the pages that are not files in `docs/`."""
     from mkdocs.structure.files import File, InclusionLevel
 
     index = files.get_file_from_path("README.md")
@@ -142,10 +144,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Convert the links of a page of `docs/`."""
+    """Convert the links in a page of `docs/`."""
     return markdown if page.file.generated_by is not None else rewritten(markdown, f"docs/{page.file.src_uri}")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remove the backslash before a bar from table cells. In Markdown it keeps a bar in code from ending a cell."""
+    """Remove the backslash before a bar from table cells. In Markdown, the backslash keeps a bar in code from ending
+    the table cell."""
     return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)

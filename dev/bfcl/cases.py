@@ -1,8 +1,8 @@
-"""Cases of the package `bfcl-eval`, and its own verdict on a server's answers.
+"""Cases of the package `bfcl-eval`, and the package's verdict on a server's answers.
 
-The package is read from the folder where it was installed without its dependencies. The package's checker needs one
-property of the model from a table of all models: whether dots in names became underscores. A stand-in for this table
-avoids importing the clients of thirty services.
+The package is read from the folder where it was installed without its requirements. The package's checker needs one
+property of the model from a table of all models: whether its function names replace dots by underscores. A fake
+replaces this table, so that the clients of thirty services need not be imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question with functions, and the accepted answers; `answers` is empty if no call is right."""
+    """A question with functions and the accepted calls; `answers` is empty if no call is right."""
 
     id: str
     category: str
@@ -33,12 +33,12 @@ class Case:
     answers: list[dict[str, Any]]
 
     def tools(self, is_strict: bool) -> list[dict[str, Any]]:
-        """Return the functions in OpenAI's form, without further arguments."""
+        """Return the functions as tools in OpenAI's format, without further request fields."""
         return [{"type": "function", "function": _function(each, is_strict)} for each in self.functions]
 
 
 def cases_of(package: Path, category: str, count: int) -> list[Case]:
-    """Return the first `count` cases of a category. `package` is the folder that contains `bfcl_eval`."""
+    """Return the first `count` cases of one category. `package` is the folder that contains `bfcl_eval`."""
     name = f"BFCL_v4_{_FILES.get(category, category)}.json"
     data = package / "bfcl_eval" / "data"
     answers = data / "possible_answer" / name
@@ -48,7 +48,7 @@ def cases_of(package: Path, category: str, count: int) -> list[Case]:
 
 
 def is_right(package: Path, case: Case, calls: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether the package accepts the calls. Arguments that are not a JSON object are wrong."""
+    """Return whether the package's checker accepts the calls. A call whose arguments are not a JSON object is wrong."""
     if case.category == "irrelevance":
         return not calls
     try:

@@ -1,12 +1,12 @@
-"""Sends the cases of BFCL to a server, and prints how many answers were right.
+"""Sends the cases of BFCL to a server, and prints how many answers are right.
 
     pip install --no-deps --target /tmp/bfcl bfcl-eval
     python -m dev.bfcl.run ask http://127.0.0.1:8080/v1 bridle results.jsonl --package /tmp/bfcl --cases 100
     python -m dev.bfcl.run table results.jsonl --package /tmp/bfcl
 
-Results are lines of JSON; cases that are in the file are not run again. Modes: `unconstrained` uses a controller
-without rules, so that no grammar applies (only bridle supports this); `non-strict` and `strict` differ in
-`function.strict`.
+Results are stored as lines of JSON; cases with a stored result are not sent again. There are three modes.
+`unconstrained` uses a controller without rules, so that no grammar applies (only bridle supports this). `non-strict`
+and `strict` differ in the field `function.strict`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _lock = threading.Lock()
 
 
 def ask(given: argparse.Namespace) -> None:
-    """Run the cases that are not in the file of results yet."""
+    """Send the cases that have no stored result yet."""
     known = {_key(each) for each in _records(given.results)}
     columns = [cases_of(given.package, category, given.cases) for category in given.categories]
     with given.results.open("a") as file, ThreadPoolExecutor(given.concurrent) as pool:
 
         def one(case: Case) -> None:
-            """Run all modes one after another: later modes find the prompt in the server's cache."""
+            """Ask one case in all modes, one after another: later modes find the prompt in the server's prefix
+            cache."""
             for mode in given.modes:
                 if (given.server, mode, case.id) not in known:
                     record = {"server": given.server, **_ask_one(given, mode, case)}
@@ -88,7 +89,7 @@ def _read(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(given: argparse.Namespace) -> None:
-    """Print a row for each server and mode."""
+    """Print a row of the table for each server and mode."""
     records = [each for file in given.results for each in _records(file)]
     if given.common:
         asked = Counter(each["id"] for each in records)
@@ -112,7 +113,8 @@ def _accuracy(given: argparse.Namespace, rows: Sequence[dict[str, Any]], known: 
 
 
 def _calls(given: argparse.Namespace, row: dict[str, Any], known: dict[str, Case]) -> list[dict[str, str]]:
-    """Return the calls that the server found. With `--read-content`, bridle also reads calls from the content."""
+    """Return the calls that the server found in its model's answer. With `--read-content`, bridle's parser also reads
+    calls from the text of the answer."""
     if row["calls"] or not given.read_content:
         return list(row["calls"])
     names = frozenset(tool["function"]["name"] for tool in known[row["id"]].tools(is_strict=False))

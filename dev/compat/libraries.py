@@ -1,5 +1,5 @@
-"""Names of guidance, outlines, LMQL and Ray's language models, and their equivalents in bridle: functions, keywords,
-classes, and fields of settings."""
+"""Names of guidance, outlines, LMQL and Ray's language model API, with their equivalents in bridle. The names are
+functions, keywords, classes, and fields of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SERVE = "set Ray Serve's own `runtime_env` in the same file"
 
 
 def words(system: System, names: str, why: str = "", **here: str) -> LibrarySymbol:
-    """Return a row whose names, and equivalents in bridle, are the words of one text."""
+    """Return a row from two texts: the names of the other system, and their equivalents in bridle."""
     return LibrarySymbol(
         system, ", ".join(names.split()), why=why, **{kind: tuple(each.split()) for kind, each in here.items()}
     )

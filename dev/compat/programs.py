@@ -1,5 +1,5 @@
-"""Programs that steer or guard texts in other systems, and the equivalent controllers or policies in bridle: logits
-processors, guardrails, and the functions that an inferlet of Pie calls."""
+"""Programs that control or check texts in other systems, with the equivalent controllers or policies in bridle. They
+are logits processors, guardrails, and the functions that an inferlet of Pie calls."""
 
 from __future__ import annotations
 

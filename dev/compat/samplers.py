@@ -1,7 +1,7 @@
-"""Samplers, penalties and bans of other systems, by their request fields.
+"""Samplers, penalties and token bans of other systems, by their request fields.
 
-The equivalent of a field in bridle is in `bridle.compat.request_fields` and not repeated. `example` is a body that
-changes the generated text.
+The equivalent of each field in bridle is in `bridle.compat.request_fields` and not repeated here. `example` is a
+request body in which the sampler changes the generated text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.compat.schema import System, systems_of
 
 @dataclass(frozen=True, slots=True)
 class CompatSampler:
-    """A way to change sampling: the systems that support it, and their fields for it."""
+    """A sampler: the systems that have it, and their request fields for it."""
 
     name: str
     systems: tuple[System, ...]

@@ -1,5 +1,5 @@
-"""Names of vLLM's Python API and their equivalents in bridle: the calls that bridle's errors name, classes, and
-keywords that are the same."""
+"""Names of vLLM's Python API and their equivalents in bridle. They are the calls that bridle's errors name, classes,
+and keywords that are the same."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """`make controllers`: build the standard controllers from their pinned sources and compare them with the shipped ones.
 
-Every folder `sources/NAME` has a `build.py` with
+Every folder `sources/NAME` has a `build.py` that defines:
 
 * `build(out: Path) -> None`: write the module to `out`, in a temporary place, leaving nothing behind;
 * `SOURCES: dict[str, str]`: the downloads, `NAME==VERSION` on a package registry with its SHA-256 (may be empty);
 * `TOOLS: dict[str, str]`: the Python packages that build, with their versions;
-* maybe `precompile(wasm: bytes) -> dict[str, Code]`: machine code, by the settings that it is for.
+* optionally `precompile(wasm: bytes) -> dict[str, Code]`: machine code, by the compiler settings for which it is made.
 
 The same sources and tools give the same bytes, so anyone can rebuild a shipped file to verify it.
 """
@@ -38,7 +38,8 @@ _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": _PRESET
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """Machine code. `label` is the readable name of its machine. `facts` has the compiler's findings, as JSON."""
+    """Machine code. `label` is the readable name of the machine. `facts` is what the compiler found out about the
+    module, as JSON."""
 
     label: str
     code: bytes
@@ -47,7 +48,7 @@ class MachineCode:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module that was just built, with the shipped module of the same name."""
+    """A module that was just built, to be compared with the shipped module of the same name."""
 
     name: str
     wasm: bytes
@@ -62,7 +63,7 @@ class Built:
 
     @property
     def verdict(self) -> str:
-        """Return `same`, `differs` or `new`."""
+        """The result of the comparison: `same`, `differs` or `new`."""
         shipped = manifest().get(self.name)
         if shipped is None:
             return "new"
@@ -112,7 +113,7 @@ def _check_tools(name: str, tools: dict[str, str]) -> None:
 
 
 def write(built: Built) -> None:
-    """Ship a built module: write its file, then the manifest."""
+    """Ship a built module: write its file, and then its entry in the manifest."""
     file = f"{built.name}.wasm.xz"
     packed = lzma.compress(built.wasm, preset=_PRESET)
     (FOLDER / file).write_bytes(packed)
@@ -145,7 +146,8 @@ def _digest(data: bytes) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build controllers, print a table, and with `--write` ship new modules. The exit code is 1 if a module differs."""
+    """Build controllers, print a table, and with `--write` ship new modules. The exit code is 1 if a built module
+    differs from the shipped one."""
     parser = argparse.ArgumentParser(prog="make controllers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones; all if none is named")
     parser.add_argument("--write", action="store_true", help="ship what was built")

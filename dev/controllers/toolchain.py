@@ -1,5 +1,5 @@
-"""Common code of recipes (`sources/NAME/build.py`): the C compiler from a Python package, and pinned downloads from the
-package registry.
+"""Common code of the builds (`sources/NAME/build.py`): the C compiler from a Python package, and pinned downloads from
+the package registry.
 
 A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
 names.

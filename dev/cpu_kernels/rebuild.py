@@ -42,7 +42,7 @@ def compile_object(target: IsaTarget, out: Path, flags: Sequence[str] = FLAGS) -
 
 
 def build(target: IsaTarget) -> bytes:
-    """Return the object of `target`."""
+    """Build the object of `target`; return its bytes."""
     with tempfile.TemporaryDirectory(prefix="bridle-kernels-") as folder:
         out = Path(folder) / "kernels.so"
         compile_object(target, out)
@@ -55,7 +55,8 @@ def shipped_hashes() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build kernels, print a table, and with `--write` ship new objects. The exit code is 1 if an object differs."""
+    """Build kernels, print a table, and with `--write` ship new objects. The exit code is 1 if a built object differs
+    from the shipped one."""
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="make kernels", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; or all")

@@ -1,4 +1,4 @@
-"""The C compiler in a Python package, needed only to build the shipped files.
+"""The C compiler from a Python package, which is needed only to build the shipped files.
 
 A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
 names.
@@ -21,14 +21,15 @@ _MAX_SHOWN = 4_000
 
 
 def zig_cc(arguments: Sequence[str | Path], *, cwd: Path | None = None) -> None:
-    """Run `zig cc`, which comes as the Python package `ziglang`. Raises `InvalidRequest` with its output."""
+    """Run `zig cc` from the Python package `ziglang`. Raises `InvalidRequest` with the compiler's output if the command
+    fails."""
     with tempfile.TemporaryDirectory(prefix="bridle-zig-") as cache:
         environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": cache}
         run([sys.executable, "-m", "ziglang", "cc", *map(str, arguments)], cwd=cwd, environment=environment)
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None, environment: dict[str, str] | None = None) -> None:
-    """Run a tool. Raises `InvalidRequest` with the end of its output."""
+    """Run a tool. Raises `InvalidRequest` with the end of the output if the command fails."""
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         said = (done.stdout + done.stderr)[-_MAX_SHOWN:]

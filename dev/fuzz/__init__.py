@@ -5,5 +5,5 @@ time and memory.
     python -m dev.fuzz gguf lmtp -n 100000    # two of them
     python -m dev.fuzz gguf --seed 812 -n 1   # one input again
 
-An input depends only on the parser's examples and the input's number, so a finding can be repeated.
+An input depends only on the parser's example inputs and the seed, so a finding can be repeated.
 """

@@ -1,4 +1,5 @@
-"""The command: runs parsers and prints the findings. The exit status is 1 if there are findings."""
+"""The command line: runs parsers on damaged inputs and prints the findings. The exit status is 1 if there are
+findings."""
 
 from __future__ import annotations
 

@@ -30,13 +30,14 @@ _NUMBER = "seed"
 
 
 class TookTooLong(BaseException):
-    """An input took more than `CPU_SECONDS`. No handler of a parser catches it."""
+    """An input that took more than `CPU_SECONDS` of processor time. It is a `BaseException`, so that no handler in a
+    parser catches it."""
 
 
 @dataclass
 class Outcome:
-    """Counts of one parser's run. `findings` are errors that no parser may raise, by the seed of their input; `growth`
-    is the growth of the process's memory in bytes."""
+    """Counts of running one parser. `findings` are errors that no parser may raise, by the seed of their input.
+    `growth` is the growth of the process's memory in bytes."""
 
     num_read: int = 0
     num_refused: int = 0
@@ -49,7 +50,7 @@ class Outcome:
 
 
 def run_parser(name: str, first_seed: int, count: int) -> Outcome:
-    """Run `count` inputs. A process that crashes is a finding; the next process continues after its input."""
+    """Run `count` inputs. A crash of the process is a finding; a new process continues with the next input."""
     total, seed, end = Outcome(), first_seed, first_seed + count
     while seed < end and len(total.findings) < _MAX_FINDINGS:
         part = _run_apart(name, seed, end)
@@ -62,7 +63,7 @@ def run_parser(name: str, first_seed: int, count: int) -> Outcome:
 
 
 def _run_apart(name: str, seed: int, end: int) -> Outcome:
-    """Run the inputs from `seed` in a new process until one is a finding."""
+    """Run the inputs from `seed` on in a new process, until one of them is a finding."""
     with tempfile.TemporaryDirectory(prefix="bridle-fuzz-") as folder:
         command = [sys.executable, "-m", "dev.fuzz.harness", name, str(seed), str(end), folder]
         run = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
@@ -99,8 +100,8 @@ def _noted(seeds: Iterable[int], file: BinaryIO) -> Iterator[int]:
 
 
 def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: Iterable[int]) -> Outcome:
-    """Run the inputs of these seeds until one is a finding. The files and memory of that input are freed with its
-    process."""
+    """Run the inputs of these seeds, until one of them is a finding. That input's files and memory are freed when its
+    process ends."""
     outcome = Outcome()
     for seed in seeds:
         try:
@@ -117,7 +118,7 @@ def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: I
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Limit the processor time of the block; the time of other processes does not count."""
+    """Limit the processor time within the block; the time of other processes does not count."""
 
     def stop(number: int, frame: object) -> None:
         raise TookTooLong(f"more than {CPU_SECONDS:g} s of processor time")

@@ -1,5 +1,5 @@
-"""Damages examples: flipped bits and bytes, numbers at their edges, moved pieces, truncated files. The same seed gives
-the same input."""
+"""Damages examples: flips bits and bytes, sets numbers to extreme values, moves pieces, truncates files. The same seed
+gives the same damaged example."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_BYTES = 1 << 20
 
 
 def mutate(examples: Sequence[bytes], seed: int) -> bytes:
-    """Return a damaged example; one in fifty is undamaged."""
+    """Return a damaged example; one in fifty examples stays undamaged."""
     chance = random.Random(seed)
     data = bytearray(chance.choice(examples))
     for _ in range(0 if chance.random() < 0.02 else chance.choice((1, 1, 1, 2, 3, 8))):
@@ -52,7 +52,7 @@ def mutate(examples: Sequence[bytes], seed: int) -> bytes:
 
 
 def _place(data: bytearray, chance: random.Random) -> int:
-    """Return a position. Positions near the beginning, where headers are, are more probable."""
+    """Return a random position; positions near the beginning, where headers are, are more probable."""
     return chance.randrange(min(len(data), chance.choice((32, 256, 1 << 30))) or 1)
 
 

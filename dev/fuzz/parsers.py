@@ -22,8 +22,8 @@ Parse = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Parser:
-    """`examples` returns valid inputs. `open` returns the function that parses an input, and gets a folder for its
-    files. `refusals` are the errors that are not findings."""
+    """`examples` returns valid inputs. `open` returns the function that parses an input; it gets a folder for the
+    parser's files. `refusals` are the errors with which the parser may refuse an input; other errors are findings."""
 
     examples: Callable[[], list[bytes]]
     open: Callable[[Path], Parse]
@@ -76,7 +76,7 @@ _SITE = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 def _folder_parser(folder: Path, kept: dict[str, bytes], fuzzed: str, read: Callable[[Path], object]) -> Parse:
-    """Return a parser of a folder whose file `fuzzed` is the input."""
+    """Return a parser that reads a folder whose file called `fuzzed` is the input."""
     for name, data in kept.items():
         (folder / name).write_bytes(data)
 

@@ -1,1 +1,1 @@
-"""Images for the README and pages, each drawn by a script from a real run."""
+"""Images for the README and the pages; each is drawn by a script from a real run."""

@@ -3,7 +3,8 @@
     bridle serve smollm2                                       # in another terminal
     python -m dev.pictures.playground http://127.0.0.1:8080 docs/pictures
 
-Needs Playwright and the system's Chromium. Playwright takes the frames, and Pillow makes one animated WebP of them.
+Needs Playwright and the system's Chromium. Playwright takes the screenshots, and Pillow combines frames into one
+animated WebP.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SAMPLING = {"seed": "7", "temperature": "0.2"}
 
 
 class Recorder:
-    """Frames of a page, each with its display time."""
+    """Frames of a page in the browser, each with its display time."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -39,7 +40,8 @@ class Recorder:
         self.times: list[int] = []
 
     def watch(self, seconds: float) -> None:
-        """Take frames for some seconds. A frame that equals the last one extends its display time."""
+        """Record frames for some seconds. A frame that equals the previous one only extends that frame's
+        display time."""
         end = time.monotonic() + seconds
         while (began := time.monotonic()) < end:
             frame = Image.open(io.BytesIO(self.page.screenshot(type="png"))).convert("RGB")
@@ -52,7 +54,7 @@ class Recorder:
             self.times.append(lasted)
 
     def watch_until(self, selector: str) -> None:
-        """Take frames until an element appears."""
+        """Record frames until an element appears on the page."""
         end = time.monotonic() + _PATIENCE
         while not self.page.locator(selector).count():
             assert time.monotonic() < end, f"{selector} did not come within {_PATIENCE} s"
@@ -69,7 +71,7 @@ class Recorder:
 
 @contextmanager
 def opened(url: str, size: dict[str, int] = _SIZE, **options: Any) -> Iterator[Any]:
-    """Yield a page of the playground without stored data, and with a fixed seed."""
+    """Yield a browser page with the playground, without stored data and with a fixed seed."""
     from playwright.sync_api import sync_playwright
 
     path = which("chromium") or which("chromium-browser") or which("google-chrome")
@@ -86,7 +88,7 @@ def opened(url: str, size: dict[str, int] = _SIZE, **options: Any) -> Iterator[A
 
 
 def run_example(page: Any, name: str) -> None:
-    """Run a JavaScript example twice: the first run waits for the compiler."""
+    """Run a JavaScript example twice, because the first run waits for the script interpreter to be compiled."""
     page.get_by_role("tab", name="Steer").click()
     page.get_by_label("Example").select_option(label=name)
     for number in (1, 2):
@@ -96,13 +98,13 @@ def run_example(page: Any, name: str) -> None:
 
 
 def shoot(page: Any, folder: Path, name: str) -> None:
-    """Write a screenshot with few colours."""
+    """Write a screenshot with few colours, to keep the file small."""
     image = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
     image.quantize(128, dither=Image.Dither.NONE).save(folder / f"playground-{name}.png", optimize=True)
 
 
 def screenshots(url: str, folder: Path) -> None:
-    """Take the three screenshots: a program with its unsteered twin, a chat, a phone."""
+    """Take the three screenshots: a controlled output beside the uncontrolled one, a chat, and the view on a phone."""
     with opened(url, {"width": 1360, "height": 860}) as page:
         run_example(page, "Yes or no, and why")
         sampled_word(page).click()
@@ -122,12 +124,12 @@ def screenshots(url: str, folder: Path) -> None:
 
 
 def sampled_word(page: Any) -> Any:
-    """Return a sampled token of the steered text."""
+    """Return the element of a sampled token in the controlled output."""
     return page.get_by_label("Steered", exact=True).locator(".t.sampled", has_text=re.compile("[a-z]{4}")).first
 
 
 def word(page: Any) -> Any:
-    """Return a visible token of the answer."""
+    """Return the element of a visible token in the chat's answer."""
     return page.locator(".message.assistant .t").filter(has_text=re.compile("[a-z]{2}")).first
 
 
@@ -139,7 +141,8 @@ def ask(page: Any, text: str) -> None:
 
 
 def record(url: str, path: Path) -> None:
-    """Record a program with its unsteered twin, one token's candidates, a fork, and a chat under a rule."""
+    """Record a controlled output beside the uncontrolled one, one token's candidates, a fork, and a chat under
+    a rule."""
     with opened(url) as page:
         run_example(page, "Yes or no, and why")
         camera = Recorder(page)

@@ -1,10 +1,10 @@
-"""Draws the image at the head of the README: one steered request, token by token, from the engine's events.
+"""Draws the image at the top of the README: one controlled request, token by token, from the engine's events.
 
     python -m dev.pictures.steered_stream docs/pictures/steered.svg
 
-The demo model fills in a record. The controller of the output writes the fixed parts itself, and masks the tokens that
-the model may write into each field. The controller rolls back a name that it has to refuse, and forks the output for a
-second city. The image shows the engine's recorded events; the same model and seed give the same image.
+The demo model fills in a JSON record. The controller of the output writes the fixed parts itself, and masks the tokens
+that the model may write into each field. The controller rolls back a name that it has to refuse, and forks the output
+for a second city. The image shows the engine's recorded events; the same model and seed give the same image.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _WIDTH = 820
 
 
 class RecordingController(Controller):
-    """Fills in the record. `step` counts fixed parts and fields in turn."""
+    """A controller that fills in the record. `step` counts the fixed parts and the fields of the record together, since
+    they alternate."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.parts = [tokenizer.encode(part, add_special_tokens=False) for part in PARTS]
@@ -93,7 +94,7 @@ class RecordingController(Controller):
 
 @dataclass(slots=True)
 class Token:
-    """One box of the image."""
+    """One token, drawn as a box in the image."""
 
     text: str
     kind: str
@@ -101,7 +102,7 @@ class Token:
 
 @dataclass(slots=True)
 class Lane:
-    """One output. `tokens` includes the tokens that were rolled back."""
+    """One output. `tokens` includes tokens that were rolled back."""
 
     parent: int | None = None
     tokens: list[Token] = field(default_factory=list)
@@ -142,7 +143,7 @@ def _note(lanes: dict[int, Lane], event: Event, tokenizer: Tokenizer) -> None:
 
 
 def draw(lanes: list[Lane]) -> str:
-    """Return the lanes as SVG, in the light or dark colours of the page."""
+    """Return the image of all outputs as SVG, in light or dark colours like the page that shows it."""
     shapes: list[str] = []
     top = 18.0
     for index, lane in enumerate(lanes):
@@ -161,7 +162,7 @@ def draw(lanes: list[Lane]) -> str:
 
 
 def _draw_tokens(tokens: list[Token], top: float, shapes: list[str]) -> float:
-    """Draw boxes in rows; return the lower edge of the last one."""
+    """Draw tokens as boxes in rows; return the lower edge of the last row."""
     left = float(_LEFT)
     for token, text in ((token, _visible(token.text)) for token in tokens):
         width = len(text) * _CHAR + 8

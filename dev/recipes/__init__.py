@@ -1,1 +1,2 @@
-"""Measures the recipes of `examples/recipes`. Each module has one recipe's cases and judges answers to them."""
+"""Measures the recipes of `examples/recipes`. Each module contains the cases of one recipe, and judges answers
+to them."""

@@ -22,7 +22,7 @@ FORM = {
 
 
 def problem(random: Random, small: int, large: int) -> tuple[str, int]:
-    """Return a problem and its solution, with numbers of these sizes."""
+    """Return a problem with numbers between `small` and `large`, and its solution."""
     a, b, c = random.randint(small, large), random.randint(small, large), random.randint(small, large)
     kinds = (
         (f"Tom buys {a} pens for {b} cents each and a bag for {c} cents. How many cents is that?", a * b + c),
@@ -38,12 +38,12 @@ def problem(random: Random, small: int, large: int) -> tuple[str, int]:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Return `count` cases. Each has its own seed, so a smaller count gives the first cases of a larger one."""
+    """Return `count` cases. Each case has its own seed, so a smaller count gives the first cases of a larger one."""
     return [case_of(f"{seed}-{number}", 12, 999) for number in range(count)]
 
 
 def case_of(key: str, small: int, large: int) -> Case:
-    """Return a case whose problem has numbers of these sizes."""
+    """Return a case whose problem has numbers between `small` and `large`."""
     question, solution = problem(Random(key), small, large)
     messages = [{"role": "system", "content": _SYSTEM}, *_EXAMPLE, {"role": "user", "content": question}]
     return Case(key, messages, solution, FORM)

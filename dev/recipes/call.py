@@ -1,7 +1,7 @@
 """Cases of the recipe `call`: questions of the Berkeley Function Calling Leaderboard (Apache licence), from the package
 `bfcl-eval`.
 
-Questions with one function, with several, and with no suitable function take turns."""
+Questions with one function, with several functions, and with no suitable function alternate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST = 3500  # characters of a prompt
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Return the same number of cases of each category, as far as possible. The order depends on the seed."""
+    """Return the same number of cases of each category, as far as there are enough. The seed determines their order."""
     columns = [[case for case in bfcl.cases_of(_package(), name, 10_000) if _fits(case)] for name in _CATEGORIES]
     for column in columns:
         Random(seed).shuffle(column)
@@ -60,7 +60,7 @@ def _closed(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the package's own checker accepts the call, or whether there is correctly no call."""
+    """Return whether the package's checker accepts the call, or whether no call was right and none was made."""
     call = _first_call(text)
     called = call if call is not None and call["name"] != "none" else None
     calls = [] if called is None else [{"name": called["name"], "arguments": json.dumps(called["arguments"])}]
@@ -68,7 +68,7 @@ def is_right(case: Case, text: str) -> bool:
 
 
 def _first_call(text: str) -> dict[str, Any] | None:
-    """Return the first JSON object with a name and arguments."""
+    """Return the first JSON object of the text that has a name and arguments."""
     for place in re.finditer(r"\{", text):
         try:
             found, _ = json.JSONDecoder().raw_decode(text, place.start())

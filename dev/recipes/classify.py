@@ -20,7 +20,7 @@ _NUM_UNLABELLED = 64
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Return the same number of cases of both classes. The order depends on the seed."""
+    """Return the same number of cases of both classes. The seed determines their order."""
     rated = _rated()
     Random(seed).shuffle(rated)
     sides = ([each for each in rated if each[1] < 0], [each for each in rated if each[1] > 0])
@@ -29,13 +29,14 @@ def cases(count: int, seed: int) -> list[Case]:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the only class that the text names is the right one."""
+    """Return whether the text names only one class, the right one."""
     named = [each for each in CLASSES if each in text.lower()]
     return named == [case.known]
 
 
 def steer(llm: LLM, asked: Sequence[Case]) -> list[Answer]:
-    """Return the most probable classes. The unlabelled texts for the calibration are not among the cases."""
+    """Return the most probable class of each text. The unlabelled texts that calibrate the probabilities are not among
+    the cases."""
     others = _others({case.id for case in asked})
     found = calibrated(scores(llm, [case.constants["TEXT"] for case in asked]), scores(llm, others))
     return [Answer(f"{CLASSES[each.index(max(each))]} {max(each):.4f}", 1) for each in found]
@@ -51,7 +52,7 @@ def _asked(text: str) -> list[dict[str, str]]:
 
 
 def _rated() -> list[tuple[str, float, str]]:
-    """Return clear ratings with their number and text, from an archive inside the package's archive."""
+    """Return sentences with clear ratings as (number, rating, text), from an archive inside the package's archive."""
     path = data.find("vaderSentiment-*.tar.gz", "pip download --no-deps --no-binary :all: vaderSentiment -d")
     with tarfile.open(path) as package:
         inner = next(each for each in package.getmembers() if each.name.endswith(_INNER))

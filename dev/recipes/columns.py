@@ -1,4 +1,5 @@
-"""Four ways to answer a case: the model alone, a grammar in one request, the recipe, and llama-server's grammar."""
+"""Four ways to answer a case, each a column of the table: the model alone, a grammar in one request, the recipe, and
+llama-server's grammar."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _SECONDS = 1800.0
 
 
 def in_process(column: str, recipe: Recipe, llm: LLM, cases: Sequence[Case]) -> list[Answer]:
-    """Return the answers of one of the first three columns, with all cases in one batch. The time is divided evenly."""
+    """Return the answers of one of the first three columns, with all cases in one batch. The total time is divided
+    evenly among the cases."""
     began = time.perf_counter()
     if column == "steering" and recipe.steer is not None:
         answers = recipe.steer(llm, cases)
@@ -34,7 +36,8 @@ def in_process(column: str, recipe: Recipe, llm: LLM, cases: Sequence[Case]) -> 
 
 
 def answer_of(output: RequestOutput) -> Answer:
-    """Return the first output's text, and the tokens of all outputs. An output that failed has no text."""
+    """Return the text of the first output, and the number of computed tokens of all outputs. An output that failed
+    counts as an empty text."""
     first, usage = output.outputs[0], output.usage
     return Answer("" if first.error else first.text, usage.sampled_tokens + usage.forced_tokens)
 
@@ -79,7 +82,7 @@ def _asked(url: str, recipe: Recipe, case: Case) -> Answer:
 
 
 def peer_form(form: Any) -> dict[str, Any]:
-    """Return llama-server's request field for a constraint."""
+    """Return a constraint as a field of llama-server's requests."""
     if "gbnf" in form:
         return {"grammar": form["gbnf"]}
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": form["json_schema"]}}}

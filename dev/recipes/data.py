@@ -1,4 +1,4 @@
-"""External data, from packages that the user installed in FOLDER/packages."""
+"""External data of recipes, from packages that the user installed in FOLDER/packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _packages: Path | None = None
 
 
 def use(folder: Path | None) -> None:
-    """Look for packages in `folder`."""
+    """Set the folder whose subfolder `packages` is searched."""
     global _packages
     _packages = None if folder is None else folder / "packages"
 

@@ -69,7 +69,7 @@ def _weight(random: Random) -> tuple[str, float]:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the first JSON object of the text has all three values; the weight may differ by half a
+    """Return whether the first JSON object of the text has all three right values; the weight may differ by half a
     percent."""
     found: Any = None
     for place in re.finditer(r"\{", text):

@@ -35,7 +35,7 @@ _ASK = "{article}\n\n{question} Answer with the sentence of the text that says s
 
 @cache
 def _sentences() -> tuple[str, ...]:
-    """Return plain sentences, each once."""
+    """Return plain sentences of Python's reference, each once."""
     found = dict[str, None]()
     for _, text in sorted(topics.items()):
         for paragraph in text.split("\n\n"):
@@ -79,7 +79,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the text is the sentence, exactly as in the article, with or without quotation marks."""
+    """Return whether the text is the wanted sentence, exactly as in the article, with or without quotation marks."""
     known: str = case.known
     return text.strip().strip('"“”') == known
 

@@ -1,4 +1,4 @@
-"""The data types of the measurement of recipes: a recipe, its cases, and the answers to them."""
+"""The data types for measuring recipes: a recipe, its cases, and the answers to them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Tool = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question and its right answer. `form` is a constraint as plain data, a GBNF grammar or a JSON schema, so that
-    bridle and llama-server use the same constraint. `constants` replace the constants at the head of the script."""
+    """A question, and the right answer in `known`. `form` is a constraint as plain data: a GBNF grammar or a JSON
+    schema, so that bridle and llama-server use the same one. `constants` replace the constants at the beginning of the
+    recipe's script."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -33,7 +34,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text of one answer. `tokens` is the number of computed tokens: sampled, forced and rolled back."""
+    """The text of one answer, with its cost. `tokens` is the number of tokens that were computed: sampled, forced and
+    rolled back."""
 
     text: str
     tokens: int = 0
@@ -42,8 +44,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe. `cases(count, seed)` makes its cases, the same for the same seed. `is_right(case, text)` judges an
-    answer. `steer` replaces the script if the recipe is a Python program."""
+    """A recipe. `cases(count, seed)` returns the recipe's cases, the same ones for the same seed. `is_right(case,
+    text)` says whether an answer is right. `steer` replaces the script if the recipe is a Python program instead."""
 
     file: str
     max_tokens: int
@@ -53,7 +55,7 @@ class Recipe:
     steer: Callable[[LLM, Sequence[Case]], list[Answer]] | None = None
 
     def script(self, case: Case) -> str:
-        """Return the script with the constants of a case."""
+        """Return the recipe's script with the constants of a case."""
         text = (FOLDER / self.file).read_text(encoding="utf-8")
         put = _put_python if self.file.endswith(".py") else _put_javascript
         for name, value in case.constants.items():
@@ -62,7 +64,8 @@ class Recipe:
 
 
 def _put_python(text: str, name: str, value: Any) -> str:
-    """Replace the assignment to a constant. Raises `StopIteration` if the script has no such constant."""
+    """Replace the assignment to a constant in a Python script. Raises `StopIteration` if the script has no such
+    constant."""
     found = (each for each in ast.parse(text).body if isinstance(each, ast.Assign))
     old = next(each for each in found if ast.unparse(each.targets[0]) == name)
     lines = text.splitlines(keepends=True)
@@ -70,7 +73,7 @@ def _put_python(text: str, name: str, value: Any) -> str:
 
 
 def _put_javascript(text: str, name: str, value: Any) -> str:
-    """Replace a constant that is defined on one line."""
+    """Replace a constant in a JavaScript script, which must define it on one line."""
     made, count = re.subn(rf"(?m)^const {name} = .*$", lambda _: f"const {name} = {json.dumps(value)}", text)
     assert count == 1, f"no line of the script defines {name}"
     return made

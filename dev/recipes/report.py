@@ -1,4 +1,4 @@
-"""Records of answers as lines of JSON, and the table that they make."""
+"""Records of answers as lines of JSON, and the table that summarizes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Record:
 
 
 class Records:
-    """All records, stored in a file if one is given, so that a later run computes only missing ones."""
+    """All records. If a file is given, they are stored in it, so that a later run computes only missing records."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -36,20 +36,21 @@ class Records:
         self.all = [Record(**json.loads(line)) for line in lines]
 
     def add(self, records: Sequence[Record]) -> None:
-        """Store these records immediately."""
+        """Add these records, and write them to the file immediately."""
         self.all += records
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
 
     def of(self, model: str, recipe: str, column: str) -> list[Record]:
-        """Return the records of a cell of the table."""
+        """Return the records of one model, recipe and column."""
         return [each for each in self.all if (each.model, each.recipe, each.column) == (model, recipe, column)]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell of the table. `low` and `high` are Wilson's 95 % interval; tokens and seconds are means per case."""
+    """One row of the table, for a model, a recipe and a column. `low` and `high` are Wilson's 95 % interval of the
+    share of right answers; tokens and seconds are means per case."""
 
     model: str
     recipe: str
@@ -63,7 +64,7 @@ class Row:
 
 
 def row_of(records: Sequence[Record]) -> Row:
-    """Return the row of the records of one cell."""
+    """Return the table's row for the records of one model, recipe and column."""
     first, count, right = records[0], len(records), sum(each.is_right for each in records)
     tokens, seconds = (sum(values) / count for values in zip(*((e.tokens, e.seconds) for e in records), strict=True))
     place = (first.model, first.recipe, first.column)
@@ -79,7 +80,7 @@ def interval(right: int, total: int) -> tuple[float, float]:
 
 
 def show(rows: Sequence[Row], skipped: Mapping[str, str], console: Console) -> None:
-    """Print the table, and the recipes without data."""
+    """Print the table, and the names of recipes without data."""
     from rich.table import Table
 
     table = Table("model", "recipe", "column", caption="right with an interval of 95 %; tokens and seconds of a case")

@@ -1,5 +1,5 @@
-"""Cases of the recipe `sql`: questions to databases of customers, products and orders, whose names and rows differ from
-case to case."""
+"""Cases of the recipe `sql`: questions about databases of customers, products and orders, whose names and rows differ
+between cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SYSTEM = "Answer with one query in SQLite that ends with a semicolon, and nothi
 
 
 def database(key: str) -> tuple[dict[str, str], str]:
-    """Return the names of a case, and the script that makes its database."""
+    """Return a case's table and column names, and the SQL script that makes its database."""
     random = Random(key)
     names = {word: random.choice(choices) for word, choices in _WORDS.items()}
     people = [(i, name, random.choice(_CITIES), random.randint(18, 70)) for i, name in enumerate(_NAMES, 1)]
@@ -64,7 +64,7 @@ def _tables(names: dict[str, str]) -> list[str]:
 
 
 def question(random: Random, n: dict[str, str]) -> tuple[str, str]:
-    """Return a question, and a query that answers it."""
+    """Return a question, and an SQL query that answers it."""
     city, age, year, thing = (
         random.choice(_CITIES),
         random.randint(25, 60),
@@ -97,7 +97,7 @@ def question(random: Random, n: dict[str, str]) -> tuple[str, str]:
 
 
 def form(names: dict[str, str]) -> dict[str, str]:
-    """Return a grammar of queries with the names of the database."""
+    """Return a grammar of queries that contain only the names of the database."""
     tables = " | ".join(f'"{names[each]}"' for each in ("customers", "products", "orders"))
     rest = [names[each] for each in ("name", "city", "age", "price", "quantity", "year")]
     columns = " | ".join(f'"{each}"' for each in dict.fromkeys(["id", "customer_id", "product_id", *rest]))
@@ -130,7 +130,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the query gives the expected rows, in any order."""
+    """Return whether the text's query gives the same rows as the right query, in any order."""
     found = re.search(r"\bSELECT\b[^;`]*", text, re.IGNORECASE)
     return found is not None and _rows(case.id, found[0]) == _rows(case.id, case.known)
 
@@ -146,7 +146,7 @@ def _script(key: str) -> str:
 
 
 def run(database: str, query: str) -> dict[str, Any]:
-    """Run the tool `sql` on the databases of the cases."""
+    """The recipe's tool `sql`, which runs a query on a case's database."""
     return answer(_script(database), query)
 
 

@@ -1,4 +1,4 @@
-"""Cases of the recipe `style`: questions about everyday things, to be answered in three short, plain sentences that
+"""Cases of the recipe `style`: questions about everyday things. An answer must have three short, plain sentences that
 begin differently."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _case(question: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether all rules hold and no sentence was cut off."""
+    """Return whether the answer follows all rules and no sentence was cut off."""
     sentences = re.findall(r"[^.!?]+[.!?]", text.strip())
     words = [re.findall(r"[\w'-]+", each) for each in sentences]
     if len(sentences) != _SENTENCES or "".join(sentences) != text.strip() or not all(words):

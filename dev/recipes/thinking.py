@@ -1,4 +1,4 @@
-"""Cases of the recipe `thinking`: short word problems, with at most forty words of thought before the answer."""
+"""Cases of the recipe `thinking`: short word problems, with at most forty words of reasoning before the answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """Return whether the thought is within the budget and ends with a sentence, and the answer is right."""
+    """Return whether the reasoning is within the budget and ends with a complete sentence, and the answer is right."""
     thought, mark, _ = text.partition("The answer is")
     is_kept = len(thought.split()) <= _BUDGET and thought.rstrip().endswith((".", "!", "?"))
     return bool(mark) and is_kept and ends_right(case, text)

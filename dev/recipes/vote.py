@@ -1,5 +1,5 @@
-"""Cases of the recipe `vote`: the calculator's word problems with numbers of one or two digits, so that a small model
-is often right."""
+"""Cases of the recipe `vote`: word problems like those of `calculator`. Their numbers have one or two digits, so that a
+small model is often right."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Simulates hundreds of replicas and a million requests in virtual time, with the real routing, over real or modelled
-engines.
+"""Simulates hundreds of replicas and a million requests in virtual time. The routing code is real; the engines are real
+or models of an engine.
 
     outcome = simulate(Scenario(Workload(num_requests=10_000, rate=50.0), num_replicas=25, cost=cost))
 
-Clients, admission, fairness, `ReplicaSet` and the router are those of a server. Only parts that take time or memory are
-simulated: the network, the device, and with `core="quick"` the engine. The simulation reads no clock and never sleeps,
-and all results follow from the seed.
+Clients, admission, fairness, `ReplicaSet` and the router run the same code as in a server. Only parts that take time or
+memory are simulated: the network, the device, and with `core="quick"` also the engine. The simulation never reads a
+clock or sleeps, and all results follow from the seed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The simulated clients, and the entry to the service: admission and fairness as in a server, then the replicas.
+"""The simulated clients, and their entry to the service: admission and fairness as in a server, then the replicas.
 
-A client chats: it reads an answer to its end, thinks, and asks again. A client that is refused tries again after the
-time in the refusal. Every token is compared with the workload's script, which detects tokens that are lost, doubled or
-from another request.
+A client chats: it reads an answer to its end, waits as if thinking, and asks again. A client that is refused tries
+again after the time that the refusal names. Every token is compared with the workload's script, which detects tokens
+that are lost, repeated or from another request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MAX_TRIES = 20
 
 @dataclass(slots=True)
 class _Asked:
-    """A turn whose answer is not complete. `num_tokens` of its tokens were received, or are known to have been sent."""
+    """A chat turn whose answer is not complete yet. The client has received `num_tokens` of its tokens, or knows that
+    they were sent."""
 
     turn: SimulatedTurn
     began: float
@@ -42,7 +43,8 @@ class _Asked:
 
 
 class Clients:
-    """All clients of a workload. With `tells_all`, replicas report every token, otherwise only some tokens."""
+    """All simulated clients of a workload. With `tells_all`, replicas report every token; otherwise they report only
+    some tokens."""
 
     def __init__(
         self, timeline: Timeline, workload: Workload, replicas: ReplicaSet, admission: Admission, tells_all: bool
@@ -58,15 +60,15 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """Return whether all turns are answered."""
+        """Whether all turns of all chats are answered."""
         return not (self._num_unasked or self._asked)
 
     def turn_of(self, request_id: str) -> SimulatedTurn:
-        """Return the turn in progress whose request has this id."""
+        """Return the unanswered turn whose request has this id."""
         return self._asked[request_id].turn
 
     def start(self) -> None:
-        """Schedule the first chat at its time."""
+        """Schedule the beginning of the first chat."""
         self._timeline.at(next(self._arrivals), self._arrive)
 
     def _arrive(self) -> None:

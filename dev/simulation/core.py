@@ -1,7 +1,7 @@
-"""Interface of a replica's work for the process around it: a stretch of work, then events.
+"""Interface between a replica's work and the process around it: a stretch of work, then its events.
 
 There are two implementations. `EngineCore` runs the real engine, a step at a time. `QuickCore` is a model of the engine
-that skips steps in which all sequences only decode.
+that skips over steps in which all sequences only decode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridle.engine.interfaces import ExecutorInfo
 
 @dataclass(slots=True)
 class CoreWork:
-    """The work that a core has done, over all its lives. `num_tokens` is the number of tokens that the model
+    """The total work of a replica, over all lives of its process. `num_tokens` is the number of tokens that the model
     computed."""
 
     busy_seconds: float = 0.0
@@ -26,7 +26,7 @@ class CoreWork:
 
 
 class Core(Protocol):
-    """One life of a replica."""
+    """The engine in one life of a replica's process."""
 
     @property
     def info(self) -> ExecutorInfo: ...
@@ -35,15 +35,15 @@ class Core(Protocol):
     def work(self) -> CoreWork: ...
 
     def take(self, messages: Sequence[Submit | CancelRequest]) -> None:
-        """Handle the messages that arrived since the last stretch began."""
+        """Handle the messages that arrived after the last stretch began."""
 
     def begin(self, now: float) -> float | None:
-        """Begin a stretch of work; return its end, or None if there is no work."""
+        """Begin a stretch of work at the time `now`; return its end, or None if there is no work."""
         raise NotImplementedError
 
     def shorten(self, now: float) -> float | None:
-        """Shorten the stretch because a message arrived. Return its earlier end, if it can handle the message before
-        its planned end."""
+        """Shorten the stretch because a message arrived. Return its new end if the core can handle the message before
+        the planned end, otherwise None."""
         raise NotImplementedError
 
     def finish(self) -> list[WireEvent]:
@@ -51,6 +51,6 @@ class Core(Protocol):
         raise NotImplementedError
 
     def leave(self, now: float) -> list[WireEvent]:
-        """End the life of the replica in the middle of a stretch. Return the events so far that `finish` did not
-        return."""
+        """End the process's life in the middle of a stretch. Return the events of the stretch so far, which `finish`
+        did not return."""
         raise NotImplementedError

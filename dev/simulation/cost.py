@@ -1,7 +1,8 @@
-"""Duration of a step: a sum over the content of its plan, fitted to measured steps.
+"""Duration of an engine step: a sum of costs of the step plan's content, fitted to measured steps.
 
-A decoding step reads all weights once, and has work for each token, for each sequence (sampling, scheduling, events),
-and for each position of context. With few tokens the weights dominate the cost, with many tokens the tokens do.
+A decoding step reads all weights once. It also has a cost for each token, for each sequence (sampling, scheduling,
+events), and for each position of context. With few tokens, reading the weights dominates the duration; with many
+tokens, computing the tokens does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Size of a plan: its rows, their tokens, and all the positions that the rows attend to at the end."""
+    """Size of a step plan: its rows, their tokens, and the positions to which all rows attend at the end."""
 
     rows: int
     tokens: int
@@ -33,7 +34,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStepCost:
-    """Seconds of a step: `base`, and an amount for each row, token and position of context."""
+    """Seconds of a step: `base`, plus an amount for each row, token and position of context."""
 
     base: float
     row: float
@@ -41,7 +42,7 @@ class SimulatedStepCost:
     context: float
 
     def seconds(self, rows: float, tokens: float, context: float) -> float:
-        """Return the duration of a step."""
+        """Return the seconds of a step."""
         return self.base + self.row * rows + self.token * tokens + self.context * context
 
     def error(self, steps: Iterable[tuple[StepSize, float]]) -> float:
@@ -51,9 +52,10 @@ class SimulatedStepCost:
 
 
 def fit(steps: Sequence[tuple[StepSize, float]]) -> SimulatedStepCost:
-    """Return the cost with the least squares of relative errors over `steps`. No part of the cost is negative.
+    """Return the cost that minimizes the squares of the relative errors over `steps`. No coefficient of the cost is
+    negative.
 
-    With four unknowns it is simplest to try all subsets of them.
+    With four coefficients it is simplest to try all subsets of them.
     """
     import numpy as np
 

@@ -1,6 +1,7 @@
-"""The real engine in virtual time, with scheduler, blocks and prefix cache, over a device that only counts.
+"""The real engine in virtual time, with its scheduler, blocks and prefix cache, over a device that computes nothing.
 
-The device samples the tokens of the workload's script, and advances the time by the cost of a step of that size.
+The device samples the tokens of the workload's script, and advances the virtual time by the cost of a step of that
+size.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ class CountingExecutor:
         return StepResult(batch.step, tokens, [None] * len(tokens))
 
     def reset(self) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, because the executor has no state."""
 
     def close(self) -> None:
-        """Do nothing: there is no memory to release."""
+        """Do nothing, because the executor has no memory to release."""
 
 
 MakeExecutor = Callable[[ExecutorInfo, SimulatedStepCost, LocalClock], Executor]
 
 
 class EngineCore:
-    """A `Core` that steps an `Engine`."""
+    """A `Core` that runs steps of a real `Engine`."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class EngineCore:
                 self._events.append(Finished(message.request.id, 0, FinishReason.ERROR, error=error))
 
     def begin(self, now: float) -> float | None:
-        """Begin a step now; its results are reported after its duration."""
+        """Run a step now; its results are reported after its duration."""
         self._clock.now = now
         if self.engine.has_work:
             self._events += self.engine.step()
@@ -106,7 +107,7 @@ class EngineCore:
         return self._clock.now if self._events or self.engine.has_work else None
 
     def shorten(self, now: float) -> float | None:
-        """Return None: a step cannot be shortened."""
+        """Return None, because a step cannot be shortened."""
         return None
 
     def finish(self) -> list[WireEvent]:
@@ -114,6 +115,6 @@ class EngineCore:
         return [pack_event(event) for event in events]
 
     def leave(self, now: float) -> list[WireEvent]:
-        """Return no events: the step in progress is lost with its results."""
+        """Return no events, because the results of the step in progress are lost."""
         self.engine.close()
         return []

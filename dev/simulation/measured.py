@@ -1,4 +1,4 @@
-"""Measured cost of a step: the default of simulations."""
+"""The measured cost of an engine step, which simulations use by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result of a simulation: waiting times of clients, use of caches, balance of replicas."""
+"""Result of a simulation: waiting times of clients, use of prefix caches, and balance of replicas."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dev.simulation.records import Records, quantiles
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds by quantile: `ttft` until the first token, `latency` until the last one, `pace` between two tokens.
+    """Quantiles in seconds: `ttft` until the first token, `latency` until the last token, `pace` between two tokens.
 
-    `hit_rate` is the share of prompt tokens that were cached. `busy_spread` and `token_spread` are standard deviations
-    over replicas, relative to the mean: of the time that they worked, and of the tokens that they computed. `busy_most`
-    is the longest time that a replica worked, relative to the mean.
+    `hit_rate` is the share of prompt tokens that were found in a prefix cache. `busy_spread` and `token_spread` are
+    standard deviations over replicas, relative to the mean. The first is of their busy time, the second of their
+    computed tokens. `busy_most` is the longest busy time of a replica, relative to the mean.
     """
 
     num_requests: int
@@ -52,8 +52,8 @@ def summarize(
     cpu_seconds: float,
     num_losses: int,
 ) -> Outcome:
-    """Return the outcome of a simulation. The first `warm_up` share of all requests is left out of the clients'
-    results."""
+    """Return the outcome of a simulation from its records. The clients' results exclude the first `warm_up` share of
+    all requests."""
     begins = sorted(records.began)
     since = begins[int(warm_up * len(begins))] if begins else 0.0
     counted = records.after(since)

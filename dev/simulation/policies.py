@@ -1,5 +1,4 @@
-"""Other policies of choosing a replica, for comparison with prefix affinity. Each is a `Router` that ignores
-prompts."""
+"""Other routing policies, for comparison with routing by prefix. Each policy is a `Router` that ignores the prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from bridle.distributed.prefix_router import AWAY, PrefixChoice, PrefixRouter, R
 
 
 class RandomRouter:
-    """Chooses a random connected replica."""
+    """Chooses a random replica among the connected ones."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(f"{seed} routing")
@@ -23,11 +22,11 @@ class RandomRouter:
         return PrefixChoice(number)
 
     def forget(self, replica: int) -> None:
-        """Do nothing: this policy remembers nothing about replicas."""
+        """Do nothing, because this policy remembers nothing about replicas."""
 
 
 class LeastLoadedRouter:
-    """Chooses the replica with the lowest load; equal replicas take turns."""
+    """Chooses the replica with the lowest load; replicas with equal loads take turns."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -40,7 +39,7 @@ class LeastLoadedRouter:
         return PrefixChoice(self._next)
 
     def forget(self, replica: int) -> None:
-        """Do nothing: this policy remembers nothing about replicas."""
+        """Do nothing, because this policy remembers nothing about replicas."""
 
 
 #: Functions that make a router from the number of replicas and their block size, by the name of the policy.

@@ -1,9 +1,10 @@
-"""Prefix cache of whole chats: a model of `BlockManager` that counts a chat's blocks instead of tracking each.
+"""A model of the prefix cache (`BlockManager`) that counts the cached blocks of each chat instead of tracking every
+block.
 
-Two chats share only their system prompt. So the cache is described by the number of leading blocks that it has of each
-system prompt, and of each chat after the system prompt. These are its *parts*. As in the real cache, blocks in use are
-not evicted. Of the unused blocks, the least recently used are evicted first, and the end of a part before its
-beginning.
+Two chats share only their system prompt. So two kinds of numbers describe the cache: the leading blocks of each system
+prompt, and the blocks of each chat after its system prompt. These block ranges are called *parts*. As in the real
+cache, blocks that sequences use are not evicted. Unused blocks are evicted in the order of their last use, and the end
+of a part before its beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Chain = tuple[tuple[Hashable, int], ...]  # parts in order, each with a number o
 
 @dataclass(slots=True)
 class _Part:
-    """Cached blocks, and the number of sequences that use them."""
+    """The cached blocks of one part, and the number of sequences that use them."""
 
     num_blocks: int = 0
     num_users: int = 0
@@ -25,8 +26,8 @@ class _Part:
 
 @dataclass(slots=True)
 class Hold:
-    """Blocks that a sequence uses: parts, and `num_own` blocks that are in no part (yet). `num_found` blocks were
-    already cached."""
+    """The blocks that one sequence uses: the parts in `chain`, and `num_own` blocks that belong to no part yet.
+    `num_found` blocks were already cached when the sequence began."""
 
     chain: Chain
     num_own: int
@@ -34,7 +35,7 @@ class Hold:
 
 
 class QuickCache:
-    """A cache that counts `num_blocks` blocks."""
+    """A prefix cache with a capacity of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -44,7 +45,7 @@ class QuickCache:
         self._idle: OrderedDict[Hashable, None] = OrderedDict()  # parts without users, oldest first
 
     def num_found(self, chain: Chain) -> int:
-        """Return the number of cached blocks at the beginning of a chain."""
+        """Return the number of cached blocks at the beginning of a chain of parts."""
         total = 0
         for key, length in chain:
             part = self._parts.get(key)
@@ -56,7 +57,8 @@ class QuickCache:
         return total
 
     def has_room(self, chain: Chain, num_blocks: int) -> bool:
-        """Return whether a sequence of `num_blocks` that begins with the chain fits next to the blocks in use."""
+        """Return whether a sequence of `num_blocks` blocks fits besides the blocks in use, if it begins with
+        the chain."""
         idle = sum(self._parts[key].num_blocks for key, _ in chain if key in self._idle)
         return self.num_held + idle + num_blocks - self.num_found(chain) <= self.num_blocks
 
@@ -75,8 +77,7 @@ class QuickCache:
         return Hold(chain, num_blocks - found, found)
 
     def fill(self, hold: Hold, chain: Chain) -> None:
-        """Record that the sequence has computed the chain, which has the same parts: its blocks are cached from now
-        on."""
+        """Record that the sequence has computed all blocks of the chain; they are cached from now on."""
         for key, length in chain:
             part = self._parts[key]
             fresh = min(max(length - part.num_blocks, 0), hold.num_own)
@@ -84,7 +85,7 @@ class QuickCache:
             hold.num_own -= fresh
 
     def release(self, hold: Hold) -> None:
-        """End the sequence; its cached blocks remain until they are evicted."""
+        """End the sequence; its cached blocks stay until they are evicted."""
         self.num_held -= hold.num_own
         for key, _ in reversed(hold.chain):
             part = self._parts[key]

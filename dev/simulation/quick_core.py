@@ -1,10 +1,10 @@
-"""A model of a replica's engine that runs a little Python for each request, not for each token.
+"""A model of a replica's engine, which runs a little Python code for each request instead of for each token.
 
-The model makes the same plans as `Scheduler`: running sequences first, one token each. The model then adds prompts in
-their order, in chunks, up to the token limit of a step. There are three differences. While all sequences decode, the
-model computes many steps at once. The model counts tokens instead of storing them. The model does not preempt: a
-sequence is admitted when all its blocks fit. Tokens are reported only when needed: the first token and, when the
-replica is lost, all sampled tokens.
+The model makes the same step plans as `Scheduler`: running sequences come first, with one token each. Then prompts are
+added in their order and in chunks, up to the token limit of a step. The model differs from the engine in three ways.
+While all sequences decode, the model computes many steps at a time. The model counts tokens instead of storing them.
+The model does not preempt: it admits a sequence only when all its blocks fit. Tokens are reported only when needed: the
+first token, and all sampled tokens when the replica is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dev.simulation.workload import SimulatedTurn, drawn_token
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request in progress. `num_left` tokens of its prompt (and earlier output) are still to be computed."""
+    """A request in progress. `num_left` tokens of its prompt and earlier output are still to be computed."""
 
     request: Request
     turn: SimulatedTurn
@@ -39,7 +39,7 @@ class _Sequence:
 
     @property
     def num_before(self) -> int:
-        """Return the number of tokens that the client had before the request arrived at this replica."""
+        """The number of output tokens that the client had before the request arrived at this replica."""
         return len(self.request.generated)
 
     @property
@@ -49,8 +49,8 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Stretch:
-    """`num_steps` similar steps from `began` on: the first takes `first` seconds, and each later step `more` seconds
-    longer than the one before."""
+    """`num_steps` similar steps that start at `began`. The first step takes `first` seconds, and each later step `more`
+    seconds longer than the one before."""
 
     began: float
     num_steps: int
@@ -62,7 +62,7 @@ class _Stretch:
         return num_steps * self.first + self.more * num_steps * (num_steps - 1) / 2
 
     def steps_by(self, moment: float) -> int:
-        """Return the number of steps begun until `moment`, of which the last may still be running."""
+        """Return the number of steps that have begun by `moment`; the last one may still be running."""
         passed, first, more = moment - self.began, self.first, self.more
         if more > 0:
             half, square = first / more - 0.5, 2 * passed / more
@@ -73,7 +73,7 @@ class _Stretch:
 
 
 class QuickCore:
-    """A `Core` without an engine. `turn_of` returns the turn of a request, by its id."""
+    """A `Core` that models an engine. `turn_of` returns the chat turn of a request, by the request's id."""
 
     def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, turn_of: Callable[[str], SimulatedTurn]) -> None:
         self._info = info
@@ -149,7 +149,7 @@ class QuickCore:
         return now + self._stretch.seconds(num_steps)
 
     def _chunks(self) -> list[tuple[_Sequence, int]]:
-        """Return the prompt chunks of the next step: prompts that have begun first, then waiting prompts as far as they
+        """Return the prompt chunks of the next step: first prompts that have begun, then waiting prompts as far as they
         fit."""
         budget = self._info.max_num_batched_tokens - len(self._decoding)
         chunks = []
@@ -202,7 +202,7 @@ class QuickCore:
             self._end(heapq.heappop(self._decoding)[2], FinishReason.LENGTH)
 
     def _begin_decoding(self, seq: _Sequence) -> None:
-        """Record that the prompt is computed, and the first token sampled."""
+        """Record that the sequence's prompt is computed and its first token sampled."""
         assert seq.hold is not None
         self._prefilling.remove(seq)
         self._cache.fill(seq.hold, self._chain(seq, seq.length))
@@ -231,7 +231,7 @@ class QuickCore:
         self._events.append(pack_event(Finished(seq.request.id, 0, reason, usage)))
 
     def _num_drawn(self, seq: _Sequence) -> int:
-        """Return the number of tokens that were sampled on this replica."""
+        """Return the number of the sequence's tokens that were sampled on this replica."""
         if seq.hold is None or seq.num_left:
             return 0
         return seq.num_to_come - (seq.last_step - self._step)
@@ -248,7 +248,7 @@ class QuickCore:
             self._end(seq, FinishReason.CANCELLED)
 
     def leave(self, now: float) -> list[WireEvent]:
-        """Return the tokens of all finished steps, which the clients have received."""
+        """Return the tokens of all finished steps, which the clients have received before the replica is lost."""
         if self._stretch is not None:
             done = self._stretch.steps_by(now) - 1
             self._step += done

@@ -1,4 +1,4 @@
-"""The result of each request, in columns: a million results fit into some dozens of megabytes."""
+"""The results of requests, stored in columns: a million results need some dozens of megabytes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Records:
         self.num_tries.append(num_tries)
 
     def after(self, moment: float) -> list[int]:
-        """Return the entries of requests that began at `moment` or later."""
+        """Return the indexes of requests that began at `moment` or later."""
         return [number for number, began in enumerate(self.began) if began >= moment]
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
-    """Return the mean and quantiles by name, such as `p50` and `p99.9`; an empty result without values."""
+    """Return the mean and the quantiles by name, such as `p50` and `p99.9`; an empty result if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -56,5 +56,5 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def at_share(ordered: Sequence[float], share: float) -> float:
-    """Return the value that this share of all values does not exceed."""
+    """Return the value below which the given share of all values lies."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

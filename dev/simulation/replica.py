@@ -1,8 +1,9 @@
-"""A simulated replica for a router, in virtual time: messages take some time in each direction, and the replica
-sometimes fails.
+"""A simulated replica for a router, in virtual time: messages take some time in each direction, and the replica fails
+sometimes.
 
-The class simulates `ReplicaLink` and the process at its other end. A replica that fails loses its requests. The router
-notices a crash a moment later, and a hang after a timeout. The replica works again when the process has been restarted.
+The class simulates `ReplicaLink` and the replica's process behind it. A replica that fails loses its requests. The
+router notices a crash a moment later, and a hang after a timeout. The replica works again after its process has been
+restarted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dev.simulation.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds: of a message, until a crash is noticed, until a hang is noticed, and until a lost replica
-    is ready again."""
+    """Durations in seconds: of a message, until the router notices a crash, until it notices a hang, and until a lost
+    replica is ready again."""
 
     way: float = 0.000_5
     crash_noticed: float = 0.01
@@ -29,8 +30,9 @@ class Timing:
 
 
 class SimulatedReplica:
-    """A `ReplicaConnection`, and the simulated replica behind it. `make_core` begins a life; `on_news(number, events)`
-    is called after the router received events, `on_loss(number)` after it learned of a loss."""
+    """A `ReplicaConnection`, and the simulated replica behind it. `make_core` begins a life of the process.
+    `on_news(number, events)` is called after the router received events, `on_loss(number)` after it learned of a loss.
+    """
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class SimulatedReplica:
     # -- for the router --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a life, and inform the router."""
+        """Begin a life of the process, and inform the router."""
         if self.num_lives:
             self.core = self._make_core()
         self.num_lives += 1
@@ -74,17 +76,17 @@ class SimulatedReplica:
         self._timeline.after(self._timing.way, self._receive, self.num_lives, message)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
     # -- for the simulation ----------------------------------------------------------------------------------
 
     @property
     def work(self) -> CoreWork:
-        """Return the work done in all lives."""
+        """The work done in all lives of the process."""
         return _sum(self._past, self.core.work) if self.is_up else self._past
 
     def lose(self, is_hung: bool) -> None:
-        """End the process now, or stop it as if it hung; the process is started again."""
+        """Crash or hang the process now; it is started again later."""
         if not self.is_up:
             return
         self._tell(self.core.leave(self._timeline.now))
@@ -111,7 +113,7 @@ class SimulatedReplica:
             self._plan_end(end)
 
     def _work(self) -> None:
-        """Begin the next stretch, with the messages that arrived before it."""
+        """Begin the next stretch of work, with the messages that have arrived."""
         if self._inbox:
             self.core.take(self._inbox)
             self._inbox = []

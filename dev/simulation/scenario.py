@@ -1,4 +1,4 @@
-"""One simulation: its settings, and the combination of real routers with simulated replicas."""
+"""One simulation: its settings, and the combination of a real router with simulated replicas."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _USUAL = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`core` selects the replicas: the real `engine`, or the `quick` model of it. Each replica is lost every
-    `mean_life` seconds on average (None: never), and a share `hang_share` of the losses are hangs. The service accepts
-    `crowd` times as many requests as can run at once. The first `warm_up` share of all requests is not counted, because
-    caches are empty then.
+    """`core` selects the replicas' engines: the real `engine`, or the `quick` model of it. Each replica is lost every
+    `mean_life` seconds on average (None: never); a share `hang_share` of the losses are hangs, the others crashes. The
+    service admits `crowd` times as many requests as can run at once. The first `warm_up` share of all requests is not
+    counted, because the caches are empty then.
     """
 
     workload: Workload
@@ -58,7 +58,7 @@ class Scenario:
 
     @property
     def info(self) -> ExecutorInfo:
-        """Return the information about a replica's executor."""
+        """The description of a replica's executor."""
         return ExecutorInfo(
             model="simulated",
             vocab_size=VOCAB_SIZE,
@@ -71,7 +71,7 @@ class Scenario:
 
 
 class Simulation:
-    """A running scenario. `make_executor` may replace the device of the engines."""
+    """A running scenario. `make_executor` makes the device of each real engine."""
 
     def __init__(self, scenario: Scenario, make_executor: MakeExecutor = CountingExecutor) -> None:
         self.scenario = scenario

@@ -1,5 +1,5 @@
-"""Virtual time: events, in order of their time. The timeline never waits; a simulated day takes as long as the work in
-it."""
+"""Virtual time: scheduled calls, run in the order of their time. The timeline never waits: simulating a day takes only
+as long as its calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Timeline:
         heapq.heappush(self._due, (moment, next(self._order), call, args))
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """Run `call(*args)` when `seconds` have passed."""
+        """Run `call(*args)` after `seconds` of virtual time."""
         self.at(self.now + seconds, call, *args)
 
     def stop(self) -> None:
-        """Let no further call run."""
+        """Stop before the next scheduled call."""
         self._is_stopped = True
 
     def run(self) -> None:
@@ -48,8 +48,8 @@ class Timeline:
 
 
 class LocalClock:
-    """The clock inside a replica. The clock is ahead of the timeline while a step is computed whose end is in the
-    future."""
+    """The clock inside one replica. During a step, this clock is ahead of the timeline, because the step's end is in
+    the future."""
 
     def __init__(self) -> None:
         self.now = 0.0

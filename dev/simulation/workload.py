@@ -1,10 +1,10 @@
-"""Workload of clients: chats of several turns under shared system prompts, of mixed lengths, in bursts.
+"""Workload of simulated clients: chats of several turns under shared system prompts, of mixed lengths, in bursts.
 
-A chat begins with one of the system prompts, some far more popular than others. Each turn adds a message. The prompt of
-the next turn has all messages and answers before it. Everything follows from the seed, except the times of later turns,
-which depend on the replicas' answers.
+A chat begins with one of the system prompts, some far more popular than others. Each turn adds a user message. The
+prompt of each later turn contains all messages and answers before it. Everything follows from the seed, except the
+times of later turns, which depend on the replicas' answers.
 
-Tokens are runs of consecutive numbers, so that a chat of thousands of tokens is remembered as a few pairs.
+A text is a list of runs of consecutive token numbers, so that a chat of thousands of tokens is stored as a few pairs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Lengths:
 class Workload:
     """A workload of `num_requests` requests at `rate` per second, in chats of `mean_turns` turns.
 
-    The system prompt number k of `num_systems` is chosen with a probability in proportion to 1 / k ** `zipf`. For a
-    share `burst_share` of the time chats begin `burst` times as often as on average (1: a Poisson process), for
-    `burst_seconds` each time. A share `long_share` of messages are documents. Users have the same distribution as
+    System prompt number k of `num_systems` is chosen with a probability proportional to 1 / k ** `zipf`. For the share
+    `burst_share` of the time, chats begin `burst` times as often as on average (1: a Poisson process). Each burst lasts
+    `burst_seconds` on average. A share `long_share` of the messages are long documents. Users are distributed like
     system prompts, and the service treats users fairly.
     """
 
@@ -68,7 +68,7 @@ class Workload:
     max_model_len: int = 4_096
 
     def arrivals(self) -> Iterator[float]:
-        """Yield times at which chats begin, without end."""
+        """Yield the times at which chats begin, without end."""
         random = Random(f"{self.seed} arrivals")
         mean = self.rate / self.mean_turns
         calm = max(mean * (1 - self.burst_share * self.burst) / (1 - self.burst_share), 1e-9)
@@ -84,7 +84,7 @@ class Workload:
                 turns_at = now + random.expovariate(1 / (self.burst_seconds if is_burst else pauses))
 
     def chats(self) -> Iterator[SimulatedChat]:
-        """Yield chats in the order of their beginning, without end."""
+        """Yield chats in the order in which they begin, without end."""
         systems = _make_systems(self)
         popularity = list(accumulate(1 / (k + 1) ** self.zipf for k in range(self.num_systems)))
         users = list(accumulate(1 / (k + 1) for k in range(self.num_users)))
@@ -108,7 +108,7 @@ def _pick(cumulated: list[float], random: Random) -> int:
 
 @dataclass(slots=True)
 class SimulatedChat:
-    """One growing conversation: `said` is the whole conversation so far."""
+    """One growing conversation: `said` holds all messages and answers so far."""
 
     workload: Workload
     number: int
@@ -120,7 +120,8 @@ class SimulatedChat:
     num_turns: int = 0
 
     def next_turn(self) -> SimulatedTurn | None:
-        """Return the user's next message, in its context; None if the chat has ended, or is too long."""
+        """Return the turn with the user's next message and the conversation before it; None if the chat has ended or is
+        too long."""
         w, random = self.workload, self.random
         if self.num_turns and random.random() < 1 / w.mean_turns:
             return None
@@ -134,14 +135,14 @@ class SimulatedChat:
         return turn
 
     def note_answer(self, first: int, num_tokens: int) -> float:
-        """Record that the answer is complete; return the seconds until the user has read it."""
+        """Add an answer to the conversation; return the seconds until the user sends the next message."""
         self.said.append((first, num_tokens))
         return self.random.expovariate(1 / self.workload.think_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTurn:
-    """One future request. `seed` decides the text of the answer."""
+    """One future request. `seed` determines the text of the answer."""
 
     id: str
     chat: SimulatedChat
@@ -162,10 +163,10 @@ class SimulatedTurn:
 
 
 def first_of_answer(key: int) -> int:
-    """Return the first token of an answer, which the random key determines; the following tokens count up from it."""
+    """Return the first token of an answer, which its random key determines; the next tokens count up from it."""
     return key % _STARTS
 
 
 def drawn_token(key: int, draw: int) -> int:
-    """Return token number `draw` for a random key."""
+    """Return the token that is sampled at number `draw` with a random key."""
     return _IDS[key % _STARTS + draw]
