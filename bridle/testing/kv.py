@@ -40,6 +40,8 @@ class PagedKV:
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks. All sources are read before any target is written."""
+        if not copies:
+            return
         sources = self._blocks([copy.source for copy in copies])
         targets = self._blocks([copy.target for copy in copies])
         self._tokens[targets] = self._tokens[sources]
