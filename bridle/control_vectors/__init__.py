@@ -1,7 +1,7 @@
 """Control vectors: directions that are added to the hidden states between layers, with scales that each request sets.
 
 The package reads and writes files of control vectors, and stores the control vectors of one model by name. The package
-handles neither requests nor step plans. Importing the package does not import torch; only its computing modules do.
+handles neither requests nor step plans. Importing the package does not import torch; its modules with tensors do.
 """
 
 from typing import TYPE_CHECKING

@@ -24,7 +24,7 @@ class LastRows:
         self._rows[layer] = rows[-1].to("cpu", torch.float32, copy=True)  # layers may compute in place
 
     def states(self) -> Tensor:
-        """Return the recorded states, [layers, hidden]."""
+        """Return the recorded hidden states, [layers, hidden]."""
         return torch.stack([self._rows[layer] for layer in sorted(self._rows)])
 
 

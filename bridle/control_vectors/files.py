@@ -87,7 +87,7 @@ def _check(found: Directions, path: Path) -> None:
 
 def write_vector(path: Path, directions: Directions, model: str) -> None:
     """Write a GGUF file that llama.cpp also reads. `model` is the architecture of the model that the directions are
-    for. Raises `UnsupportedModel` if the package for writing is missing."""
+    for. Raises `UnsupportedModel` if the Python package `gguf` is not installed."""
     try:
         from gguf import GGUFWriter
     except ImportError:

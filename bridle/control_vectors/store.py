@@ -1,6 +1,6 @@
 """The control vectors of one loaded model, by name. The directions under a name may be replaced at any time. Requests
-that have begun keep the earlier directions until they end. So each set of directions has a key in addition to its name.
-All methods are safe from any thread; only `add` may take long.
+that have begun keep the earlier directions until they end. Each set of directions therefore has its own key in addition
+to the vector's name. All methods are safe from any thread; only `add` may take long.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Entry:
 
 class ControlVectors:
     """Control vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type
-    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. In that
-    process, torch is imported only to read a file."""
+    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. This
+    process then imports torch only to read a file."""
 
     def __init__(
         self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
@@ -156,7 +156,7 @@ class ControlVectors:
                 self._key_of(name)
 
     def check_probe(self, name: str, layer: int | None) -> None:
-        """Raise `InvalidRequest` unless the vector has a direction for the layer (None: the last layer)."""
+        """Raise `InvalidRequest` unless the vector has a direction for this layer (None: the last layer)."""
         known = self.directions(name)
         if (self.num_layers - 1 if layer is None else layer) not in known:
             raise InvalidRequest(
@@ -212,8 +212,8 @@ class ControlVectors:
                 known.clear()
 
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
-        """Return for each layer the sum, [hidden], that is added to its output. `mix` holds pairs of a vector's key and
-        its scale."""
+        """Return the sum of scaled directions [hidden] for each layer, which is added to the layer's output. `mix`
+        holds pairs of a vector's key and its scale."""
         with self._lock:
             found = self._mixes.get(mix)
             if found is None:
