@@ -1,6 +1,6 @@
 """The instruction-set features of this processor, by name. The features decide which kernels are used, and benchmark
-reports must include them. The names are those of Linux (`avx512_vnni`, `asimddp`). This module needs only the standard
-library.
+reports must include them. Feature names are the names that Linux uses (`avx512_vnni`, `asimddp`). This module needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def features_in(cpuinfo: str) -> frozenset[str]:
-    """Return the features that all processors in the text of `/proc/cpuinfo` have."""
+    """Return the features that all processors listed in the text of `/proc/cpuinfo` have."""
     lists = [
         line.partition(":")[2].split()
         for line in cpuinfo.splitlines()

@@ -1,7 +1,7 @@
 """Memory for weights and the KV cache, in huge pages of 2 MiB if Linux supports them. Each step reads all of this
 memory. With usual pages of 4 KiB, a processor looks up a page for every 64 cache lines. With huge pages, weights were
-read 10 % faster by one thread of a Zen 5 processor, and 20 % faster by two threads. Small tensors share a region, so
-that they use huge pages, too. A region is freed when its last tensor is freed.
+read 10 % faster by one thread of a Zen 5 processor, and 20 % faster by two threads. Small tensors share a memory
+region, so that they use huge pages, too. A memory region is freed when its last tensor is freed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def alloc_huge_pages(num_bytes: int) -> Tensor:
 
 
 def _region(num_bytes: int) -> Region:
-    """Return a region of at least `num_bytes` bytes that begins at the start of a huge page."""
+    """Return a memory region of at least `num_bytes` bytes that begins at the start of a huge page."""
     region = Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages refuses this call
         region.madvise(mmap.MADV_HUGEPAGE)

@@ -38,7 +38,7 @@ class CMatrix(ctypes.Structure):
 
 
 class Matrix:
-    """A packed matrix that kernels can multiply by. The matrix keeps its tensors alive."""
+    """A packed matrix that kernels can multiply by. This object keeps the matrix's tensors alive."""
 
     def __init__(self, packed: PackedMatrix, bias: Tensor | None, lanes: int) -> None:
         self.kind, self.outputs, self.inputs, self.given = packed.kind, packed.outputs, packed.inputs, packed.given
@@ -126,7 +126,7 @@ class Kernels:
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
     """Return the bytes of scratch memory that a product needs for its input rows. For a quantized matrix, rows are
-    rounded to integers, with a scale and two sums of 4 bytes per block. For a float32 matrix, rows are floats."""
+    rounded to integers, with a scale and two sums of 4 bytes per block. For a float32 matrix, rows stay floats."""
     if matrix.kind == "float32":
         return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
@@ -142,7 +142,7 @@ def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> No
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise `InternalError` unless the condition `holds` is true. A kernel called without this check could read outside
-    of its memory."""
+    """Raise `InternalError` unless `holds` is true. A kernel called with wrong arguments could read outside of its
+    memory."""
     if not holds:
         raise InternalError(f"a CPU kernel cannot take these arguments: {what}")

@@ -1,5 +1,5 @@
 """Calls the C kernels for all layers of a model at once, or for attention alone. This module checks the arguments of
-the C functions. The fields of its structs have the order of sources/layer.h and sources/attention.h.
+the C functions. The fields of this module's structs have the order of sources/layer.h and sources/attention.h.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ class LayerKV(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of the layer's rotation
-    table (RoPE), counted from 1; 0 means no rotation. A layer has two halves: attention (or a mixer) and the MLP. The
-    result of each half is multiplied by `share` before it is added to the hidden states. A recurrent layer has a
-    `mixer` instead of attention; the mixer's input is the product of `qkv`. `qkv` and `out` are empty if there is no
-    first half, `gate_up` and `down` if there is no second half. If two parallel layers read the same hidden states, the
-    first layer keeps a copy and the second one reads it."""
+    """One layer's weights: packed matrices, and all other weights in float32. `rotation` is the number of the layer's
+    rotation table (RoPE), counted from 1; 0 means no rotation. A layer has two halves: attention (or a mixer) and the
+    MLP. The result of each half is multiplied by `share` before it is added to the hidden states. A recurrent layer has
+    a `mixer` instead of attention; the mixer's input is the product of `qkv`. `qkv` and `out` are empty without
+    attention or a mixer; `gate_up` and `down` are empty without an MLP. If two parallel layers read the same hidden
+    states, the first layer stores a copy for the second layer."""
 
     norm: Tensor | None  # [hidden], like all norms except that of heads
     last_norm: Tensor | None
@@ -149,7 +149,7 @@ class Layer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Return the number of outputs of `qkv`, and of `gate_up`."""
+        """Return the number of outputs of the product `qkv`, and that of the product `gate_up`."""
         return sum(part.outputs for part in self.qkv), sum(part.outputs for part in self.gate_up)
 
 
@@ -256,8 +256,7 @@ class Layers:
         )
 
     def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
-        """Return the addresses of keys, values and scales, and the number that stands for the type of keys and
-        values."""
+        """Return the addresses of keys, values and scales, and the C code for the type of keys and values."""
         if not isinstance(pool, LayerKV):
             require(not layer.qkv or layer.mixer is not None, "attention without a cache")
             return (None,) * 4, 0
@@ -310,8 +309,8 @@ class Layers:
         states: StateRows | None = None,
     ) -> Tensor:
         """Compute all layers on `hidden` [T, hidden], in place, and return it; `cos` and `sin` are [tables, T, ...,
-        dim], `slots` [T]. If `between` is given, layers are computed part by part; if `after` is given, layer by layer.
-        Models with mixers need `states`."""
+        dim], `slots` [T]. If `between` is given, it is called between the parts of a layer; if `after` is given, after
+        each layer. Models with recurrent layers (mixers) need `states`."""
         heads, tokens = self._heads, hidden.shape[0]
         require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")

@@ -1,8 +1,8 @@
 """Chooses the kernels for this processor by its features, checks their hash, and compares their results once with plain
 torch.
 
-If no shared object fits the processor, or it was changed or gives wrong results, plain torch computes instead.
-`choice()` returns the kernels in use and the reason for the choice.
+Plain torch computes instead if no shared object fits the processor, or if the object was changed or gives wrong
+results. `choice()` returns the kernels in use and the reason for the choice.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ def choice() -> KernelChoice:
 
 
 def fitting(system: str, machine: str, features: Set[str]) -> Iterator[IsaTarget]:
-    """Yield the targets that a machine with these features can run, best first."""
+    """Yield the instruction-set targets that a machine with these features can run, best first."""
     if system == "Linux":
         machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
         yield from (target for target in TARGETS if target.machine == machine and target.features <= features)
 
 
 def load(target: IsaTarget) -> Kernels:
-    """Open the shipped object of a target. Raises `InternalError` if its hash differs from the manifest."""
+    """Open the shared object of an instruction-set target. Raises `InternalError` if its hash differs from the
+    manifest."""
     wanted = msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, str]).get(target.name)
     found = hashlib.sha256(target.path.read_bytes()).hexdigest()
     if found != wanted:
@@ -93,8 +94,8 @@ def load(target: IsaTarget) -> Kernels:
 
 
 def try_out(found: Kernels) -> None:
-    """Try a small product for each weight format, and kernels for attention, sampling and recurrences. Raises
-    `InternalError` if a result differs from that of torch."""
+    """Try a small product for each weight format, and the kernels for attention, sampling and recurrences. Raises
+    `InternalError` if a kernel's result differs from that of torch."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(3, 256, generator=generator)
     weight = torch.randn(33, 256, generator=generator)
@@ -201,7 +202,7 @@ def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
 
 
 def sampling_kernels(work: Tensor) -> SamplingKernels | None:
-    """Return the kernels that sample from logits like `work`; None if plain torch must do this."""
+    """Return the kernels that sample from logits like `work`; None if plain torch must sample."""
     if work.device.type != "cpu" or work.dtype is not torch.float32:
         return None
     found = kernels()
@@ -214,8 +215,8 @@ def _sampling(found: Kernels) -> SamplingKernels:
 
 
 def recurrences(device: torch.device, dtype: torch.dtype = torch.float32) -> PlainRecurrences | RecurrenceKernels:
-    """Return the C kernels for recurrent layers. If the states are not float32 on a CPU, return the implementation in
-    plain torch."""
+    """Return the C kernels for recurrent layers. If the states are not on a CPU in float32, return the implementation
+    in plain torch."""
     found = kernels() if device.type == "cpu" and dtype is torch.float32 else None
     return PlainRecurrences() if found is None else _recurrence(found)
 

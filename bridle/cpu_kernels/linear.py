@@ -3,8 +3,8 @@ GGUF files.
 
 `QuantizedLinear` is made from stored blocks or from floating-point weights, and replaces an `nn.Linear`. `prepare`
 converts the weight to the order of the kernels. After `prepare`, input rows are rounded to 8 bits, with a scale per 32
-inputs, and multiplied as integers. A row's result does not depend on other rows. Without kernels, plain torch
-dequantizes the weight in each call.
+inputs, and multiplied as integers. The result of an input row does not depend on other rows. Without kernels, plain
+torch dequantizes the weight in each call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _in_floats: ContextVar[bool] = ContextVar("in_floats", default=False)
 
 @contextmanager
 def in_floats() -> Iterator[None]:
-    """Inside the block, quantized layers unpack their weights in each call and compute in floating point. In such a
-    block, two implementations of a model differ only by float rounding. The kernels' rounding of rows to 8 bits could
-    amplify the smallest difference."""
+    """Inside the `with` block, quantized layers unpack their weights in each call and compute in floating point. Two
+    implementations of a model then differ only by float rounding. Outside the `with` block, rounding rows to 8 bits
+    could amplify the smallest difference between two implementations."""
     token = _in_floats.set(True)
     try:
         yield
@@ -44,7 +44,7 @@ def in_floats() -> Iterator[None]:
 
 
 def are_in_floats() -> bool:
-    """Return whether the caller is in a block of `in_floats`."""
+    """Return whether the caller runs inside a `with in_floats()` block."""
     return _in_floats.get()
 
 
@@ -61,7 +61,7 @@ class NativeWeight:
         return self.kernels.linear(self.matrix, flat).to(rows.dtype).view(*rows.shape[:-1], self.packed.outputs)
 
     def integers(self) -> tuple[Tensor, Tensor]:
-        """Return the integers and scales that were given to `int8_weight`."""
+        """Return the integers and scales that were passed to `int8_weight`."""
         return packing.unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
 
 
@@ -165,7 +165,7 @@ class QuantizedLinear(nn.Module):
         return made
 
     def prepare(self) -> bool:
-        """Convert the blocks to the order of the kernels, if the kernels support this layer. Return whether they
+        """Convert the blocks to the order of the kernels, if the kernels support this layer. Return whether the kernels
         support it. Idempotent."""
         return prepare_side_by_side([self])
 
@@ -213,8 +213,8 @@ def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
 
 
 def join(layers: Sequence[QuantizedLinear], bias: Tensor | None) -> QuantizedLinear | None:
-    """Join layers with the same inputs into one; None if their types differ, or their weights are not contiguous in
-    memory."""
+    """Join layers with the same inputs into one; return None if their types differ, or their weights are not contiguous
+    in memory."""
     first = layers[0]
     if len({(layer.kind, layer.native is None) for layer in layers}) > 1:
         return None

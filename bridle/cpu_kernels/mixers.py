@@ -1,6 +1,6 @@
 """Calls the C kernels for the mixers of recurrent layers, which replace attention: short convolutions, gated delta
 nets, Mamba-2 and Mamba. The kernels compute a whole mixer in one call, over the states of all sequences of a step. This
-module checks the arguments of the C functions. The fields of its structs have the order of sources/mixer.h.
+module checks the arguments of the C functions. The fields of this module's structs have the order of sources/mixer.h.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Mixer:
 
     @property
     def num_inputs(self) -> int:
-        """Return the mixer's number of inputs per token: the outputs of the layer's first product."""
+        """Return the mixer's number of inputs per token, which are the outputs of the layer's first product."""
         if self.kind == "short_convolution":
             return 3 * self.channels
         if self.kind == "mamba":
@@ -96,7 +96,7 @@ class Mixer:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of values per token from which time steps and other parameters are computed."""
+        """Return the number of values per token from which the mixer computes time steps and other parameters."""
         return self.inner[0].outputs if self.inner else self.heads
 
     def c(self, pool: MixerStates) -> CMixer:
@@ -163,8 +163,8 @@ StateSpan = tuple[int, bool, int, Sequence[int]]
 
 
 class StateRows:
-    """The spans of a step in the order of their tokens, as input of the kernels. The spans form groups with at most one
-    span per sequence. States are copied after each group."""
+    """The token spans of a step, in the order of their tokens, as input of the kernels. Spans form groups with at most
+    one span per sequence. Saved states are copied after each group."""
 
     def __init__(self, spans: Iterable[StateSpan], num_slots: int) -> None:
         self._stretches, self._copies, self._groups = array("q"), array("q"), array("q")

@@ -1,9 +1,9 @@
 """The order in which the kernels read weights: panels of outputs, one output per lane of a vector. A panel holds its
 blocks of 32 inputs one after the other. A block consists of vectors `[lanes, 4]` of bytes; vector g has inputs 4 g to 4
-g + 3. With fewer than 8 bits, a vector holds two input groups. The low four bits of each byte belong to group g, the
-high four bits to group g + 4. Fifth bits follow in one vector (bit g for input group g); fifth and sixth bits together
-take two vectors. Scales are stored separately, also by panels. Outputs are padded to whole panels, and inputs to whole
-blocks. In float32, a panel has one vector of lanes for each input.
+g + 3. If weights have fewer than 8 bits, a vector holds two input groups. The low four bits of each byte belong to
+group g, the high four bits to group g + 4. Fifth bits of 5-bit weights follow in one vector (bit g for input group g);
+fifth and sixth bits of 6-bit weights take two. Scales are stored separately, also by panels. Outputs are padded to
+whole panels, and inputs to whole blocks. In float32, a panel has one vector of lanes for each input.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class PackedMatrix:
 
 
 def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> PackedMatrix:
-    """Pack integers [out, in] with a float scale per output. `zero` is the number that is added to each integer,
-    because the kernels expect it."""
+    """Pack integers [out, in] with a float scale per output. The kernels expect integers with an offset, so `zero` is
+    added to each integer."""
     num_outputs, given = quantized.shape
     inputs, panels = -(-given // BLOCK) * BLOCK, -(-num_outputs // lanes)
     full = quantized
@@ -77,7 +77,7 @@ def pack_blocks(kind: BlockType, blocks: Tensor, lanes: int, fill: Fill) -> Pack
 
 
 def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, fill: Fill) -> list[PackedMatrix]:
-    """Pack several matrices as `pack_blocks` does, with contiguous bytes."""
+    """Pack several matrices as `pack_blocks` does, into contiguous bytes."""
     inputs = parts[0].shape[1] // kind.num_bytes * kind.inputs
     sizes = [packed_sizes(kind.name, _up(part.shape[0], lanes), inputs) for part in parts]
     weights, scales = _side_by_side([size for size, _ in sizes]), _side_by_side([size for _, size in sizes])
@@ -96,9 +96,9 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def plain_fill(lanes: int, zero: int) -> Fill:
-    """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are the values of the kernels. The
-    kernels' own packing function is ten times as fast; its results are compared with those of this function before it
-    is used."""
+    """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are the values that the kernels
+    use. The C packing function is ten times as fast; its results are compared with those of this function before
+    use."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
@@ -122,7 +122,7 @@ def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
 
 
 def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
-    """Join views of the same memory, each of which begins where the previous view ends; return None for other views."""
+    """Join views that follow one another in the same memory; return None for other views."""
     at = parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != at or part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr():
@@ -144,20 +144,20 @@ def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
 
 
 def unpack_int8(packed: PackedMatrix, lanes: int, zero: int) -> tuple[Tensor, Tensor]:
-    """Return the integers [out, in] and scales [out] that were given to `pack_int8`."""
+    """Return the integers [out, in] and scales [out] that were passed to `pack_int8`."""
     full = packed.weights.view(-1, packed.inputs // 4, lanes, 4).transpose(1, 2).reshape(-1, packed.inputs)
     integers = full[: packed.outputs, : packed.given] ^ zero
     return integers.contiguous().view(torch.int8), packed.scales.view(torch.float32)[: packed.outputs]
 
 
 def unpack_float32(packed: PackedMatrix, lanes: int) -> Tensor:
-    """Return the floats that were given to `pack_float32`."""
+    """Return the floats that were passed to `pack_float32`."""
     full = packed.weights.view(torch.float32).view(-1, packed.inputs, lanes).transpose(1, 2)
     return full.reshape(-1, packed.inputs)[: packed.outputs]
 
 
 def unpack_blocks(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int) -> SplitBlocks:
-    """Return the blocks that were given to `pack_blocks`, separated into integers and scales."""
+    """Return the blocks that were passed to `pack_blocks`, separated into integers and scales."""
     num_blocks = packed.inputs // BLOCK
     panels = packed.weights.view(-1, num_blocks, kind.bits, lanes, 4).permute(0, 3, 1, 2, 4)
     integers = _integers(panels, kind.bits).reshape(-1, packed.inputs)[: packed.outputs]

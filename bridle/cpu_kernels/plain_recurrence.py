@@ -1,8 +1,8 @@
 """Plain torch for the sequential operations of recurrent layers: short convolutions, gated delta rules, and the scans
 of Mamba and Mamba-2. The module has the same functions as `RecurrenceKernels`, for any device.
 
-Tokens are computed one after the other. Each token updates the state of its sequence in place. Each value comes from
-the same operations in the same order, whatever other sequences are in the step.
+Tokens are computed one after the other. Each token updates the state of its sequence in place. A token's values come
+from the same operations in the same order, whatever other sequences are in the step.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class PlainRecurrences:
 
 
 def _covered(stretches: Sequence[Stretch]) -> slice:
-    """Return the slice that covers the tokens of adjacent stretches."""
+    """Return the slice of rows that consecutive stretches of tokens cover."""
     return slice(stretches[0].offset, stretches[-1].offset + stretches[-1].length)
 
 
@@ -117,7 +117,7 @@ def _kept(each: Stretch) -> Tensor:
 
 
 def _tokens(stretches: Sequence[Stretch], *inputs: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Yield, for each token of the stretches, its sequence's state and its inputs."""
+    """Yield the sequence's state and the inputs for each token of the stretches."""
     for each in stretches:
         if each.is_fresh:
             each.state.zero_()

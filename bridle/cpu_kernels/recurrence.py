@@ -1,7 +1,7 @@
 """Kernels for the sequential operations of recurrent layers, with checked arguments.
 
-Rows are float32. Each row is contiguous, with any stride between rows. The fields of the structs have the order of
-sources/recurrent.h.
+Rows are float32. Each row is contiguous, with any stride between rows. The fields of this module's structs have the
+order of sources/recurrent.h.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_TOKENS = 1 << 20
 
 class Stretch(NamedTuple):
     """Consecutive tokens of one sequence, from row `offset` on, with the sequence's state, which is written in place.
-    If `is_fresh`, the sequence starts here, and the state's old contents are ignored."""
+    If `is_fresh`, the sequence starts with these tokens, and the state's old contents are ignored."""
 
     offset: int
     length: int
@@ -67,8 +67,8 @@ class CScan(ctypes.Structure):
 
 
 class RecurrenceKernels:
-    """Calls the C functions of sources/recurrent.h with checked arguments. No two stretches of a call may belong to the
-    same sequence."""
+    """Calls the C functions of sources/recurrent.h with checked arguments. All stretches of tokens in a call must
+    belong to different sequences."""
 
     def __init__(self, found: Kernels) -> None:
         self._convolve = found.function("bridle_convolve", POINTER(CConvolution), c_int)
@@ -178,8 +178,8 @@ class RecurrenceKernels:
 
 
 def _table(stretches: Sequence[Stretch], tokens: int, size: int) -> array[int]:
-    """Return the stretches as the kernels' argument. Raises `InternalError` if a stretch exceeds `tokens` rows, or if a
-    state does not have `size` values."""
+    """Return the stretches of tokens as an argument for the C kernels. Raises `InternalError` if a stretch exceeds
+    `tokens` rows, or if a state does not have `size` values."""
     require(0 < tokens < _MAX_TOKENS, f"{tokens} tokens")
     fields = array("q")
     for offset, length, state, is_fresh in stretches:

@@ -1,7 +1,7 @@
 """Sampling kernels for rows of logits: masks, argmax, samples, and ranks of given tokens.
 
-Unless stated otherwise, rows are float32, and their width is a multiple of `COLUMNS`. The fields of the structs have
-the order of sources/sampling.h.
+Unless stated otherwise, rows are float32, and their width is a multiple of `COLUMNS`. The fields of this module's
+structs have the order of sources/sampling.h.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class CSurvey(ctypes.Structure):
 
 
 class Cuts(NamedTuple):
-    """Filters of each row, applied after the temperature, to logits minus the largest logit. The filters keep the best
-    `top_k` tokens (0: all). Of these best tokens, a token is kept while more probable tokens have less than `top_p` of
-    the total weight. Tokens with a logit below the row's value in `floors` are removed."""
+    """Filters of each row, applied after the temperature, to logits minus the largest logit. `top_k` is the number of
+    best tokens to keep (0: all). A token is kept only while more probable tokens have less than `top_p` of the total
+    weight of these best tokens. Tokens with a logit below the row's value in `floors` are removed."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
@@ -90,7 +90,7 @@ class SamplingKernels:
     def largest(self, logits: Tensor, where: Sequence[int], masks: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
         """Return the largest allowed logit, float32 [n], and its position, int64 [n], of each of the rows `where` of
         `logits` [R, V]. The rows may have any width. Of equal logits, the position of the first one is returned. NaN
-        counts as the largest. A result of -inf means that the mask allows no token."""
+        counts as the largest. A largest logit of -inf means that the mask allows no token."""
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
             raise InternalError(f"kernels cannot read {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
         num_rows, columns = logits.shape
@@ -149,11 +149,11 @@ class SamplingKernels:
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
 
     def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
-        """Return statistics of `tokens`, one token per row of `work` [R, W], as float64 [R, 4 + 2 num_best]. Columns:
-        the token's logit and rank; the largest logits, best first; their positions; the maximum; the total weight. Ties
-        are in order of position. The maximum is NaN if any logit is NaN. The total weight of a row is taken from
-        `totals` [R, 1], or computed if the value in `totals` is negative. The position of a logit of -inf is undefined.
-        NaN is never among the largest logits."""
+        """Return statistics of `tokens`, one token per row of `work` [R, W], as a float64 tensor [R, 4 + 2 num_best].
+        Columns: the token's logit and rank; the largest logits, best first; their positions; the maximum; the total
+        weight. Ties are in order of position. The maximum is NaN if any logit is NaN. The total weight of a row is
+        copied from `totals` [R, 1], or computed if the value in `totals` is negative. The position of a logit of -inf
+        is undefined. NaN is never among the largest logits."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns} logits; kernels find at most {MAX_BEST}")

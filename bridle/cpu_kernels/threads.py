@@ -1,9 +1,9 @@
 """The number of compute threads, and a way to limit torch to one thread while the kernels compute. The OpenMP workers
 of torch busy-wait for work for some milliseconds after each parallel operation. The thread pool of bridle's kernels
-computes at that time. If there are as many threads as processors, two threads then share a processor. Such sharing made
-a token of a 0.5B model take 18 ms instead of 12. So torch is limited to one thread while the kernels compute. The
-setting of torch itself applies to all threads of a process that have not computed yet. So this module uses OpenMP's
-setting, which applies only to the calling thread.
+computes while these workers busy-wait. With as many threads as processors, a busy-waiting worker and a kernel thread
+then share a processor. This sharing made a token of a 0.5B model take 18 ms instead of 12 ms. So torch is limited to
+one thread while the kernels compute. The setting of torch itself applies to all threads of a process that have not
+computed yet. This module therefore uses OpenMP's setting, which applies only to the calling thread.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def is_parallel() -> int:
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """Limit torch's operations in the calling thread to one thread in this block, if the platform supports it. May be
-    nested."""
+    """Limit torch's operations in the calling thread to one thread inside the `with` block, if the platform supports
+    it. May be nested."""
     threads, set_threads = torch.get_num_threads(), _setter()
     if threads == 1 or set_threads is None:
         yield
