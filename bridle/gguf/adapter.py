@@ -1,8 +1,8 @@
 """Converts a LoRA adapter in a GGUF file to a folder in PEFT's format, so that code that reads PEFT folders can read
 it.
 
-The file uses llama.cpp's tensor names and llama.cpp's order of query and key rows. The file does not have the number of
-heads, so the model's configuration is needed to restore the order.
+The file uses llama.cpp's tensor names and llama.cpp's order of query and key rows. The file lacks the number of heads,
+so the model's configuration is needed to restore the order.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def unpack_adapter(path: Path, config: Mapping[str, Any]) -> Path:
-    """Convert the adapter in file `path` to a folder, and return its path. `config` are the fields of the model's
-    `config.json`. Raises `AdapterRefused` with the reason."""
+    """Convert the adapter in the file `path` to a folder, and return the folder's path. `config` are the fields of the
+    model's `config.json`. Raises `AdapterRefused` with the reason."""
     path = path.expanduser().resolve()
     try:
         model = GgufModel([open_gguf(path)])
@@ -70,7 +70,7 @@ def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
 
 
 def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the folder's two files, by file name."""
+    """Return the contents of the two PEFT files, by file name."""
     alpha = model.real("adapter.lora.alpha", 0.0)
     weights: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}

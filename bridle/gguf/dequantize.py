@@ -1,9 +1,9 @@
-"""Decodes quantized blocks to floats. `bridle.cpu_kernels` decodes the common types, this module the older types, and
-the `gguf` package the rare types.
+"""Decodes quantized blocks to floats. `bridle.cpu_kernels` decodes the common block types, this module the older types,
+and the `gguf` package the rare types.
 
-Every type in this module stores some bits per value and one or two scales per block; the layouts are those of ggml. The
-input is bytes [rows, bytes per row], and the output float32 [rows, values per row]. llama.cpp decodes blocks to the
-same values.
+Every type in this module stores some bits per value and one or two scales per block, in the layout of ggml. The input
+is bytes [rows, bytes per row], and the output float32 [rows, values per row]. llama.cpp decodes blocks to the same
+values.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
     """Return uint8 [R, bytes] of type `kind` as blocks of Q8_0 with exactly the same values; None if Q8_0 cannot
-    represent them. The values of IQ4_NL and MXFP4 are integers with a scale. MXFP4 is the case that may fail, because
-    half precision cannot represent all of its scales."""
+    represent them. The values of IQ4_NL and MXFP4 are integers with a scale. MXFP4 may fail, because half precision
+    cannot represent all of its scales."""
     if kind == "IQ4_NL":
         blocks = rows.reshape(-1, 18)
         return _as_q8_0(blocks[:, :2], _integers_iq4_nl(blocks), rows)

@@ -34,8 +34,8 @@ def write_nothing(config: Any, put: Put) -> None:
 
 
 def key_heads(config: Any) -> int:
-    """Return the number of key heads. Older families have another field for the number of key heads, or the same number
-    of key and query heads."""
+    """Return the number of key heads. Older families store the number of key heads in another field, or have as many
+    key heads as query heads."""
     if getattr(config, "new_decoder_architecture", False):
         return int(config.num_kv_heads)
     if getattr(config, "multi_query", False):

@@ -1,9 +1,9 @@
 """Converts a GGUF file to a model folder. Configuration, tokenizer and chat template are written as the usual files;
-the weights stay in the GGUF file. The model includes the vision tower in another GGUF file (`mmproj`) next to its file,
-if there is one.
+the weights stay in the GGUF file. If another GGUF file next to the model's file has a vision tower (`mmproj`), the
+model includes the tower.
 
-A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders are in the
-user's cache, and can be deleted and made again.
+A folder is named after a digest of the file's header, so that each file is unpacked only once. The folders are in the
+user's cache; deleted folders are created again when needed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _place_of(path: Path, state: list[list[Any]]) -> Path:
 
 
 def _state(path: Path, tower: Path | None) -> list[list[Any]] | None:
-    """Return each file of a model with its size and modification time; None if a file does not exist."""
+    """Return each file of a model with its size and modification time; return None if a file does not exist."""
     try:
         states = [(piece, piece.stat()) for piece in (*pieces_of(path), *([] if tower is None else [tower]))]
     except OSError:

@@ -1,5 +1,5 @@
 """Converts tensors that a file stores in another form than transformers, in both directions. A file may have added 1 to
-a tensor, transposed it, split it or reshaped it. The file may also store values that the model computes from the
+a tensor, transposed it, split it or reshaped it. The file may also store values that transformers computes from the
 tensor.
 """
 
@@ -20,8 +20,8 @@ _OF_WEIGHTS = ("offset", "conv", "column", "groups")
 
 
 def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
-    """Return the tensor for transformers, made from the file's tensors `parts`. The rows of the result keep the file's
-    order. Raises `RuntimeError`, `IndexError` or `ValueError` if the shapes of parts do not fit together."""
+    """Return the tensor for transformers, made from the file's tensors `parts`. The rows of this tensor keep the file's
+    order. Raises `RuntimeError`, `IndexError` or `ValueError` if the shapes of `parts` do not fit together."""
     tensor = _joined(rule, parts)
     if rule.change == "slice":
         return tensor[int(rule.model.rpartition(".")[2])].clone()

@@ -48,8 +48,8 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_rotations(model: GgufModel, arch: str) -> Config:
-    """Read the rotary positions. Layers without a window rotate only the first values of a head. For the other values
-    of a head, the file has huge frequency divisors."""
+    """Read the rotary positions. Layers without a window rotate only the first values of a head. The file has huge
+    frequency divisors for the other values of a head, which do not rotate."""
     divisors = read_line(model, "rope_freqs.weight") if "rope_freqs.weight" in model.tensors else [1.0]
     width = model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count_swa", width, 1, width)

@@ -52,7 +52,7 @@ def write_latent(config: Any, put: Put) -> None:
 
 
 def write_whole_latent(config: Any, put: Put) -> None:
-    """Write the head sizes for a family whose files have the key-value matrix whole, as transformers does."""
+    """Write the head sizes for a family whose files store the key-value matrix unsplit, as transformers does."""
     put("attention.head_count_kv", int(config.num_key_value_heads))
     put("attention.key_length", int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim))
     put("attention.value_length", int(config.v_head_dim))
@@ -68,6 +68,6 @@ def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def cut_latent(matrix: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """Split a key-value matrix into the two halves that `joined_latent` takes, as views."""
+    """Split a key-value matrix into the two halves that `joined_latent` takes; the halves are views of the matrix."""
     heads = matrix.view(config.num_attention_heads, -1, matrix.shape[-1])
     return heads[:, : config.qk_nope_head_dim].mT, heads[:, config.qk_nope_head_dim :]

@@ -32,14 +32,14 @@ def _write_clamped_gates(config: Any, put: Put) -> None:
 
 
 def read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Reduce the number of layers by the file's last layers, which only propose draft tokens. Layers that propose draft
-    tokens are not computed by bridle."""
+    """Subtract the file's last layers, which only propose draft tokens, from the number of layers. Layers that propose
+    draft tokens are not computed by bridle."""
     config["num_hidden_layers"] -= model.integer(f"{arch}.nextn_predict_layers", 0, 0, config["num_hidden_layers"] - 1)
     config["num_nextn_predict_layers"] = 0
 
 
 def draft_tensors(model: GgufModel, num_layers: int) -> set[str]:
-    """Return the names of the tensors of draft layers. `num_layers` is the number of the model's other layers."""
+    """Return the names of the tensors of draft layers. `num_layers` does not count the draft layers."""
     arch = model.text("general.architecture")
     if not model.integer(f"{arch}.nextn_predict_layers", 0):
         return set()
@@ -187,8 +187,8 @@ _CHOICES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 def _read_average(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Command A+'s experts. The results of routed and shared experts are averaged. Layers without experts are
-    wider."""
+    """Read Command A+'s experts. The results of routed and shared experts are averaged. The MLPs of layers without
+    experts are wider than those of experts."""
     kind = model.integer(f"{arch}.expert_gating_func", SIGMOID, SOFTMAX, SIGMOID)
     config["expert_selection_fn"] = _CHOICES[kind]
     width = model.integer(f"{arch}.feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)

@@ -1,5 +1,5 @@
-"""The pointer from a model folder that bridle unpacked to the GGUF file with its weights. Reading a pointer imports no
-reader of GGUF files, because processes that only need a tokenizer ask whether a folder has one."""
+"""The pointer from a model folder that bridle unpacked to the GGUF file with its weights. Reading a pointer does not
+import the GGUF reader, because even processes that need only a tokenizer look for a pointer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights_of(folder: Path) -> Path | None:
 
 
 def tower_of(folder: Path) -> Path | None:
-    """Return the GGUF file with the vision tower of a folder in the cache; None if there is none."""
+    """Return the GGUF file with the vision tower of a folder in the cache; None if the folder has no vision tower."""
     found = _pointer(folder)
     return None if found is None or "tower" not in found else Path(found["tower"])
 

@@ -75,8 +75,8 @@ _KIMI = (
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """The rules that split a text into words. `steps` are applied in order; a tuple is a pattern whose matches become
-    separate words. With `is_whole`, a word that is a token is not split by merges. `adds_bos` tells whether BOS is
-    added to a text if the file does not state it."""
+    separate words. With `is_whole`, a word that is a token is not split by merges. `adds_bos` says whether BOS is added
+    to a text if the file does not say so itself."""
 
     steps: tuple[str | tuple[str], ...]
     is_whole: bool = False

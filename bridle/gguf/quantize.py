@@ -1,6 +1,6 @@
 """Quantizes values into packed blocks. The `gguf` package encodes the plain types, with the same bits as ggml. For the
 K types, this module searches for the best scales by its own method. `tests/gguf/test_dequantize.py` compares the error
-of K blocks with the resolution of the format.
+of K blocks with the resolution of their type.
 
 The input is float32 [rows, values per row], and the output uint8 [rows, bytes per row].
 """
@@ -62,8 +62,8 @@ def _safe(divisor: Tensor) -> Tensor:
 
 def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scale and the minimum with the least error, for runs [N, 32] of values in levels 0 to `top`. The
-    minimum is at most 0, and is returned negated. The function tries several spacings: it rounds values to levels, then
-    fits a line to them by least squares."""
+    minimum is at most 0, and is returned negated. The function rounds the values to levels of several spacings, and
+    fits a line to each result by least squares."""
     weights = runs.abs() + runs.square().mean(-1, keepdim=True).sqrt()
     low = runs.amin(-1, keepdim=True).clamp_max(0)
     span = _safe(runs.amax(-1, keepdim=True) - low)
@@ -80,8 +80,8 @@ def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _line_through(levels: Tensor, runs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scale and the base, at most 0, for which `scale * levels + base` is closest to `runs` (weighted least
-    squares)."""
+    """Return the scale, and the base of at most 0, for which `scale * levels + base` is closest to `runs` (weighted
+    least squares)."""
     total = weights.sum(-1, keepdim=True)
     sum_l, sum_ll = (weights * levels).sum(-1, keepdim=True), (weights * levels * levels).sum(-1, keepdim=True)
     sum_x, sum_lx = (weights * runs).sum(-1, keepdim=True), (weights * levels * runs).sum(-1, keepdim=True)

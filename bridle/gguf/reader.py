@@ -45,8 +45,8 @@ _ARRAY_TYPES = {number: np.dtype(f"<{code}") for number, code in SCALARS.items()
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The type, shape and offset of a tensor in the file. `shape` has rows first, as usual in Python; the file has the
-    opposite order."""
+    """The type, shape and offset of a tensor in a GGUF file. `shape` has rows first, as usual in Python; the file has
+    the opposite order."""
 
     name: str
     kind: TensorType

@@ -61,8 +61,8 @@ def _write_channel_delta(config: Any, put: Put) -> None:
 
 
 def _write_unrotated_part(config: Any, put: Put) -> None:
-    """Write the size of the part of each head that other families rotate. Kimi does not rotate this part, but its files
-    need the key."""
+    """Write the size of the part of each head that has rotary positions in other families. Kimi has no rotary
+    positions, but its files need this metadata key."""
     put("rope.dimension_count", int(config.qk_rope_head_dim))
 
 
@@ -172,7 +172,7 @@ def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_between(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the width of the shorter vector that Nemotron's experts compute on."""
+    """Read the width of the compressed hidden states on which Nemotron's experts compute."""
     config["moe_latent_size"] = model.integer(f"{arch}.moe_latent_size", 0, 0, MAX_SIDE) or None
 
 
@@ -188,7 +188,7 @@ def _write_widths(config: Any, put: Put) -> None:
 
 
 def _write_adjusted_width(config: Any, put: Put) -> None:
-    """Write LFM2's MLP width. The configuration may have another width, from which the model computes its MLP width."""
+    """Write LFM2's MLP width. The configuration may have another width, from which the model computes this width."""
     width = int(config.intermediate_size)
     if config.block_auto_adjust_ff_dim:
         width = int(float(config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
@@ -241,8 +241,8 @@ def _write_norms_of_steps(config: Any, put: Put) -> None:
 
 
 def _write_both_epsilons(config: Any, put: Put) -> None:
-    """Write the epsilon of layer norms for Nemotron-H. llama.cpp requires this key, although only draft layers have
-    layer norms."""
+    """Write the epsilon of layer norms for Nemotron-H. llama.cpp requires this metadata key, although only draft layers
+    have layer norms."""
     put("attention.layer_norm_epsilon", float(config.layer_norm_epsilon))
 
 

@@ -13,8 +13,8 @@ _FULL = "full_attention"
 
 
 def _delta(values: r.Order = "", late_values: r.Order = "") -> tuple[r.TensorRule, ...]:
-    """Return the tensor rules of a gated delta net layer. `values` and `late_values` are the orders of the layer's
-    value rows in the file."""
+    """Return the tensor rules of a gated delta net layer. `values` and `late_values` name the orders in which the file
+    stores the layer's value rows."""
     prefix = "linear_attn"
     return (
         r.layer(f"{prefix}.A_log", "ssm_a!", "decay", values),

@@ -64,7 +64,7 @@ def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:
 
 
 def file_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
-    """Return for each row of the file the row number in the transformers tensor. None and errors mean the same as in
-    `library_order`."""
+    """Return for each row of the file the row number in the transformers tensor. A None result and errors mean the same
+    as in `library_order`."""
     rows = library_order(order, num_rows, config)
     return None if rows is None else rows.argsort()

@@ -2,8 +2,8 @@
 share.
 
 Some tensors have another form in files than in transformers. For example, llama.cpp rotates heads in pairs for some
-families, so their query and key rows have another order. In files, the weights of Gemma's norms include the 1 that
-transformers adds.
+families, so their query and key rows have another order. In files, the weights of Gemma's norms already include the 1
+that transformers adds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Order = Literal["", "query", "key", "values", "late values", "by key head", "by 
 
 
 class TensorRule(NamedTuple):
-    """A rule that makes one tensor for transformers. `file` names one tensor of the file, or several whose rows are
-    joined. `{}` stands for the layer number. `.weight` is appended to a name unless it ends in `!`. If a tensor has
+    """A rule that makes one tensor for transformers. `file` names one tensor of the file, or several tensors whose rows
+    are joined. `{}` stands for the layer number. `.weight` is appended to a name unless it ends in `!`. If a tensor has
     several rules, the first rule whose tensors are in the file is used."""
 
     model: str

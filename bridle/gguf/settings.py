@@ -39,8 +39,8 @@ _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 def _is_sigmoid(model: GgufModel, arch: str) -> bool:
-    """Return whether a sigmoid chooses experts. Files without this metadata key are of DeepSeek V2, or of
-    GLM-4.7-Flash, whose router has a bias."""
+    """Return whether the router chooses experts by a sigmoid. Files without a metadata key for the routing function are
+    of DeepSeek V2, or of GLM-4.7-Flash, whose router has a bias."""
     kind = model.integer(f"{arch}.expert_gating_func", 0)
     return kind == SIGMOID or (kind == 0 and has(model, "exp_probs_b.bias"))
 
@@ -208,8 +208,7 @@ def write_config(config: Any, family: GgufFamily, put: Put) -> None:
 
 
 def _listing(config: Any, family: GgufFamily, put: Put) -> Put:
-    """Return `put`, changed for families whose files list the number of key heads of each layer: the changed function
-    writes this list."""
+    """Return `put`, or a variant of it for families whose files list the number of key heads of each layer."""
     if not family.lists_heads:
         return put
     attends = [kind == "full_attention" for kind in config.layer_types]

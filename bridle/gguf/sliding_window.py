@@ -96,7 +96,7 @@ def write_alternating(config: Any, put: Put) -> None:
 
 def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
     """Read the sliding window and the layers that have it. If the file does not list the layers with a window, three of
-    four layers have the window."""
+    every four layers have it."""
     read_window(model, arch, config)
     count = config["num_hidden_layers"]
     if config["sliding_window"] is None:

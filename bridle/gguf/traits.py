@@ -124,8 +124,8 @@ def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_three_positions(config: Any, put: Put) -> None:
-    """Write how many value pairs of a head rotate with each of a position's components (time, height, width). For text
-    any division gives the same result."""
+    """Write how many value pairs of a head rotate with each of a position's components (time, height, width). For text,
+    any division of the value pairs gives the same result."""
     share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
     half = round(head_dim(config) * share) // 2
     put("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0])
@@ -182,8 +182,7 @@ def _write_multipliers(config: Any, put: Put) -> None:
 
 
 def _read_fewer_multipliers(model: GgufModel, arch: str, config: Config) -> None:
-    """Read MiniCPM's multipliers. MiniCPM's attention has the usual scale, one over the square root of the head
-    size."""
+    """Read MiniCPM's multipliers. MiniCPM divides attention scores by the square root of the head size, as usual."""
     config |= {field: model.real(f"{arch}.{key}") for key, field in _MULTIPLIERS.items() if key != "attention.scale"}
     config["attention_multiplier"] = config["head_dim"] ** -0.5
 
@@ -232,8 +231,8 @@ def _write_routed_experts(config: Any, put: Put) -> None:
 
 
 def _read_altered_inputs(model: GgufModel, arch: str, config: Config) -> None:
-    """Read Gemma 3n's layer inputs and its activation sparsity. For activation sparsity, a file has quantiles of the
-    share of MLP values that become 0."""
+    """Read Gemma 3n's layer inputs and its activation sparsity. For activation sparsity, a file stores normal quantiles
+    of the share of MLP values that become 0."""
     count = config["num_hidden_layers"]
     config["intermediate_size"] = by_layer(model, f"{arch}.feed_forward_length", count)
     quantiles = model.numbers(f"{arch}.activation_sparsity_scale")[:count].tolist() or [-inf] * count

@@ -185,7 +185,7 @@ def _pad(fields: VocabularyFields, num_rows: int) -> None:
 
 
 def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
-    """Find out by tokenizing whether the tokenizer adds BOS and EOS tokens around a text, and write the result."""
+    """Find out whether the tokenizer adds BOS and EOS tokens around a text, by tokenizing one, and write the result."""
     around = tokenizers.Tokenizer.from_str(json.dumps(spec)).encode("", add_special_tokens=True).ids
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins

@@ -75,8 +75,8 @@ def write_gguf(
     name: str,
     progress: Progress = lambda share: None,
 ) -> None:
-    """Write a model to the file `path`. `tensors` are its weights, by their names in transformers. The file gets the
-    name `path` when it is complete."""
+    """Write a model to the file `path`. `tensors` are its weights, by their names in transformers. The file is written
+    under a temporary name, and gets the name `path` when it is complete."""
     check_type(file_type)
     try:
         from gguf import GGMLQuantizationType, GGUFWriter
@@ -181,7 +181,7 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
 
 
 def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """Yield the matrices that a file stores stacked in one tensor, when the first of them is reached."""
+    """Yield the matrices that a file stores stacked in one tensor, when the caller reaches the first matrix."""
     stem, _, number = rule.model.rpartition(".")
     if number == "0":
         found = [tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")]
