@@ -78,8 +78,8 @@ class LlamaAdapters:
 
     @contextmanager
     def applied(self, key: str | None) -> Iterator[None]:
-        """Inside the block, llama.cpp computes with this adapter. Raises `InternalError` if the adapter is not on the
-        device."""
+        """While the `with` block runs, llama.cpp computes with this adapter. Raises `InternalError` if the adapter is
+        not on the device."""
         if key is None:
             yield
             return

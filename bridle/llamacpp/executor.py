@@ -1,7 +1,7 @@
 """The executor of the llama.cpp backend: it gets step plans and returns tokens. A plan's tokens are computed in as few
-batches as possible. llama.cpp applies an adapter to the whole batch, so each adapter of a step has its own batches. One
-thread computes; other threads may load and free adapters meanwhile. After an error in a step, the executor forgets all
-sequences, like every backend.
+batches as possible. llama.cpp applies an adapter to a whole batch, so each adapter in a step has its own batches. One
+thread computes steps; other threads may load and free adapters during a step. After an error in a step, the executor
+forgets all sequences, like every backend.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class LlamaExecutor:
             return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the hidden states of these rows before the output head, each scaled to length 1. Hidden states are not
-        stored by llama.cpp, so the tokens of these rows and all later tokens are computed again."""
+        """Return the hidden states of the batch rows `logits_rows` before the output head, each scaled to length 1.
+        llama.cpp does not store hidden states, so the tokens of these rows and all later tokens are computed again."""
         model = self._require_model()
         if step != self._step:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -93,7 +93,7 @@ class LlamaExecutor:
         return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget all sequences. Step numbers may start again."""
+        """Forget all sequences. The next step may have any number."""
         self._forget()
         self._step = None
 
@@ -108,7 +108,7 @@ class LlamaExecutor:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[SlotSequence]) -> Tensor:
-        """Compute all rows, one batch per adapter; return logits [R, V] in the order of the rows."""
+        """Compute all batch rows, one batch per adapter; return logits [R, V] in the order of the batch rows."""
         starts: dict[str | None, list[int]] = {}
         for at, row in enumerate(rows):
             starts.setdefault(row.adapter, []).append(at)

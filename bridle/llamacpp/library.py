@@ -223,7 +223,7 @@ class Model:
         self._lib.llama_adapter_lora_free(handle)
 
     def use_adapter(self, handle: Any | None) -> None:
-        """Use this adapter for all computations from now on (None: no adapter)."""
+        """Use this adapter in all later computations (None: no adapter)."""
         if handle is None:
             status = self._lib.llama_set_adapters_lora(self._context, None, 0, None)
         else:

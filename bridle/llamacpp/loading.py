@@ -71,8 +71,7 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of the KV cache, which llama.cpp allocates as a whole, and of a step. A cell of the cache holds one
-    token."""
+    """Sizes of the KV cache, which llama.cpp allocates at once, and of a step. A cell of the cache holds one token."""
 
     kv_type: str
     cell_bytes: int
@@ -119,7 +118,7 @@ def _info_of(config: ModelConfig, model: Model, sizes: _Sizes, eos_token_ids: tu
 
 
 def check_settings(config: ModelConfig) -> None:
-    """Raise `InvalidRequest` for a setting that this backend does not support, and `UnsupportedModel` if the extra
+    """Raise `InvalidRequest` for a setting that this backend does not support, or `UnsupportedModel` if the extra
     `llamacpp` is not installed."""
     require_library()
     if config.quantization != "none":

@@ -43,7 +43,7 @@ class SlotStates:
 
 def kv_identity(folder: Path, kv_type: str, on_gpu: bool) -> str:
     """Return a text that identifies the format of the KV, and everything other than the tokens that its values depend
-    on. Reads all weights if their digest is not known yet."""
+    on. Reads all weights of the model if their digest is not known yet."""
     found = library()
     build = Path(getattr(found.llama_cpp._lib, "_name", ""))
     digest = blake2b(build.read_bytes()).hexdigest() if build.is_file() else ""

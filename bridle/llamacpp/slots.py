@@ -3,9 +3,9 @@
 The engine's sequence numbers are unlimited, while llama.cpp has a fixed number of slots. Two sequences share their KV
 in llama.cpp after a fork, until one of them continues.
 
-A recurrent state cannot be truncated. So copies of the state are kept: before tokens that may be rolled back, and at
-least every `_COPY_EVERY` tokens. A rolled-back sequence continues from the last copy before its new end, or from its
-first token. The tokens after the copy are computed again.
+A recurrent state cannot be truncated. Copies of the state are therefore stored: before tokens that may be rolled back,
+and at least every `_COPY_EVERY` tokens. A rolled-back sequence continues from the last copy before its new end, or from
+its first token. The tokens after the copy are computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_COPIES = 1 << 30
 
 
 class SlotObserver(Protocol):
-    """Interface of the memory of slots: cuts, copies, saves and restores them."""
+    """Interface of llama.cpp's slots, which can be cut, copied, saved and restored."""
 
     is_recurrent: bool
     num_slots: int
@@ -47,7 +47,7 @@ class KeptState:
 
 class SlotSequence:
     """A sequence and its slot. `length` is the number of computed tokens, and `stored` the number of tokens in the
-    slot. The sequence's next row computes tokens from `first` on."""
+    slot. The sequence's next batch row computes the tokens from `first` on."""
 
     __slots__ = ("first", "kept", "length", "num_prompt", "slot", "stored", "tokens")
 
@@ -85,7 +85,7 @@ class Slots:
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
         """Update the sequences according to a plan, and cut their slots to the valid tokens. Return the sequence of
-        each row, in order."""
+        each batch row, in order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
         self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may be used by the forks
