@@ -1,7 +1,7 @@
 """Chooses the kernel that multiplies adapters on a device, and tests the fused kernel before steps use it. The fused
-kernel's products are compared with plain torch on random numbers, once for each shape of an adapted layer (site). The
-trials of the fused kernel have few rows, many rows, and both at once, with rows without an adapter in between. A trial
-takes as much memory as an adapter's weights for one site.
+kernel's products are compared with plain torch on random numbers, once for each shape of an adapted layer (site).
+Trials of the fused kernel have few rows, many rows, or both, and some rows without an adapter in between. A trial takes
+as much memory as an adapter's weights for one site.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def missing_for_triton(device: torch.device) -> str | None:
 
 
 class TriedKernel:
-    """The fused kernel with a self-test: each kind of product is compared with plain torch before it is used. After the
-    first wrong result, `fallback` multiplies all adapters. If there is no fallback, adapters with that kind of product
-    are refused.
+    """The fused kernel with a self-test: each kind of product is compared with plain torch before steps use it. After
+    the first wrong result, `fallback` multiplies all adapters. Without `fallback`, adapters that need this kind of
+    product are refused.
     """
 
     def __init__(

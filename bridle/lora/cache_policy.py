@@ -1,8 +1,8 @@
-"""Decides which adapters are in memory, and which adapter is evicted for another. This module only keeps records; it
-moves no data and has no threads. There are two tiers, each with a limit in bytes. The host holds adapters that were
-read from disk; the device holds adapters that steps can use. In both tiers, the least recently used adapter is evicted
-first. If more adapters are needed at once than fit on the device, they take turns. An adapter that requests need stays
-for at least `TURN_STEPS` steps in which it can be used, so that no adapter starves.
+"""Decides which adapters are in memory, and which adapter is evicted to make space for another one. This module only
+keeps records; it moves no data and has no threads. There are two tiers, each with a limit in bytes. The host holds
+adapters that were read from disk; the device holds adapters that steps can use. In both tiers, the least recently used
+adapter is evicted first. If requests need more adapters at once than fit on the device, the adapters take turns. A
+needed adapter stays on the device for at least `TURN_STEPS` steps in which it can be used, so that no adapter starves.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Residency:
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys` that the next step can compute with. The returned adapters stay on the
-        device until the next call. The other adapters in `keys` are wanted, which means that they will be loaded.
-        Adapters outside `keys` are not wanted.
+        device until the next call. The other adapters in `keys` are marked as wanted, so that they are loaded. Adapters
+        outside `keys` are no longer wanted.
         """
         self._busy = frozenset(keys)
         for key in self.wanted.keys() - self._busy:
@@ -94,7 +94,7 @@ class Residency:
         return available
 
     def _promise_places(self) -> None:
-        """If an adapter waits and no memory is free, mark adapters whose turn has ended as leaving."""
+        """If an adapter waits for device memory and none is free, mark adapters whose turn has ended as leaving."""
         for held in self.on_device.values():
             held.is_leaving = False
         first = self.next_to_place()
@@ -182,7 +182,7 @@ class Residency:
         self.fetched.pop(held.key, None)
 
     def lose_everything(self) -> None:
-        """Clear both tiers, because the device was replaced by a new one without adapters."""
+        """Clear the records of both tiers, because a new device without adapters replaced the old one."""
         self.on_device.clear()
         self.on_host.clear()
 
@@ -218,8 +218,8 @@ class Residency:
 def _enough(
     candidates: list[CachedAdapter], missing: int, size: Callable[[CachedAdapter], int]
 ) -> list[CachedAdapter] | None:
-    """Return enough of `candidates`, least recently used first, that their sizes add up to `missing`. Return None if
-    all candidates together are too small."""
+    """Return the least recently used `candidates` whose sizes add up to at least `missing` bytes. Return None if all
+    candidates together are smaller."""
     chosen = []
     for held in sorted(candidates, key=_last_used):
         if missing <= 0:

@@ -28,7 +28,7 @@ class LayerShape:
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
     """Limits on the adapters of a model. `layers` are the layers that adapters may change, by name, and `item_size` is
-    the bytes of one value. The adapters on the host, and those on the device, have a limit in bytes."""
+    the bytes of one value. The adapters on the host and the adapters on the device each have a limit in bytes."""
 
     layers: Mapping[str, LayerShape]
     item_size: int
@@ -36,7 +36,7 @@ class AdapterLimits:
     host_memory: int
 
     def device_bytes(self, files: AdapterFiles) -> int:
-        """Return the bytes that an adapter takes on the device, with its padded ranks."""
+        """Return the bytes that an adapter takes on the device, where its ranks are padded."""
         sides = [padded(shape.rank) * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
         return self.item_size * sum(sides)
 
@@ -52,8 +52,8 @@ class AdapterLimits:
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
-    """Raise `AdapterRefused` if the model lacks a layer that the adapter changes, or if its sizes differ. The error's
-    message names the layer."""
+    """Raise `AdapterRefused` if the adapter changes a layer that the model lacks, or that has other sizes in the model.
+    The error's message names the layer."""
     for name, shape in files.shapes.items():
         layer = layers.get(name)
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
@@ -77,8 +77,8 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
 
 
 class AdapterDevice(Protocol):
-    """Interface of an executor's `adapters`. Any thread may call the methods, but calls for the same adapter never
-    overlap. All methods but `read` are quick. Each method raises `ShardUnavailable` if the device cannot be reached."""
+    """Interface of an executor's `adapters`. Any thread may call the methods, but never two at once for the same
+    adapter. All methods but `read` are quick. Each method raises `ShardUnavailable` if the device cannot be reached."""
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
@@ -86,7 +86,7 @@ class AdapterDevice(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Return a number that changes whenever the device has lost all adapters, on the host and on the device."""
+        """Return a number that changes whenever the device loses all adapters, including those in host memory."""
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""

@@ -1,6 +1,6 @@
 """Inspects an adapter's two files before they are used: adapter_config.json and adapter_model.safetensors. Both files
 must be within size limits, and no other file of the folder is opened. A digest of both files then identifies the
-weights, so that bridle detects files that change after the adapter was added.
+weights, so that bridle detects a later change of the files.
 """
 
 from __future__ import annotations

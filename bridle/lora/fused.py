@@ -3,18 +3,18 @@
 The first kernel multiplies rows by the A of their adapter, which gives one value per rank. The second kernel multiplies
 the first kernel's result by B and adds the product to the layer's output. Rows are cut into *tiles*, each of one
 adapter, and a program of a kernel computes a part of one tile. A tile has the addresses of its adapter's flat tensor
-and of a *table*. The table of a layout has the offsets of each site's matrices in the flat tensor. So one launch
-computes adapters of any ranks and layers, without copying their weights together. Rows without an adapter belong to no
-tile.
+and of a *table*. A *table* has the offsets of each site's matrices in the flat tensors of one layout. One launch
+therefore computes adapters of any ranks and layers, without copying their weights together. Rows without an adapter
+belong to no tile.
 
 Both kernels accumulate in float32, and the first kernel's result is float32 in memory. The second kernel rounds the
 first kernel's result to the weights' type when it multiplies, as plain torch does. There are no atomic additions, so a
 step gives the same bits each time.
 
 Block sizes depend on a step's longest segment, the ranks, and the type of the weights. Block sizes are not tuned at run
-time, because each size is a kernel that has to be compiled. With few block sizes, all kernels that an adapter needs can
-be compiled before the adapter is used. If a step has few tiles, the first kernel divides the inputs into parts, to have
-enough parallel work. The first kernel keeps the sums of the parts separate, and the second kernel adds them.
+time, because the kernel must be compiled for each size. There are few block sizes, so all kernels of an adapter can be
+compiled before its first use. If a step has few tiles, the first kernel divides the inputs into parts, to have enough
+parallel work. The first kernel keeps the sums of the parts separate, and the second kernel adds them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def is_interpreted() -> bool:
 
 
 class Tile(NamedTuple):
-    """Rows `start` to `stop` (exclusive) of one adapter, with the addresses of its weights and of its layout's table.
-    The kernels read the fields of a tile in this order."""
+    """Rows `start` to `stop` (exclusive) of one adapter, with the addresses of the adapter's weights and of its
+    layout's table. The kernels read the fields of a tile in this order."""
 
     start: int
     stop: int
@@ -71,7 +71,7 @@ class Tile(NamedTuple):
 
 
 def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> Iterator[Tile]:
-    """Cut segments into tiles of at most `size` rows. `tables` are the addresses of the segments' tables."""
+    """Cut segments into tiles of at most `size` rows. `tables` are the layout tables' addresses, one per segment."""
     for segment, table in zip(segments, tables, strict=True):
         weights = segment.adapter.flat.data_ptr()
         for start in range(segment.start, segment.stop, size):
@@ -79,8 +79,8 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
 
 
 class Machine:
-    """A device that runs kernels, with its compute `capability` if it is a GPU. `enough` is the number of programs that
-    keeps the device busy."""
+    """A device that runs kernels, with its compute `capability` if it is a GPU. `enough` is the number of programs
+    (thread blocks) that keeps the device busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -93,15 +93,14 @@ class Machine:
 
     @cached_property
     def kernels(self) -> Any:
-        """Return the module of Triton kernels. The import takes a moment and needs Triton, so it waits until an adapter
-        is used."""
+        """Return the module of Triton kernels. The module is imported when an adapter is first used, because the import
+        takes a moment and needs Triton."""
         from bridle.lora import fused_kernels
 
         return fused_kernels
 
     def chosen(self) -> AbstractContextManager[Any]:
-        """Inside the block, make this device the thread's current device, because Triton launches kernels on the
-        current device."""
+        """Inside the `with` block, this device is the thread's current device, on which Triton launches kernels."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
@@ -139,8 +138,8 @@ class FusedKernel:
 
 
 class TiledProduct:
-    """Product of `tiles` [N, 4] of at most `tile_size` rows. `extents` has the maximum sizes of the adapters at each
-    site."""
+    """Product of `tiles` [N, 4], each of at most `tile_size` rows. `extents` has the maximum sizes of the adapters at
+    each site."""
 
     def __init__(
         self, tiles: Tensor, tile_size: int, extents: Mapping[int, Extent], dtype: torch.dtype, machine: Machine
@@ -162,7 +161,7 @@ class TiledProduct:
             self._expand(site, extent, hidden, out)
 
     def shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
-        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. In the result, rows without a tile, and ranks
+        """Multiply rows by A: [T, in] -> [shares, T, ranks], float32. In the result, rows without an adapter, and ranks
         that a row's adapter lacks, are undefined."""
         num_inputs = rows.shape[1]
         block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
@@ -229,7 +228,7 @@ class FusedProduct(TiledProduct):
 
 
 def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
-    """Return the extent of each site over all tables."""
+    """Return the maximum sizes at each site over all layout tables."""
     distinct = list({id(table): table for table in tables}.values())
     if len(distinct) == 1:
         return distinct[0].extents

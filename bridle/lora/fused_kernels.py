@@ -4,7 +4,7 @@ Triton.
 Pointers: `rows` [T, in], `hidden` [shares, T, ranks] float32, `out` [T, columns], `tiles` [tiles, 4]. An adapter's A is
 stored as [rank, in] and each part's B as [columns, ranks]. Ranks and the offsets of A and B are multiples of 8. The
 kernels declare this alignment to the compiler, which can then load 16 bytes at a time. With `is_wide`, products are in
-float32 for any type. Triton's interpreter needs `is_wide`, because it represents bfloat16 as integers.
+float32 for any type. Triton's interpreter needs `is_wide`, because it stores bfloat16 values as integers.
 """
 
 from __future__ import annotations

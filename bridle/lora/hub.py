@@ -19,8 +19,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) -> Path:
-    """Download the files named in `limits`, each of at most its limit in bytes. Return the folder of the files in the
-    hub's cache. Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
+    """Download the files named in `limits`, each of at most its limit in bytes. Return the folder of the downloaded
+    files in the hub's cache. Honours `HF_HUB_OFFLINE` and `HF_TOKEN`. Raises `AdapterRefused`."""
     from huggingface_hub import constants, snapshot_download
 
     token = os.environ.get("HF_TOKEN") or None
@@ -36,8 +36,8 @@ def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) ->
 
 
 def _check_sizes(name: str, revision: str | None, limits: Mapping[str, int], token: str | None) -> str:
-    """Raise `AdapterRefused` for files that are too large, before they are downloaded. Return the commit id for which
-    the sizes were checked."""
+    """Raise `AdapterRefused` for files that are too large, before any file is downloaded. Return the id of the commit
+    whose file sizes were checked."""
     from huggingface_hub import HfApi
 
     info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=10.0)

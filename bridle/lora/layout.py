@@ -47,8 +47,8 @@ class AdapterPlacement:
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One layer's part of a site. The layer's B [columns, ranks] is at offset `begin`, and multiplies the `ranks` of
-    the product with A."""
+    """The part of a site that one layer has. The layer's B [columns, ranks] is at offset `begin`, and multiplies the
+    `ranks` of the product with A."""
 
     layer: str
     columns: IndexRange
@@ -109,7 +109,7 @@ def _make_block(
 
 
 class LayoutCache:
-    """Creates one layout object for all adapters with equal layouts, because only adapters with the same object can be
+    """All adapters with equal layouts share one layout object, because only adapters with the same object can be
     multiplied together."""
 
     def __init__(self, places: Mapping[str, AdapterPlacement]) -> None:
@@ -117,7 +117,7 @@ class LayoutCache:
         self._known: dict[tuple[tuple[str, int], ...], AdapterLayout] = {}
 
     def of(self, shapes: Mapping[str, LoraShape]) -> AdapterLayout:
-        """Return the layout of an adapter; the same object for the same layers and padded ranks."""
+        """Return the layout of an adapter; adapters with the same layers and padded ranks get the same object."""
         key = tuple((name, padded(shape.rank)) for name, shape in sorted(shapes.items()))
         layout = self._known.get(key)
         if layout is None:

@@ -2,7 +2,7 @@
 its files only once.
 
 A failure is remembered until the adapter's files change (their times or sizes) or some seconds have passed. So a
-repaired adapter works at once, and an adapter with unchanged files is tried again after some seconds.
+repaired adapter works at once, and bridle tries an unchanged adapter again after some seconds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class CachedFailure:
-    """The error that adapter files with this `stamp` caused. The error is remembered until the time `until` on the
-    owner's clock."""
+    """The error that adapter files with the times and sizes `stamp` caused. The error is remembered until the time
+    `until` on the owner's clock."""
 
     error: BridleError
     folder: Path | None
@@ -40,18 +40,18 @@ class CachedFailure:
         object.__setattr__(self, "error", copy.copy(self.error))
 
     def holds(self, now: float) -> bool:
-        """Return whether another attempt at time `now` would fail again: the files are unchanged, and `until` is not
-        reached."""
+        """Return whether an attempt at time `now` would fail again: the files are unchanged, and the time `until` is
+        not reached."""
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:
-        """Return a copy of the error, because each client gets its own exception object."""
+        """Return a copy of the stored error, because each client gets its own exception object."""
         return copy.copy(self.error)
 
 
 def stamp_of(folder: Path | None) -> Stamp:
-    """Return the times and sizes of the files in `folder`. Callers take this stamp before they read the files, so that
-    a later change is noticed."""
+    """Return the modification times and sizes of the adapter files in `folder`. Callers call this function before they
+    read the files, so that a later change is noticed."""
     return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
 
 
@@ -64,8 +64,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Failures:
-    """The recent failures of adapters that are not registered, by a key that the caller chooses. Beyond a limit, the
-    oldest failures are dropped."""
+    """The recent failures of unregistered adapters, by a key that the caller chooses. Beyond a limit, the oldest
+    failures are dropped."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[Hashable, CachedFailure] = OrderedDict()

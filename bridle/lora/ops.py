@@ -1,6 +1,6 @@
-"""Adds the results of adapters to the outputs of a step's linear layers: `rows @ A @ B`. Each row has its own A and B.
-Rows of one adapter are adjacent and form a *segment*. There are two implementations of the product: `torch_ops` in
-plain torch, and `fused` for CUDA."""
+"""Adds the results of adapters, `rows @ A @ B`, to the outputs of a step's linear layers. Each row is multiplied by the
+A and B of its own adapter. Rows of one adapter are adjacent and form a *segment*. There are two implementations of the
+product: `torch_ops` in plain torch, and `fused` for CUDA."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Segment:
 
 
 class Product(Protocol):
-    """Interface of the product of some segments of a step, at the sites that their adapters change."""
+    """Interface of the product of some row segments of a step, at the sites that their adapters change."""
 
     @property
     def sites(self) -> Iterable[int]: ...
@@ -39,10 +39,10 @@ class Product(Protocol):
 
 
 class Multiplier(Protocol):
-    """Interface that makes the products of a step."""
+    """Interface of an object that makes the products of a step."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
-        """Return the products that compute these segments."""
+        """Return the products that multiply these segments of rows by their adapters."""
         ...
 
 
@@ -50,7 +50,7 @@ class AdapterKernel(Multiplier, Protocol):
     """Interface of a kernel that multiplies adapters."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do work that is slow for the first adapter of a shape, such as compiling kernels. Called before steps use the
+        """Do slow work for the first adapter of a shape, such as compiling kernels. Called before steps use the
         adapter, by the thread that loaded the adapter to the device."""
         ...
 

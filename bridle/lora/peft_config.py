@@ -83,7 +83,7 @@ class _Fields(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class LoraShape:
     """The term `scale * B(A(x))` that an adapter adds to one linear layer. A maps `in_features` to `rank` values, and B
-    maps these to `out_features`."""
+    maps these `rank` values to `out_features`."""
 
     rank: int
     in_features: int
@@ -191,8 +191,8 @@ def _compiles(pattern: str) -> bool:
 
 
 def _first_match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the module's name, or a part of the name after a dot, as in
-    PEFT."""
+    """Return the value of the first pattern that matches the module's name, or that matches a part of the name after a
+    dot, as in PEFT."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,8 +1,8 @@
 """The adapters of one engine, which are loaded into memory in the background while the batch continues.
 
-At each step the engine asks which adapters are ready, which never blocks. Missing adapters are loaded meanwhile, and
-sequences that need them are scheduled later. The device (`AdapterDevice`) holds the weights. `Residency` decides which
-adapters are kept and which are evicted, and `Mover` moves them.
+At each step, the engine asks which adapters are ready; the answer never blocks. Adapters that are not ready are loaded
+in the background, and sequences that need them are scheduled later. The device (`AdapterDevice`) holds the weights.
+`Residency` decides which adapters are kept and which are evicted, and `Mover` moves them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bridle.threads import conclude_all
 
 class AdapterPool:
     """Manages the adapters of one model on one device. Any thread may call the first group of methods, which register
-    and remove adapters. Only the engine's thread may call the second group. When an adapter was loaded into memory,
-    some thread calls `on_change`. `item_size` is the size of one value of the model; all sizes are in bytes. An adapter
-    that could not be read is not tried again for some time, unless its files change; `clock` measures this time.
+    and remove adapters. Only the engine's thread may call the methods of the second group. When an adapter was loaded
+    into memory, a loading thread calls `on_change`. `item_size` is the size of one value of the model; all sizes are in
+    bytes. An adapter whose files could not be read is tried again after some time on `clock`, or when its files change.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class AdapterPool:
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Let requests use the adapter. An adapter that was removed but is still in use is restored. An adapter whose
-        files could not be read may be tried again at once."""
+        """Let requests use the adapter. If the adapter was removed but is still in use, it is restored. An adapter
+        whose files could not be read may be tried again at once."""
         with self._lock:
             held = self._books.known.setdefault(key, CachedAdapter(key, files, self.limits.device_bytes(files)))
             held.failure = None
@@ -113,8 +113,8 @@ class AdapterPool:
     # -- the engine's thread -------------------------------------------------------------------------------------
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use the adapter. Raise the error of the last attempt if the
-        adapter recently could not be read. Safe from any thread."""
+        """Raise `UnknownAdapter` unless requests may use the adapter. Raise the error of the last attempt to read the
+        adapter, if it recently failed. Any thread may call this method."""
         with self._lock:
             failure = self._failure_of(self._find(key))
             if failure is not None:
@@ -143,7 +143,7 @@ class AdapterPool:
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The other
-        adapters among `keys` are loaded meanwhile."""
+        adapters among `keys` are loaded in the background."""
         with self._lock:
             self._mover.note_loss()
             available = self._books.begin_step(keys)
@@ -169,8 +169,8 @@ class AdapterPool:
         return held
 
     def _failure_of(self, held: CachedAdapter) -> BridleError | None:
-        """Return the error of the last attempt to read the adapter if another attempt would fail again; otherwise None.
-        An error that is no longer valid is forgotten."""
+        """Return the error of the last attempt to read the adapter if another attempt would fail, too; otherwise None.
+        This method forgets an error that is no longer valid."""
         if held.failure is not None and held.failure.holds(self._clock()):
             return held.failure.again()
         held.failure = None
@@ -184,5 +184,5 @@ class AdapterPool:
         self._settle(held.key, error)
 
     def _settle(self, key: str, error: BridleError | None) -> None:
-        """Complete the futures that wait for the adapter. If `error` is given, the futures fail with it."""
+        """Complete the futures that wait for the adapter. If `error` is given, the futures fail with this error."""
         conclude_all(self._fetches.pop(key, ()), error)

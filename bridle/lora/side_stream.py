@@ -1,7 +1,7 @@
-"""Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. Parallel work runs on a
-separate CUDA stream, and allocates memory from that stream's pool. Steps read the results on their own stream. So
-results must be passed to `used_by_steps`. Without this call, the pool would reuse a result's memory while a step still
-reads it.
+"""Runs GPU work in parallel to steps, such as copies and self-tests that no step waits for. This work runs on a
+separate CUDA stream, and allocates memory from that stream's pool. Steps read the work's results on their own stream.
+So each result must be passed to `used_by_steps`. Without `used_by_steps`, the pool would reuse a result's memory while
+a step still reads it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SideStream:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Inside the block, this thread's device work runs concurrently with steps. The block ends when this device
-        work is complete."""
+        """Inside the `with` block, this thread's device work runs concurrently with steps. The `with` block ends when
+        this device work is complete."""
         if self._device.type != "cuda":
             yield
             return
@@ -35,7 +35,7 @@ class SideStream:
 
 
 def used_by_steps(tensor: Tensor) -> Tensor:
-    """Return `tensor`, and prevent reuse of its memory until all steps that have been started are done."""
+    """Return `tensor`, and prevent reuse of its memory until all steps started so far are done."""
     if tensor.device.type == "cuda":
         tensor.record_stream(torch.cuda.default_stream(tensor.device))
     return tensor

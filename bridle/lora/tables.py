@@ -25,7 +25,7 @@ class Extent:
     step: int
 
     def over(self, other: Extent) -> Extent:
-        """Return the smallest extent that covers this extent and `other`."""
+        """Return the smallest maximum sizes that cover this object and `other`."""
         return Extent(
             max(self.rank, other.rank),
             max(self.part_rank, other.part_rank),
@@ -48,8 +48,8 @@ class Table:
 
 def table_values(layout: AdapterLayout) -> list[int]:
     """Return the values of a layout's table. The row of a site has the offset and rank of A, the index of the first
-    part's row, and the number of parts. The row of a part has the offset of B, the first column, the number of columns,
-    the first rank, and the number of ranks."""
+    part's row, and the number of parts. The row of a part has the offset of B, the first column and the number of
+    columns, and the first rank and the number of ranks."""
     num_sites = max(layout.blocks) + 1
     sites: list[int] = []
     parts: list[int] = []

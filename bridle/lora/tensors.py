@@ -61,8 +61,8 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_header(data: bytes, num_bytes: int) -> Header:
-    """Return the tensors of a safetensors file of `num_bytes` bytes. `data` is the whole file, or at least the
-    beginning that can contain the header. Raises `AdapterRefused` if the file is damaged."""
+    """Return the tensors of a safetensors file of `num_bytes` bytes. `data` is the whole file, or its beginning up to
+    the maximum size of a header. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise AdapterRefused(f"the weights are no safetensors file, or are cut off ({num_bytes} bytes)", "source")

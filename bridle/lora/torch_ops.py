@@ -1,10 +1,10 @@
 """Applies adapters in plain torch. Used on CPUs, and as the reference for `fused`.
 
 A long segment is multiplied separately. Many short segments are multiplied as one product: their adapters' weights are
-stacked, and their rows are padded to one length. The stack is kept between steps, and only adapters that the last step
-did not have are copied. Segments are stacked up to the length that minimizes the cost. If all segments were stacked,
-decode rows would be padded to the length of a prompt in the same step. Stacked products and separate products give the
-same sums up to rounding.
+stacked, and their rows are padded to one length. The stack is kept between steps, and only the weights of adapters that
+the last step did not have are copied into it. Segments are stacked up to the length that minimizes the cost. If all
+segments were stacked, decode rows would be padded to the length of a prompt in the same step. Stacked products and
+separate products give the same sums up to rounding.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class StackedProduct:
 
 
 def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """Return three index lists for a padded product, whose padded rows are in the order of slots. The lists are the
-    input row of each padded row, the padded row of each result, and the output row of each result."""
+    """Return three index lists for a product with padded rows, which are in the order of slots. The lists are the input
+    row of each padded row, the padded row of each result, and the output row of each result."""
     taken = [segments[0].start] * (len(segments) * length)
     given: list[int] = []
     targets: list[int] = []
@@ -154,7 +154,7 @@ class TorchKernel:
         self._stacks: dict[int, tuple[AdapterLayout, WeightStack]] = {}  # by the layout's identity
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do nothing, because plain torch needs no preparation."""
+        """Do nothing, because plain torch needs no preparation for an adapter."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         groups: dict[int, list[Segment]] = {}

@@ -88,7 +88,7 @@ class Mover:
     # -- the threads -------------------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], bool]) -> None:
-        """The main loop of a thread. The loop calls `work` until there is nothing to do, then waits for the next
+        """The main loop of a thread. The loop calls `work` until no transfer is left, then waits for the next
         change."""
         while not self.is_closed:
             seen = self._num_changes
@@ -106,7 +106,7 @@ class Mover:
                 self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
 
     def _read_next(self) -> bool:
-        """Read from disk one adapter that is needed. Return whether there was such an adapter."""
+        """Read from disk one adapter that is needed. Return whether an adapter had to be read."""
         books = self._books
         with self._changed:
             held = books.next_to_read()
@@ -129,8 +129,8 @@ class Mover:
         self._on_end(held, None)
 
     def _place_next(self) -> bool:
-        """Free one removed adapter, or load one adapter that requests wait for to the device. Returns whether there was
-        such an adapter."""
+        """Free the memory of one removed adapter, or load to the device one adapter that requests wait for. Returns
+        whether there was an adapter to free or to load."""
         return self._drop_next() or self._place_awaited()
 
     def _place_awaited(self) -> bool:
@@ -177,7 +177,7 @@ class Mover:
                 note(move.held)
 
     def _drop_next(self) -> bool:
-        """Free the memory of one removed adapter that no request uses. Return whether there was such an adapter."""
+        """Free the memory of one removed adapter that no request uses. Return whether an adapter had to be read."""
         with self._changed:
             gone = self._books.next_to_drop()
             if gone is None:
@@ -221,8 +221,8 @@ class Mover:
         return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
 
     def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """Record that an adapter failed, which ends the wait for it. If the device is unreachable, raise the device's
-        error instead, so that the adapter is tried again. Called with the lock held."""
+        """Record that an adapter cannot be loaded, so that requests stop waiting for it. If the device is unreachable,
+        raise the device's error instead, so that loading the adapter is tried again. Called with the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s cannot be loaded: %s", held.key, held.files.folder, failure.error)
