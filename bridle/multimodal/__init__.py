@@ -1,6 +1,6 @@
 """Images, sounds and videos in prompts: reads and decodes them within limits, runs the model's processors, and expands
-placeholders. The results are inputs of the engine. The package does not import torch. Each module is imported when one
-of its names is first used."""
+placeholders. The results are inputs of bridle's engine. The package does not import torch. Each module is imported when
+one of its names is first used."""
 
 from typing import TYPE_CHECKING
 

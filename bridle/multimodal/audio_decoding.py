@@ -1,7 +1,7 @@
 """Decodes untrusted sound files. Only listed formats are tried. Length and sampling rate are checked in the header
-before anything is decoded. Messages of libraries are not passed on. The decoded sound has one channel, the mean of all
-channels, at the model's sampling rate. A file is decoded and resampled piece by piece, so that memory for decoding does
-not grow with the file's length.
+before anything is decoded. Error messages of libraries are not passed on. The decoded sound has one channel, the mean
+of all channels, at the model's sampling rate. A file is decoded and resampled piece by piece, so that memory for
+decoding does not grow with the file's length.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _pieces(file: Any, clock: UnpackTimer) -> Iterator[Samples]:
 
 
 def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits, where: str) -> Samples:
-    """Resample all pieces to `rate`, and return them as one array. Samples are counted while they are decoded, because
-    a file may have more than its header states."""
+    """Resample all pieces to `rate`, and return them as one array. Samples are counted during decoding, because a file
+    may have more samples than its header states."""
     convert = _converter(own, rate, where)
     found: list[Samples] = []
     num_samples = 0

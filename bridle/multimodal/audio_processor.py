@@ -28,7 +28,7 @@ _BLOCK = 4_096
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
     """Settings of a model family's audio input. `piece` returns the number of spectra that the tower accepts at a time.
-    `lay_out` returns the layout of a placeholder for a number of pieces."""
+    `lay_out` returns the layout of a placeholder for a sound of some number of pieces."""
 
     piece: Callable[[Config], int]
     lay_out: Callable[[Config, int], PlaceholderLayout]

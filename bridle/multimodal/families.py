@@ -1,7 +1,7 @@
-"""The layout of an image's placeholder in a prompt, for each model family. A layout has runs of rows and the marker
-tokens between them. A row is a position of the prompt that takes one feature row of the tower. The processors of
-transformers have the same rules, but need torch, torchvision or their own prompt texts. Tests compare every rule with
-transformers. The number of rows is compared with the tower's output for each image.
+"""The layout of an image's placeholder in a prompt, for each model family. A layout consists of runs of rows, and of
+marker tokens between the runs. A row is a position of the prompt that takes one feature row from the vision tower. The
+processors of transformers follow the same rules, but need torch, torchvision or their own prompt texts. Tests compare
+every rule with transformers. For each image, the number of rows is compared with the number of the tower's outputs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Arrays = Mapping[str, NDArray[Any]]
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
     """The expansion of an image's placeholder. `parts` are numbers of rows and texts of marker tokens, in order. For
-    models with positions in time, height and width, `grid` is the size of each run. Consecutive times are `pace`
-    positions apart. `around` are marker tokens that templates write around the placeholder. The tokens in `around` are
-    removed, because `parts` have their own marker tokens. `tokens` are the tokens at the rows, given only if some rows
-    are marker tokens."""
+    models with positions in time, height and width, `grid` is the size of each run of rows in these dimensions.
+    Consecutive times in a grid are `pace` positions apart. `around` are marker tokens that templates write around the
+    placeholder. The tokens in `around` are removed, because `parts` have their own marker tokens. `tokens` are the
+    tokens at the rows, given only if some rows are marker tokens."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -41,9 +41,9 @@ class PlaceholderLayout:
 class MultiModalFamily:
     """A family of multimodal models. `arrays` names the results of the image processor that the tower reads, and
     `options` are passed to the processor. The configuration field named `placeholder` has the token of an image in a
-    prompt. With `is_mutual`, the rows of an image attend to each other in both directions: always, or if the text's
-    configuration has that value. With `is_whole`, all tokens of a prompt with images attend to each other. Templates
-    may write the text `written` for an image; this text is not a token."""
+    prompt. If `is_mutual` is true, or the configuration's value of bidirectional attention, the rows of an image attend
+    to each other in both directions. With `is_whole`, all tokens of a prompt with images attend to each other.
+    Templates may write the text `written`, which is not a token, for an image."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)
@@ -220,8 +220,8 @@ def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out one row per patch. In transformers, positions are counted from 1 instead of 0. The start of positions
-    makes no difference, because rotary positions are relative."""
+    """Lay out one row per patch. In transformers, positions are counted from 1 instead of 0. This makes no difference,
+    because rotary positions are relative."""
     return PlaceholderLayout((_side(config) ** 2,))
 
 
@@ -239,7 +239,7 @@ def _lighton(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
     """Lay out the whole image, then its tiles line by line. The tower also computes features for the marker tokens
-    between tiles."""
+    between these tiles."""
     start, grid, column, row, end = config["visual_indicator_token_ids"]
     height, width = map(int, arrays["grids"][0])
     vision = config["vision_config"]

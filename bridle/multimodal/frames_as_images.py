@@ -30,8 +30,8 @@ _LONGEST_SIDE = 4_096
 
 
 def _smolvlm_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the processor settings with frame sampling in the usual fields. Original checkpoints have frame sampling
-    in `video_sampling`."""
+    """Return the video processor's settings with frame sampling in the usual fields. Checkpoints by the model's authors
+    have frame sampling in the field `video_sampling`."""
     sampling = settings.get("video_sampling") or {}
     return {
         **settings,
@@ -105,8 +105,8 @@ def _internvl_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_the_middle(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the indices of frames in the middle of equal parts of the clip. The clip has one part for each frame to
-    show, and at most `many` parts."""
+    """Return the index of the frame in the middle of each of several equal parts of the clip. There is one part for
+    each frame to show, and at most `many` parts."""
     by_rate = int(clip.count / clip.rate * frames.rate) if frames.rate else _INTERNVL_FRAMES
     num = max(min(frames.many or by_rate, many, clip.count), 1)
     step = clip.count / num
@@ -135,8 +135,8 @@ def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """Return the indices of frames at a fixed rate. Of a video over `longest` seconds, a fixed number of frames is
-    used. If the number of frames is odd, the code that makes patches repeats the last frame."""
+    """Return the indices of frames at a fixed rate. Only a fixed number of frames is used from a video that takes over
+    `longest` seconds. If the number of frames is odd, the code that makes patches repeats the last frame."""
     last, seconds = clip.count - 1, clip.count / clip.rate
     most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
     num = max(math.floor(seconds * frames.rate), 1)

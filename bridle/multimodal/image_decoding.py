@@ -1,5 +1,5 @@
 """Decodes untrusted image files. Sizes are checked in the header before anything is decoded, and only listed formats
-are tried. Messages of libraries are not passed on, because they may contain memory addresses of this process.
+are tried. Error messages of libraries are not passed on, because they may contain memory addresses of this process.
 
 The result is the first frame in RGB, rotated by the camera's orientation tag, with white behind transparent parts.
 """
@@ -58,8 +58,8 @@ def _from_array(value: Any, where: str) -> Image.Image:
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
-    """Return the image upright, opaque, in RGB, and reduced to at most `max_shown_pixels`. The image is reduced first,
-    because later operations need memory in proportion to the image's size."""
+    """Return the image upright, opaque, in RGB, and scaled down to at most `max_shown_pixels`. The image is scaled down
+    first, because later operations need memory in proportion to the image's size."""
     is_clear = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
     if picture.mode not in ("RGB", "RGBA", "L", "LA", "CMYK") or (is_clear and picture.mode in ("RGB", "L")):
         picture = _converted(picture, "RGBA" if is_clear else "RGB")
@@ -85,8 +85,8 @@ def _converted(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]:
-    """Return the size to which an image is reduced, so that it has at most `max_shown_pixels`; small images keep their
-    size."""
+    """Return the size to which an image is scaled down, so that it has at most `max_shown_pixels`; small images keep
+    their size."""
     if width * height <= limits.max_shown_pixels:
         return width, height
     scale = math.sqrt(limits.max_shown_pixels / (width * height))

@@ -32,10 +32,11 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request. Images larger than `max_shown_pixels` are reduced to this number of pixels. A model reads
-    at most `max_frames` frames of a video, which together have at most `max_video_pixels` pixels and `max_video_rows`
-    rows in the prompt. Decoding one sound or video may take `decode_seconds`. The arrays of all files together have at
-    most `max_array_bytes`. Fetching all files from other servers may take `fetch_seconds`."""
+    """Limits of one request. Images with more than `max_shown_pixels` are scaled down to this number of pixels. A model
+    reads at most `max_frames` frames of a video, which together have at most `max_video_pixels` pixels and
+    `max_video_rows` rows in the prompt. Decoding one sound or video may take at most `decode_seconds`. The arrays of
+    all files together have at most `max_array_bytes`. Fetching files from other servers may take `fetch_seconds` in
+    total."""
 
     max_images: int = 16
     max_sounds: int = 16

@@ -1,6 +1,6 @@
 """Fetches images and other media files from other servers, but only from hosts that the operator lists.
 
-The type and size that a server states are not trusted. The target of a redirect must be on a listed host, too.
+The type and size that a server states are not trusted. The host of a redirect's target must be listed, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_remote(url: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedHost:
-    """A listed host (scheme, name and port). The host's addresses may be private if they are in the networks
+    """A listed host (scheme, name and port). The host's addresses may be private if they are in the networks listed in
     `private`."""
 
     scheme: str
@@ -40,8 +40,8 @@ class ListedHost:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parse `HOST`, `HOST:PORT` or `http://HOST`, followed by `=NETWORK` if the host's addresses are private. A
-        host that is listed as an IP address may be private without this. Raises `InvalidRequest`."""
+        """Parse `HOST`, `HOST:PORT` or `http://HOST`; `=NETWORK` follows if the host's addresses are private. A host
+        that is listed as an IP address may be private without `=NETWORK`. Raises `InvalidRequest`."""
         place, _, network = text.partition("=")
         try:
             target = HttpTarget.of(place if place.startswith(_SCHEMES) else f"https://{place}")
@@ -65,7 +65,7 @@ def _itself(host: str) -> Networks:
 
 
 class ImageHosts:
-    """The hosts from which files may be fetched."""
+    """The hosts from which bridle may fetch media files."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Parse the hosts that the operator lists (see `ListedHost.of`). Raises `InvalidRequest`."""
@@ -75,7 +75,7 @@ class ImageHosts:
         return bool(self._hosts)
 
     def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
-        """Return the bytes of the media file at a URL. Waits until `deadline` on the monotonic clock. Raises
+        """Return the bytes of the media file at a URL. Waits at most until `deadline` on the monotonic clock. Raises
         `UnsupportedFeature` for a host that is not listed, and `MediaRefused` if the fetch fails."""
         for _ in range(_MOST_REDIRECTS + 1):
             try:
@@ -105,7 +105,7 @@ class ImageHosts:
 
 def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
     """Fetch the response within the time limit, even if the server sends slowly. A socket timeout is not enough,
-    because it restarts with each byte."""
+    because it restarts with each byte that arrives."""
     exchange = HttpExchange(bounds, target)
     watch = threading.Timer(bounds.timeout, exchange.abort)
     watch.daemon = True

@@ -17,8 +17,8 @@ from bridle.multimodal.processor import ModalityProcessor, PlacingTokenizer, key
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image, or one file of another `modality`, after processing: the tower's input and the placeholder's
-    layout."""
+    """One image, or one file of another `modality`, after processing: the tower's input, and the layout of the
+    placeholder in the prompt."""
 
     medium: MultiModalItem
     layout: PlaceholderLayout
@@ -120,8 +120,8 @@ class PlaceholderExpander:
         return space
 
     def _ended(self, part: str) -> list[int]:
-        """Return the tokens of the last marker text `part`, which ends in line ends. Line ends are tokenized together
-        with the text that follows."""
+        """Return the tokens of `part`, the last marker text of a layout, which ends in line ends. Line ends are
+        tokenized together with the prompt text that follows them."""
         part += self._lines_behind()
         if self._left and (text := self._tokenizer.token_text(self._left[0])):
             *tokens, last = self._encode(part + text)

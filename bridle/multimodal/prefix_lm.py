@@ -15,9 +15,9 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
-    """Return a prompt in the form that the processor of transformers produces. The BOS token comes after the last
-    image, and a newline at the end. If the prompt has no placeholders, images come first. A prompt that already has
-    this form is unchanged."""
+    """Return a prompt in the form that the processor of transformers produces. In this form, the BOS token comes after
+    the last image, and a newline at the end. If the prompt has no placeholders, images come first. A prompt that
+    already has this form is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:
         tokens = [placeholder] * num_pictures + (tokens[1:] if tokens[:1] == [bos] else tokens)

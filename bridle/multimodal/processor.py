@@ -32,9 +32,9 @@ class PlacingTokenizer(Protocol):
 
 class ModalityProcessor(Protocol):
     """Interface of the processor for one modality of a checkpoint. `placeholder` is the token that stands for a file in
-    a prompt. A placeholder is expanded to one `row_token` per feature row. Templates may write the text `written`,
-    which is not a token, instead. With `is_mutual`, the rows of a file attend to each other in both directions. With
-    `is_whole`, all tokens of a prompt with files attend to each other."""
+    a prompt. A placeholder is expanded to one `row_token` per feature row. Instead of the placeholder, templates may
+    write the text `written`, which is not a token. With `is_mutual`, the rows of a file attend to each other in both
+    directions. With `is_whole`, all tokens of a prompt with files attend to each other."""
 
     modality: str
     placeholder: int
@@ -81,8 +81,8 @@ def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
 
 
 def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
-    """Return a checkpoint's processor settings. Each of `names` is a file and the name of a part of it ("": the whole
-    file). The first of `names` that exists is used."""
+    """Return a checkpoint's processor settings. Each of `names` is a file name and the name of a part of this file ("":
+    the whole file). The first of `names` that exists is used."""
     for name, part in names:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / name).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`. A
 reader belongs to one model. A reader has a processor for each modality that the model reads. The processor computes the
-arrays of a file and the layout of its placeholder. Recently read files are cached by the digest of their bytes, because
-a chat sends the same files in each turn. This module imports no torch.
+arrays of a file and the layout of its placeholder. Recently read files are cached by a digest of their bytes, because a
+chat sends the same files in each turn. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LOW_PIXELS = 512 * 512
 
 
 class MediaReader:
-    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Files at a URL are fetched from
-    `hosts`. `senses` has the processor of each modality that the model reads."""
+    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. `hosts` fetches files that are
+    given as a URL. `senses` has the processor of each modality that the model reads."""
 
     def __init__(
         self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS
@@ -151,7 +151,7 @@ class MediaReader:
 
 
 def _parts(file: Any) -> Sequence[Any]:
-    """Return the frames of a video that is given as a list of files, or a list with the single file."""
+    """Return the list of frames of a video that is given as a list of files; return any other file in a list."""
     return file if isinstance(file, list) else [file]
 
 

@@ -27,8 +27,8 @@ NO_HOSTS = ImageHosts()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A media file of a request that was not read yet. It is given as bytes, a URL, base64 with its media type `kind`,
-    a path, or an object such as a Pillow image. `is_low` means that the client wants an image in low detail."""
+    """A media file of a request that was not read yet. The file is given as bytes, a URL, base64 with its media type
+    `kind`, a path, or an object such as a Pillow image. `is_low` means that the client wants an image in low detail."""
 
     value: Any
     where: str
@@ -101,8 +101,8 @@ def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def has_remote(messages: Iterable[Any]) -> bool:
-    """Return whether any file in the messages has to be fetched from another server. Invalid parts are ignored by this
-    function; they raise an error when they are read."""
+    """Return whether any file in the messages has to be fetched from another server. This function ignores invalid
+    parts, which raise an error when they are read."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     lists = (content for content in contents if isinstance(content, Sequence) and not isinstance(content, str))
     return any(_is_remote_part(part) for content in lists for part in content)
@@ -126,7 +126,7 @@ def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
 
 
 def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: str = IMAGE) -> Any:
-    """Return the bytes of the file in a `data:` URL, or a list with the bytes of each frame."""
+    """Return the bytes of the file in a `data:` URL, or a list with the bytes of each frame of a video."""
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
@@ -142,8 +142,8 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
 
 
 def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, modality: str) -> Any:
-    """Return the bytes of a file in base64. If the text has several frames, separated by commas, return a list of the
-    bytes of each frame."""
+    """Return the bytes of a file in base64. If the text has several frames of a video, separated by commas, return a
+    list of the bytes of each frame."""
     if modality != VIDEO or kind is None or VIDEO_FORMATS.get(kind.strip().lower()) != "frames":
         return read_base64(text, kind, limits, where, modality)
     if (count := text.count(",") + 1) > limits.max_frames:

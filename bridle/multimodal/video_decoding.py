@@ -1,6 +1,6 @@
 """Decodes untrusted video files to frames. Only listed formats are tried. Sizes and lengths are checked in the header
-before anything is decoded. Decoding has a time limit. Messages of libraries are not passed on. A clip yields only the
-requested frames, one after the other, so that other frames are not kept in memory.
+before anything is decoded. Decoding has a time limit. Error messages of libraries are not passed on. A clip decodes
+only the requested frames, one after the other, and keeps no other frames in memory.
 """
 
 from __future__ import annotations
@@ -182,9 +182,9 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
 
 
 def _check_samples(data: bytes) -> None:
-    """Raise `MediaRefused` for an MP4 whose sample tables claim more samples than any film has. A few bytes can make
-    this claim, and the decoder would trust it. The tables are found outside of the video data. Compressed tables are
-    refused, too."""
+    """Raise `MediaRefused` for an MP4 whose sample tables claim more samples than any real film has. A few bytes can
+    claim this, and the decoder would trust them. This function finds the tables outside of the video data. Compressed
+    tables are refused, too."""
     start = 0
     while start + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, start)
@@ -203,7 +203,7 @@ def _check_samples(data: bytes) -> None:
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
     """Return a clip from frames that a Python program passes: a list of images, or an array (frames, height, width, 3).
-    All frames are used. If a rate is given as well, frames are sampled as from a video."""
+    If only frames are given, all of them are used. If a rate is given as well, frames are sampled as from a video."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
         frames, rate = value

@@ -22,8 +22,8 @@ Grid = tuple[int, int, int]
 class Frames:
     """Frame settings of a checkpoint. A patch has `patch` x `patch` pixels over `temporal` frames, and `merge` x
     `merge` patches give one feature row. A frame is resized to between `least` and `most` pixels. Frames are sampled at
-    `rate` per second, with a total of `fewest` to `many`. Square frames have `edge` pixels along a side. Clips over
-    `longest` seconds are sampled at a lower rate."""
+    `rate` frames per second; at least `fewest` and at most `many` frames are used. Square frames have `edge` pixels
+    along a side. Clips over `longest` seconds are sampled at a lower rate."""
 
     patch: int = 14
     temporal: int = 2
@@ -100,12 +100,13 @@ class SelectedFrames:
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
     """Settings of a model family's video input. `sample` selects frames, and `size` returns the size (height, width) to
-    which they are resized. `make` returns the tower's input with its grid in time, height and width. `lay_out` returns
-    the placeholder's layout. `base` has the processor's defaults. The configuration field named `rows_in` has the token
-    at each row. The placeholder token of a video is in `video_token_id`, or is the first of `places` that the tokenizer
-    knows. Templates may write the text `written`, which is not a token. `settings` converts a checkpoint's settings to
-    the fields of `Frames`. If frames have a fixed size, `rows` returns the rows of each frame. Frames are resized with
-    the filter `resample`, first to the intermediate size `via` if it is given."""
+    which the selected frames are resized. `make` returns the tower's input with its grid in time, height and width.
+    `lay_out` returns the placeholder's layout. `base` has the processor's defaults. The configuration field named
+    `rows_in` has the token that stands at each feature row of the prompt. The placeholder token of a video is in
+    `video_token_id`, or is the first of `places` that the tokenizer knows. Templates may write the text `written`,
+    which is not a token. `settings` converts a checkpoint's settings to the fields of `Frames`. If frames have a fixed
+    size, `rows` returns the rows of each frame. Frames are resized with the filter `resample`, first to the
+    intermediate size `via` if it is given."""
 
     sample: Callable[[Clip, Frames, int], Sequence[int]]
     size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
@@ -138,8 +139,8 @@ def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]
 
 def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
     """Convert frames [height, width, 3] to patches [N, 3 x temporal x patch x patch], with the patches of one feature
-    row adjacent. Also return the numbers of patches in time, height and width. If frames are missing for the last
-    patches, the last frame is repeated."""
+    row adjacent. Also return the numbers of these patches in time, height and width. If the number of frames is not a
+    multiple of `temporal`, the last frame is repeated."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
     times = len(padded) // frames.temporal

@@ -1,6 +1,6 @@
 """Reads videos. Each model family has rules for the choice of frames, their size, and the tokens in the prompt. The
-video processors of transformers have the same rules, but need torchvision. The tests compare every rule of this module
-with transformers. This module also limits the total pixels of all frames, by `MediaLimits`.
+video processors of transformers follow the same rules, but need torchvision. The tests compare every rule of this
+module with transformers. This module also limits the total pixels of all frames, by `MediaLimits`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: i
 def fitted(
     height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
 ) -> tuple[int, int]:
-    """Return a height and a width near the given ones that are multiples of `side`. `rounded` frames of the returned
-    size have between `least` and `most` pixels together. If the frames must be scaled to satisfy the limits, the factor
-    is computed for `num` frames of the given size."""
+    """Return a height and a width that are multiples of `side`, near the given height and width. `rounded` frames of
+    the returned size have between `least` and `most` pixels together. If the limits require scaling, the scale is
+    computed for `num` frames of the given size."""
     tall, wide = round(height / side) * side, round(width / side) * side
     if rounded * tall * wide > most:
         ratio = math.sqrt(num * height * width / most)
@@ -126,8 +126,8 @@ _QWEN3 = FrameSampling(
 
 
 def _size_of_pairs(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
-    """Return the same as `_size_of_all`. If the number of frames is odd and the caller did not select the frames, the
-    last frame counts twice."""
+    """Return a frame size as `_size_of_all` does. If the number of frames is odd and the caller did not select the
+    frames, the last frame counts twice."""
     return _size_of_all(config, clip, num if clip.is_chosen else num + -num % frames.temporal, frames, budget)
 
 
@@ -155,8 +155,8 @@ def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out each frame with half of its patches in each dimension, because the model pools patches. At the end comes
-    one more row."""
+    """Lay out each frame with half of its patches in each dimension, because the model pools patches. One more row
+    follows after the last frame."""
     vision = config["vision_config"]
     side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
     return PlaceholderLayout((seen.grid[0] * side * side + 1,))
@@ -213,7 +213,7 @@ class VideoProcessor:
         )
 
     def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
-        """Return the maximum number of frames within the limits. Frames of a fixed size cannot be reduced, so fewer
+        """Return the maximum number of frames within the limits. Frames of a fixed size cannot be scaled down, so fewer
         frames are used."""
         if self._family.rows is None:
             return limits.max_frames
