@@ -1,4 +1,4 @@
-"""Checks of a constraint's parts. Each check raises `InvalidRequest` with the value and the limit."""
+"""Checks the parts of a constraint. Each check raises `InvalidRequest` with the value and the limit."""
 
 from __future__ import annotations
 

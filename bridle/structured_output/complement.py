@@ -1,8 +1,9 @@
-"""The complement of a JSON schema as another schema: exactly the values that are invalid under the first are valid.
+"""Computes the complement of a JSON schema: another schema, for which exactly the values are valid that are invalid for
+the first.
 
 A complement is needed for `not`, `if` and overlapping `oneOf`, which llguidance does not support. Not every schema has
 a complement that can be written without `not` (a schema with a regex has none); `NoEquivalent` is raised for such a
-schema. A keyword restricts only values of one type, so its complement names that type.
+schema. A keyword restricts only values of one type, so the complement names this type.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ANNOTATIONS = frozenset(
 
 
 class NoEquivalent(BridleError):
-    """The schema has no equivalent in the keywords that llguidance supports, or none was searched."""
+    """Raised if no equivalent of a schema was found in the keywords that llguidance supports."""
 
 
 def complement(schema: Schema) -> Schema:
@@ -124,7 +125,7 @@ def _const(value: Any) -> Schema:
 
 
 def _enum(values: Sequence[Any]) -> Schema:
-    """Return the schemas of the values of other types, and of the values of each type that are not listed."""
+    """Return schemas that allow the values of unlisted types, and the values of listed types that are not listed."""
     if any(isinstance(value, (list, Mapping)) for value in values):
         raise NoEquivalent("enum or const with an object or a list has no complement")
     texts = [value for value in values if isinstance(value, str)]
@@ -149,7 +150,7 @@ def _between(numbers: Sequence[float]) -> list[Schema]:
 
 
 def other_than(texts: Iterable[str]) -> str:
-    """Return a regex, to be anchored, that matches every text except these."""
+    """Return a regex, to be anchored, that matches every text except `texts`."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie
@@ -160,8 +161,8 @@ def other_than(texts: Iterable[str]) -> str:
 
 
 def _other_than(node: Mapping[str, Any]) -> str:
-    """Return a regex of the texts that leave the trie, or end in it where no text ends. Recurses as deep as the longest
-    text, which is bounded."""
+    """Return a regex of the texts that leave the trie of excluded texts, or that end in the trie where no excluded text
+    ends. The recursion is as deep as the longest excluded text, which is bounded."""
     children = {char: child for char, child in node.items() if char}
     if not children:  # a text ends here, and must not match
         return r"[\s\S]+"

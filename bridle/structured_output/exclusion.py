@@ -1,9 +1,9 @@
-"""Decides whether two JSON schemas exclude each other: no value fits both. If so, the branches of a `oneOf` can be
-joined.
+"""Decides whether two JSON schemas exclude each other, which means that no value fits both. If the branches of a
+`oneOf` exclude each other, they can be joined.
 
-The decision uses what is easy to check: types, listed values, bounds, and properties that both schemas need and that
-exclude each other, through references within the document. In any other case the schemas count as overlapping, so a
-result of True is always right. The work is limited for the whole document, because alternatives multiply.
+The decision uses types, listed values, bounds, references within the document, and required properties that exclude
+each other. In any other case, the schemas count as overlapping, so a result of True is always right. The work for a
+whole document is limited, because alternatives multiply.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ _Node = Mapping[str, Any]
 
 
 def exclude(one: Schema, other: Schema, find: Find, work: WorkBudget) -> bool:
-    """Return whether no value fits both schemas, as far as the remaining `work` for their document is enough to
-    decide."""
+    """Return whether no value fits both schemas, as far as the budget `work` of their document is enough to decide."""
     return _Question(find, work).exclude(one, other, 0)
 
 
 def listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values that a schema lists, or None."""
+    """Return the values that a schema lists; None if it lists no values."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) else None
 
@@ -74,8 +73,8 @@ class _Question:
         )
 
     def _facts(self, schema: Schema) -> list[_Node]:
-        """Return the schemas that apply to every value of `schema`. Keywords next to a reference count only in some
-        drafts."""
+        """Return the schemas that apply to every value of `schema`, such as those in its `allOf`. Keywords next to a
+        reference count only in some drafts."""
         found: list[_Node] = []
         rest, seen = [schema], set()
         while rest and len(found) < _MAX_FACTS:
@@ -92,7 +91,7 @@ class _Question:
         return found
 
     def _properties_clash(self, ours: Sequence[_Node], theirs: Sequence[_Node], depth: int) -> bool:
-        """Return whether an object would need a property that it must not have."""
+        """Return whether the schemas require a property of an object that they also forbid."""
         if not any(types(node) == {"object"} for node in (*ours, *theirs)):
             return False
         lists = [node.get("required") for node in (*ours, *theirs)]
@@ -102,7 +101,7 @@ class _Question:
         )
 
     def _alternatives_clash(self, facts: Sequence[_Node], other: Schema, depth: int) -> bool:
-        """Return whether `other` excludes each of several alternatives of the facts."""
+        """Return whether `other` excludes each alternative of an `anyOf` or `oneOf` in `facts`."""
         ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
         return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
 
@@ -120,7 +119,7 @@ class _Question:
         return any(values is not None and not any(self._may_fit(v, node) for v in values) for values, node in pairs)
 
     def _may_fit(self, value: Any, node: _Node) -> bool:
-        """Return whether a value may fit a schema, by its type, length and pattern."""
+        """Return whether a value may fit a schema, judged by the value's type, length and pattern."""
         if _type_of(value) not in types(node):
             return False
         if not isinstance(value, str):
@@ -139,7 +138,7 @@ def _property(node: _Node, name: str) -> Schema:
 
 
 def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
-    """Return whether the minimum of values of a type in one schema exceeds the maximum in the other."""
+    """Return whether, for values of one type, the minimum in one schema exceeds the maximum in the other."""
     low, high = _BOUNDS.get(kind, ("", ""))
     return _number(one.get(low), -inf) > _number(other.get(high), inf)
 
@@ -149,7 +148,7 @@ def _number(value: Any, otherwise: float) -> float:
 
 
 def _keys(values: Iterable[Any]) -> set[str]:
-    """Return JSON values as distinct texts: true differs from 1 (unlike in Python), and 1.0 does not."""
+    """Return JSON values as distinct texts: true and 1 differ (unlike in Python), while 1.0 and 1 do not."""
     whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in values)
     return {json.dumps(value, sort_keys=True) for value in whole}
 

@@ -1,4 +1,4 @@
-"""The texts of a constraint that allows only a few texts, so that all of them can be scored.
+"""The texts of a constraint that allows only a few texts, so that the model can score all of them.
 
 A constraint is finite if it is a choice, or a schema whose whole value is an enum, a constant or a boolean.
 """
@@ -37,8 +37,8 @@ def finite_texts(constraint: Constraint) -> tuple[str, ...]:
 
 
 def _values(schema: dict[str, Any]) -> Sequence[Any]:
-    """Return the values of a schema that lists them. Objects and lists are left out, because they may be spelled in
-    several ways."""
+    """Return the values that a schema lists. Objects and lists are left out, because they may be spelled in several
+    ways."""
     kinds = set(schema) - _IGNORED
     if kinds == {"type"} and schema["type"] == "boolean":
         return (True, False)
@@ -52,8 +52,8 @@ def _values(schema: dict[str, Any]) -> Sequence[Any]:
 def scored_options(
     constraint: Constraint, request: Request, vocabulary: Callable[[], GrammarVocabulary], start: Matcher
 ) -> Tokens:
-    """Return the canonical tokens of the texts among which the request chooses as a whole; empty if masks must be used.
-    Raises `UnsupportedFeature` or `InvalidRequest` if the request requires scores that cannot be computed."""
+    """Return the canonical tokens of the texts of which the request samples one as a whole; empty if masks must be
+    used. Raises `UnsupportedFeature` or `InvalidRequest` if the request requires scores that cannot be computed."""
     asked = constraint.scored if isinstance(constraint, (Choice, JsonSchema)) else None
     texts = () if asked is False else finite_texts(constraint)
     if len(texts) < 2 and asked is not True:
@@ -79,7 +79,7 @@ def can_score(request: Request) -> bool:
 
 
 def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
-    """The reason why options cannot be scored for this request."""
+    """Return the reason why options cannot be scored for this request, or None."""
     if len(texts) > MAX_SCORED:
         message = f"choice: got {len(texts)} options; at most {MAX_SCORED} can be scored. Send fewer, or scored=false."
         return InvalidRequest(message, "choice")
@@ -96,7 +96,7 @@ def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
 
 
 def _is_allowed(constraint: Constraint, options: Tokens, start: Matcher) -> bool:
-    """Return whether a schema's grammar allows these spellings. A choice always allows its options."""
+    """Return whether a schema's grammar allows these token sequences. A choice always allows its options."""
     return isinstance(constraint, Choice) or all(start.num_allowed(each) == len(each) for each in options)
 
 

@@ -1,10 +1,10 @@
 """The finite sets of texts inside a constraint, such as the enums of an object's properties, and the detection of the
 position where a set comes next.
 
-Sets are collected from the constraint without their positions. The grammar shows where a set comes next. If a text may
-continue in several ways, a set comes next if the grammar allows all texts of the set, and nothing else until one of
-them is complete. So references, alternatives and combined keywords need no rules of their own. An option ends before
-its closing quote, because tokens often join the quote with later text.
+Sets are collected from the constraint without their positions. The grammar, not this collection, shows where a set
+comes next in the text. A set comes next if the grammar allows all texts of the set, and nothing else until one of them
+is complete. References, alternatives and combined keywords of a schema therefore need no special rules. An option ends
+before its closing quote, because tokens often join the quote with later text.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class FiniteSet:
-    """Texts of which exactly one comes next. No text is the beginning of another."""
+    """A set of texts, of which exactly one comes next. No text of the set is the beginning of another text."""
 
     texts: tuple[bytes, ...]
 
     @cached_property
     def prefix(self) -> bytes:
-        """Return the bytes with which all texts begin; a grammar forces these."""
+        """Return the bytes with which all texts begin; the grammar forces these bytes."""
         return _common(self.texts)
 
     @cached_property
     def following(self) -> frozenset[int]:
-        """Return the bytes that may come after the prefix."""
+        """Return the bytes that may come after the common prefix."""
         return frozenset(text[len(self.prefix)] for text in self.texts)
 
 
 @lru_cache(maxsize=128)
 def finite_sets(constraint: Constraint) -> tuple[FiniteSet, ...]:
-    """Return the finite sets inside a constraint; sets that are too large, or too many, are left out."""
+    """Return the finite sets inside a constraint, without sets that are too large, and up to a maximum number."""
     found: dict[FiniteSet, None] = {}
     for texts in _sets_in(constraint):
         made = _made(texts)
@@ -99,7 +99,7 @@ def _sets_in(constraint: Constraint) -> Iterator[Sequence[str]]:
 
 
 def _sets_of(node: Any, root: Any) -> Iterator[Sequence[str]]:
-    """Yield the texts of each finite part of a schema, the outer parts first."""
+    """Yield the texts of each finite part of a schema, outer parts before inner parts."""
     if isinstance(node, dict):
         values = _values(node, root, _MAX_DEPTH)
         if values is not None:
@@ -109,8 +109,8 @@ def _sets_of(node: Any, root: Any) -> Iterator[Sequence[str]]:
 
 
 def _values(node: Any, root: Any, depth: int) -> list[Any] | None:
-    """Return the values of a schema that lists them; None if it does not. The grammar enforces further restrictions of
-    the values."""
+    """Return the values that a schema lists; None if it lists no values. The grammar enforces any further restrictions
+    of these values."""
     if not isinstance(node, dict) or not depth:
         return None
     if isinstance(node.get("enum"), list):
@@ -145,8 +145,8 @@ def _resolved(reference: str, root: Any) -> Any:
 
 
 def next_options(sets: Sequence[FiniteSet], matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> _Tokens:
-    """Return the tokens of the options that come next, at a position where the matcher allows `mask`. Empty if no set
-    comes next."""
+    """Return the tokens of the options that come next, at a position where the matcher allows `mask`. The result is
+    empty if no set comes next."""
     if int.from_bytes(mask, "little").bit_count() > _MAX_ALLOWED:
         return ()
     forced = matcher.forced_bytes()
@@ -164,8 +164,8 @@ def next_options(sets: Sequence[FiniteSet], matcher: Matcher, mask: bytes, vocab
 
 
 def _is_next(walk: Matcher, rests: list[bytes], depth: int) -> bool:
-    """Return whether the matcher allows each of the texts, and only these until one is complete. The matcher's state is
-    restored. Texts that branch more than `depth` times in succession are not followed."""
+    """Return whether the matcher allows each of `rests`, and nothing else until one is complete. Afterwards, the
+    matcher has its initial state again. Return False for texts that branch more than `depth` times in succession."""
     if any(not rest for rest in rests):
         return len(rests) == 1
     if not depth:

@@ -42,5 +42,5 @@ _STANDARD = frozenset(
 
 
 def is_known(name: Any) -> bool:
-    """Return whether llguidance must enforce or refuse a format."""
+    """Return whether llguidance must enforce or refuse the format `name`."""
     return name in _STANDARD and name not in FORMATS

@@ -1,6 +1,6 @@
-"""Limits of a constraint: sizes, time and memory of its compilation, and of every later mask. Sizes limit what a client
-can send, and are checked before compilation. Limits of time and memory bound the cost that a constraint of an allowed
-size can still cause."""
+"""Limits of a constraint: its sizes, the time and memory of its compilation, and the time of every later mask. Sizes
+limit what a client can send, and are checked before compilation. Limits of time and memory bound the cost of a
+constraint whose sizes are allowed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PARSER_LIMITS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ConstraintLimits:
-    """Limits of the compiler. One compilation may take `seconds` of processor time and `memory` bytes; `num_compilers`
-    run at a time. At most `cache_entries` compiled grammars of together about `cache_bytes` are kept. `num_threads`
-    threads compute masks."""
+    """Limits of the compiler of constraints. One compilation may take `seconds` of processor time and `memory` bytes;
+    at most `num_compilers` compilations run at a time. At most `cache_entries` compiled grammars, of about
+    `cache_bytes` in total, are cached. `num_threads` threads compute masks."""
 
     seconds: float = 0.75
     memory: int = 256 * 1024 * 1024

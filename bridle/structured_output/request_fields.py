@@ -1,7 +1,7 @@
-"""Reads constraints from the fields of requests and the arguments of calls.
+"""Reads constraints from the fields of requests and from Python arguments.
 
-There are short names (`regex`, `choice`, ...), and the names that vLLM, SGLang and llama.cpp use. OpenAI's
-`response_format` and vLLM's `structured_outputs` are read too. `constraint` takes any constraint as plain data.
+Fields have short names (`regex`, `choice`, ...), or the names in vLLM, SGLang and llama.cpp. OpenAI's `response_format`
+and vLLM's `structured_outputs` are read too. The field `constraint` takes any constraint as plain data.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _PLACES = {
 
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
-    """Return the constraint among named values, or None; values of None count as absent. The same constraint under two
-    names counts once, because some clients send both names to support servers of different versions. Raises
-    `InvalidRequest` that names the field."""
+    """Return the constraint in a dictionary of fields, or None; fields with the value None count as absent. The same
+    constraint under two names counts once, because some clients send both names to support servers of different
+    versions. Raises `InvalidRequest`, which names the field."""
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         _said(given.pop("response_format"))
@@ -67,7 +67,7 @@ def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
 
 
 def field_with_constraint(body: Any) -> str:
-    """Return the field of a request's body that holds its constraint; `constraint` if no known field does."""
+    """Return the field of a request's body that holds its constraint; `constraint` if the body has no known field."""
     if not isinstance(body, Mapping):
         return "constraint"
     found = next((name for name in NAMES if body.get(name) is not None), None)
@@ -75,8 +75,8 @@ def field_with_constraint(body: Any) -> str:
 
 
 def native_form(kind: str, value: Any) -> Constraint:
-    """Return the constraint for a form of text-generation-inference with this `type` and value. As in that server, a
-    schema with properties describes an object, even if it names no type."""
+    """Return the constraint for a `grammar` of text-generation-inference with this `type` and value. As in
+    text-generation-inference, a schema with properties describes an object, even if it names no type."""
     if kind == "regex":
         return parse({"regex": value})
     if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
@@ -155,8 +155,8 @@ def _of_format(value: Any) -> Constraint:
 
 
 def _said(form: Mapping[Any, Any]) -> Any:
-    """Return the content of a form besides its type. Raises `InvalidRequest` for unknown fields, because no field is
-    ignored."""
+    """Return the value in a `response_format` besides its `type`. Raises `InvalidRequest` for unknown fields, because
+    bridle ignores no field."""
     kind = form.get("type", "text")
     if kind not in _PLACES:
         raise UnsupportedFeature(f"response_format is {short_repr(kind)}; this server takes {_FORMATS}")

@@ -27,7 +27,7 @@ _MAX_WAY = 16  # maximum number of references that lead to one another
 
 
 def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """Return the schema with each schema directly inside it changed."""
+    """Return `schema` with the function `change` applied to each schema directly inside it."""
     made = dict(schema)
     for name, value in schema.items():
         if name in _ONE and isinstance(value, Mapping):
@@ -40,8 +40,8 @@ def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dic
 
 
 def inner_schemas(schema: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield each value directly inside a schema that should be a schema, valid or not, with its keys. Definitions come
-    first."""
+    """Yield each value directly inside a schema that should be a schema (valid or not), with the keys that lead to it.
+    Definitions come first."""
     given = schema if isinstance(schema, Mapping) else {}
     for name, value in sorted(given.items(), key=lambda item: item[0] not in ("$defs", "definitions")):
         if name in _NAMED and isinstance(value, Mapping):
@@ -54,8 +54,8 @@ def inner_schemas(schema: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]
 
 @dataclass(frozen=True, slots=True)
 class SchemaDialect:
-    """Properties of the document: whether item lists have the old syntax, whether dynamic references are
-    unambiguous, and how much work is left."""
+    """Properties of a schema document: the syntax of item lists (old or new), whether dynamic references are
+    unambiguous, and the remaining work budget."""
 
     is_old: bool
     anchors: frozenset[str]
@@ -97,7 +97,7 @@ class SchemaDialect:
         return node if reference in ("#", "#/") or "/" in reference else None
 
     def exclude(self, one: Schema, other: Schema) -> bool:
-        """Return whether no value fits both schemas, as far as this can be decided."""
+        """Return whether no value fits both schemas, as far as the work budget is enough to decide."""
         return exclude(one, other, self.find, self.work)
 
     def complement(self, schema: Schema) -> Schema:

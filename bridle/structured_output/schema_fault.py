@@ -1,5 +1,5 @@
-"""Finds the part of a JSON schema that llguidance refuses. llguidance's messages do not name the part, so parts are
-tried alone. The fault is in the innermost part that is refused with the same message."""
+"""Finds the part of a JSON schema that llguidance refuses. llguidance's messages do not name the part, so each part is
+tried alone. The fault is in the innermost part that llguidance refuses with the same message."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Part = tuple[tuple[str | int, ...], Schema]
 
 
 def fault_path(constraint: JsonSchema, trials: CompileSandbox, refusal: GrammarRefused) -> str:
-    """Return the path of the part for which a schema was refused, such as `properties.age.type`. The path ends early,
-    or is empty, if the part cannot be found, or if the search takes too long."""
+    """Return the path of the part of a schema that llguidance refuses, such as `properties.age.type`. The path ends
+    early, or is empty, if the part cannot be found, or if the search takes too long."""
     path: list[str | int] = []
     with suppress(BridleError):
         for keys in _search(json.loads(constraint.schema), _tester(constraint, trials, str(refusal))):
@@ -40,7 +40,7 @@ def _step(key: str | int) -> str:
 
 
 def _tester(constraint: JsonSchema, trials: CompileSandbox, message: str) -> Callable[[Sequence[Schema]], bool]:
-    """Return a function that tries schemas together, and says whether they are refused with this message."""
+    """Return a function that compiles several schemas, and says whether they are refused with this message."""
     root = json.loads(constraint.schema)
     shared = {name: root[name] for name in ("$schema", "$defs", "definitions") if name in root}
     num_bytes, seconds = limits.MAX_BYTES, trials.limits.seconds  # together no more than one costly schema
@@ -59,7 +59,7 @@ def _tester(constraint: JsonSchema, trials: CompileSandbox, message: str) -> Cal
 
 
 def _search(schema: Schema, is_refused: Callable[[Sequence[Schema]], bool]) -> Iterator[Sequence[str | int]]:
-    """Yield the keys from the root to the fault."""
+    """Yield the keys that lead from the root of the schema to the fault."""
     part: Part | None = ((), schema)
     while part is not None:
         yield part[0]

@@ -1,8 +1,9 @@
-"""Limits that a schema does not state. Without them, a weak model would write digits and properties without end.
+"""Adds limits to a schema that states none. Without limits, a weak model would generate digits and properties without
+end.
 
 These limits only narrow a schema, so every text that they allow fits the schema. If a schema states a limit, that limit
 applies. If narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is narrowed.
-A schema can override the limits: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
+A schema can override these limits: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _OPEN = frozenset({"additionalProperties", "patternProperties", "dependentRequir
 
 @dataclass(frozen=True, slots=True)
 class SchemaBounds:
-    """Limits of numbers and objects. Numbers without bounds have at most `digits` digits before the point, and
-    `decimals` after it. With `exponents`, numbers that need not be integers may also be written as `8.9e-12`, and then
-    have no such limits. Objects that are `closed` have only the properties that the schema names, unless the schema
-    says something about other properties."""
+    """Limits of numbers and objects. Numbers without bounds in the schema have at most `digits` digits before the
+    decimal point, and `decimals` after it. With `exponents`, real numbers may also be written as `8.9e-12`; these digit
+    limits then do not apply. If `closed`, objects have only the properties that the schema names, unless it says
+    something about other properties."""
 
     digits: int = 15
     decimals: int = 9
@@ -99,7 +100,7 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_entangled(node: Mapping[str, Any]) -> bool:
-    """Return whether narrowing one keyword could widen another, or leave no valid value."""
+    """Return whether narrowing one keyword of the schema could widen another, or leave no valid value."""
     beside = node.keys() - _ANNOTATIONS - {"$defs", "definitions", "$schema", "$id", OPTION, "x-guidance"}
     is_joined = ("$ref" in beside or "anyOf" in beside) and len(beside) > 1
     return is_joined or not _ENTANGLED.isdisjoint(node)
@@ -137,7 +138,7 @@ def _can_close(node: Mapping[str, Any]) -> bool:
 
 
 def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> None:
-    """Add bounds on the sides where the schema has none, unless they would leave no valid value."""
+    """Add bounds to sides (minimum, maximum) without a bound, unless they would leave no valid value."""
     if "multipleOf" in node:
         return
     if has_fraction and limits.exponents:
@@ -158,7 +159,7 @@ def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> No
 
 
 def _side(node: Mapping[str, Any], names: tuple[str, str]) -> tuple[float | None, bool]:
-    """Return the bound of one side, and whether the schema has it. The bound is None if it is not a number."""
+    """Return the minimum or maximum, and whether the schema has it. The bound is None if it is not a number."""
     given = [node[name] for name in names if name in node]
     if not given:
         return 0, False

@@ -1,9 +1,9 @@
-"""Rewrites JSON schemas in keywords that llguidance supports, with the same meaning.
+"""Rewrites JSON schemas to equivalent schemas whose keywords llguidance supports.
 
-A rule either gives an equivalent or leaves a keyword unchanged, and then llguidance refuses that keyword by name; no
-keyword with a meaning is dropped. Rewriting is used only for schemas that were refused in their original form, because
+If no rule gives an equivalent of a keyword, it stays unchanged, and llguidance refuses it by name; no keyword with a
+meaning is dropped. Rewriting is used only for schemas that llguidance refused in their original form, because
 equivalents can be long. A keyword has the meaning of the draft that defines it, whatever draft the schema names. This
-module knows no grammar.
+module does not make grammars.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_NODES = 50_000
 
 
 def equivalent_text(schema: str) -> str:
-    """Return the JSON text of an equivalent schema; the same text if no keyword needs another form."""
+    """Return the JSON text of an equivalent schema; the unchanged text if all keywords are supported."""
     given = json.loads(schema)
     try:
         made = equivalent(given)
@@ -41,7 +41,7 @@ def equivalent_text(schema: str) -> str:
 
 
 def equivalent(schema: Schema) -> Schema:
-    """Return an equivalent schema in fewer keywords. Raises `InvalidRequest` if it would be too large."""
+    """Return an equivalent schema with supported keywords. Raises `InvalidRequest` if it is too large."""
     dialect = SchemaDialect.of(schema)
     made = _Rewriter(dialect).schema(schema)
     if isinstance(made, dict) and isinstance(name := made.get("$schema"), str):
@@ -50,7 +50,7 @@ def equivalent(schema: Schema) -> Schema:
 
 
 def _spelled(name: re.Match[str]) -> str:
-    """Return the standard name of a schema draft for a `$schema` with another scheme or ending."""
+    """Return the standard name of a schema draft, for a `$schema` URL with another scheme or ending."""
     draft = name[1]
     return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
@@ -61,7 +61,7 @@ class _Rewriter:
         self._num_nodes = 0
 
     def schema(self, schema: Schema) -> Schema:
-        """Rewrite a schema, from the leaves up."""
+        """Rewrite a schema, from the innermost schemas outwards."""
         if not isinstance(schema, Mapping):
             return schema
         made = mapped(schema, self.schema)
@@ -77,7 +77,7 @@ class _Rewriter:
         return made
 
     def _count(self, made: Mapping[str, Any]) -> None:
-        """Count the nodes that a rule made, because it may have copied many."""
+        """Count the nodes that a rewriting rule made, because the rule may have copied many."""
         rest: list[Any] = [made]
         while rest:
             value = rest.pop()
@@ -150,7 +150,7 @@ def _negation(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _one_of(made: _Made, dialect: SchemaDialect) -> list[Schema]:
-    """Join branches that exclude each other."""
+    """Join the branches of a `oneOf` that exclude each other."""
     branches = made.get("oneOf")
     if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
         return []
@@ -164,7 +164,7 @@ def _one_of(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the texts that a schema lists, if it lists only texts; else None."""
+    """Return the texts that a schema lists; None if it allows any other value."""
     values = listed(schema)
     return values if values and all(isinstance(value, str) for value in values) else None
 
@@ -208,7 +208,7 @@ def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _pattern_of(names: Schema) -> str | None:
-    """Return the regex of a schema for names; None if it allows every name. Raises `NoEquivalent`."""
+    """Return the regex of a schema for property names; None if it allows every name. Raises `NoEquivalent`."""
     said = {} if names is True else {name: value for name, value in names.items() if name not in ANNOTATIONS}
     if said.get("type") == "string":
         del said["type"]
@@ -274,7 +274,7 @@ def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _somewhere(made: _Made, wanted: Schema, dialect: SchemaDialect) -> list[Schema]:
-    """Return alternatives in which one item of a kind is at any possible position."""
+    """Return alternative schemas of lists, each with the wanted item at another possible position."""
     items = made.get("items", True)
     prefix, rest = ("items", "additionalItems") if dialect.is_old else ("prefixItems", "items")
     for name in ("contains", "minContains"):

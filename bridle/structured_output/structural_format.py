@@ -5,8 +5,8 @@ combined by sequences, alternatives and tags.
     {"type": "const_string", "value": "So: "},
     {"type": "tag", "begin": "<call>", "content": {"type": "json_schema", "json_schema": {...}}, "end": "</call>"}]}
 
-A format becomes a single grammar. Free text ends at the fixed text that follows it. Free text that is followed by
-anything else is refused.
+A format becomes a single grammar. Free text ends where the fixed text that follows it begins. Free text that is
+followed by anything other than fixed text is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTHING = '""'
 
 
 def format_grammar(form: Any) -> str:
-    """Return the grammar of a format, in Lark's notation. Raises `InvalidRequest` that names the part at fault."""
+    """Return the grammar of a format, in Lark's notation. Raises `InvalidRequest`, which names the invalid part."""
     rules = _Rules()
     start = rules.sequence(rules.parts(form, "structural_tag.format"), is_end=True)
     return "\n".join([f"start: {start}", _ANY, *rules.lines, ""])
@@ -51,8 +51,8 @@ def quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a sequence: one of fixed `texts`, or the result of `write`. The argument of `write` says whether the
-    part ends the whole text. A part without both is free text."""
+    """A part of a sequence: one of the fixed `texts`, or the grammar text that `write` returns. The argument of `write`
+    says whether the part ends the whole output. A part without `texts` and `write` is free text."""
 
     where: str
     texts: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Rules:
-    """The grammar rules that were written so far."""
+    """The grammar rules that the translation has written so far."""
 
     lines: list[str] = field(default_factory=list)
     depth: int = 0
@@ -77,8 +77,8 @@ class _Rules:
         return name
 
     def sequence(self, parts: list[_Part], *, is_end: bool) -> str:
-        """Return the parts in order, as the right side of a rule. `is_end` says whether these parts end the whole
-        text."""
+        """Return the parts in order, as the right side of a grammar rule. `is_end` says whether these parts end the
+        whole output."""
         parts = [part for part in parts if part.texts != ("",)]
         words: list[str] = []
         position = 0
@@ -100,7 +100,7 @@ class _Rules:
         return self.add(f"ANY {_one_of(marker.texts)}", "[lazy]")
 
     def parts(self, form: Any, where: str) -> list[_Part]:
-        """Return the parts of a format, in order."""
+        """Return the parts of a format, in order of the text."""
         if not isinstance(form, Mapping):
             raise InvalidRequest(f"{where} is {short_repr(form)}; must be an object", PARAM)
         kind = form.get("type")
@@ -123,7 +123,7 @@ class _Rules:
             self.depth -= 1
 
     def tag(self, form: Any, where: str, skipped: str = "") -> list[_Part]:
-        """Return beginning, content and end of a tag. The beginning is without its first part `skipped`."""
+        """Return the beginning, the content and the end of a tag. The beginning lacks its first part `skipped`."""
         if not isinstance(form, Mapping):
             raise InvalidRequest(f"{where} is {short_repr(form)}; must be an object", PARAM)
         begin, ends = form.get("begin"), form.get("end", "")
@@ -219,7 +219,7 @@ def _triggered(rules: _Rules, form: Mapping[str, Any], where: str) -> list[_Part
 
 
 def _with_triggers(rules: _Rules, bodies: Mapping[str, list[list[_Part]]], needs_one: bool, is_last: bool) -> str:
-    """Return a rule for free text in which a trigger begins a tag."""
+    """Return a grammar rule for free text in which a trigger begins a tag."""
     heads = [(rules.add(f"ANY {quoted(trigger)}", "[lazy]"), ways) for trigger, ways in bodies.items()]
     tag = rules.add(" | ".join(f"{head} {_alternatives(rules, ways, is_end=False)}" for head, ways in heads))
     if is_last:

@@ -1,8 +1,8 @@
-"""Reads structural tags of vLLM and SGLang: free text in which a trigger begins a text of a known form.
+"""Reads structural tags of vLLM and SGLang: free text in which a trigger begins a text of a fixed structure.
 
 {"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
 
-The newer form of a structural tag has a `format` instead, which `structural_format` reads.
+The newer form of a structural tag has the field `format` instead, which `structural_format` reads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bridle.structured_output.structural_format import format_grammar, json_part
 
 
 def structural_tag(value: Any) -> Constraint:
-    """Return the constraint of a structural tag: an object or its JSON text. Raises `InvalidRequest` that names the
-    part at fault."""
+    """Return the constraint of a structural tag, which is an object or its JSON text. Raises `InvalidRequest`, which
+    names the invalid part."""
     form = _object(value)
     structures, triggers = form.get("structures"), form.get("triggers")
     if form.get("format") is not None:
@@ -51,7 +51,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _body(structure: Any, triggers: list[str], where: str) -> tuple[str, str]:
-    """Return the trigger of a structure, and the text after the trigger as the right side of a rule."""
+    """Return the trigger of a structure, and the text after the trigger as the right side of a grammar rule."""
     if not isinstance(structure, Mapping):
         raise InvalidRequest(f"{where} is {short_repr(structure)}; must be an object", PARAM)
     begin, end, schema = structure.get("begin"), structure.get("end", ""), structure.get("schema", {})

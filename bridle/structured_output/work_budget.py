@@ -1,8 +1,8 @@
-"""Limited evaluation of the patterns and values of a client's schema.
+"""Evaluates the patterns and values of a client's schema, with a limit on the work.
 
-Checks of a schema multiply with its parts, so all checks of one document share a `WorkBudget`. A backtracking matcher
-can take years for a short pattern. So only safe patterns are evaluated: with few repetitions, none of them around
-alternatives or another repetition.
+The checks of a schema multiply with its parts, so all checks of one document share a `WorkBudget`. A backtracking
+matcher can take years for a short regex. So only safe patterns are evaluated, which have few repetitions, none of them
+around alternatives or another repetition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REPEAT = re.compile(r"[*+?{]")
 
 
 class WorkBudget:
-    """The remaining work for one document."""
+    """The remaining work budget for one document."""
 
     def __init__(self, most: int = MAX_WORK) -> None:
         self._left = most
@@ -30,7 +30,7 @@ class WorkBudget:
         return self._left >= 0
 
     def matches(self, pattern: object, text: str) -> bool | None:
-        """Return whether the pattern occurs in the text; None if that cannot be decided safely."""
+        """Return whether the pattern occurs in the text; None if a safe evaluation is not possible."""
         if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.spend(_PATTERN_WORK + len(pattern)):
             return None
         if not is_quick(pattern):
