@@ -1,4 +1,4 @@
-"""Fast functions for masks that allow few of many tokens: almost all words of such a bit row are zero."""
+"""Fast functions for masks that allow few of many tokens: almost all 32-bit words of such a mask are zero."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 
 def is_empty(mask: bytes) -> bool:
-    """Return whether no bit is set. Comparing is many times faster than stripping zeros from both ends."""
+    """Return whether no bit of the mask is set. Comparing with zeros is many times faster than stripping zeros from
+    both ends."""
     return mask == bytes(len(mask))
 
 
 def few_tokens(mask: bytes, most: int) -> list[int] | None:
-    """Return the tokens whose bits are set, in order; None if there are more than `most`."""
+    """Return the tokens whose bits are set, in order; None if there are more than `most` of them."""
     if np.count_nonzero(_row(mask)) > most:  # counts words, which is much faster than counting bits
         return None
     tokens = allowed_tokens(mask)

@@ -1,7 +1,7 @@
 """Canonical tokenization: sequences of tokens that the tokenizer itself would produce.
 
-A mask allows every way to split a text into tokens. Most of these ways never occur in training, so a model that is
-forced into one of them continues badly. `canonical_pairs` knows which tokens may follow one another; this module
+A mask allows every way to split a text into tokens. Most of these splits never occur in training, so a model that is
+forced into one of them generates worse text. `canonical_pairs` knows which tokens may follow one another; this module
 restricts masks to such tokens.
 """
 
@@ -34,8 +34,8 @@ class Uncanonical(Outside):
 
 @dataclass(slots=True, eq=False)
 class CanonicalDraws:
-    """Restricts the sampled tokens of one output. With `is_strict`, a token that is not canonical is never sampled.
-    Otherwise only small masks are filtered, and a mask that would become empty stays unchanged. `refused` are tokens
+    """Restricts the sampled tokens of one output. With `is_strict`, a token that is not canonical is never sampled. If
+    it is false, only small masks are filtered, and a mask that would become empty stays unchanged. `refused` are tokens
     that were sampled at this position and rolled back."""
 
     is_strict: bool
@@ -46,15 +46,15 @@ class CanonicalDraws:
         return CanonicalDraws(self.is_strict, self.refused.copy())
 
     def note(self, ask: Ask) -> None:
-        """Note whether the last sampled token was accepted or rolled back."""
+        """Record whether the last sampled token was accepted or rolled back."""
         if ask.sampled is None or ask.tokens:
             self.refused.clear()
         else:
             self.refused.add(ask.sampled)
 
     def forced(self, tokens: tuple[int, ...], matcher: Matcher, vocabulary: GrammarVocabulary) -> tuple[int, ...]:
-        """Return the forced `tokens`. Return an empty tuple if the tokenizer would not produce them here, because the
-        text may have another spelling, which is then sampled."""
+        """Return `tokens`, which the grammar forces. Return an empty tuple if the tokenizer would not produce these
+        tokens here: their text may have another spelling, which is then sampled."""
         last = matcher.last_token
         return tokens if last is None or vocabulary.pairs.has(last, tokens[0]) else ()
 
@@ -74,7 +74,7 @@ class CanonicalDraws:
 
     def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision | None:
         """Return a decision to sample under `mask` without refused tokens and without tokens that are not canonical.
-        Returns None if the mask is not small."""
+        Return None if the mask allows many tokens."""
         draws, state = vocabulary.pairs.draws, None if self.refused else matcher.state
         known = None if state is None else draws.get(state)
         if known is not None:
@@ -112,7 +112,7 @@ def _without(tokens: Collection[int], mask: bytes) -> bytes:
 
 def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision:
     """Return a decision to sample without tokens that the tokenizer would join with the text that the grammar forces
-    after them. If this would leave no token, all tokens of the mask are allowed."""
+    after them. If no token would remain, all tokens of the mask are allowed."""
     if not small.doubtful or not 1 < len(small.tokens) <= _MAX_FOLLOWED:
         return small.draw
     chains = list[tuple[bytes, bool]]()
@@ -123,8 +123,8 @@ def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) ->
 
 
 def _chain(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> tuple[bytes, bool]:
-    """Return the text that a token and the forced text after it form, and whether that text is complete. `walk` commits
-    the token."""
+    """Return the text of a token with the forced text after it, and whether this text is complete. The function commits
+    the token to the matcher `walk`."""
     walk.commit((token,))
     forced = b"" if walk.is_complete else walk.forced_bytes()
     is_whole = bool(forced) and vocabulary.text_of(walk.forced()) == forced

@@ -43,7 +43,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
 class Spelling(Protocol):
-    """The part of a vocabulary that tokenizes texts."""
+    """The part of a vocabulary's interface that tokenizes texts."""
 
     @property
     def special(self) -> Collection[int]: ...
@@ -55,7 +55,7 @@ class Spelling(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallMask:
     """The part of a `mask` that may come after a token, as `tokens` and as a decision `draw` that samples them.
-    `doubtful` are the tokens that are a prefix of longer allowed tokens, with their texts, shorter ones first. If the
+    `doubtful` are the tokens whose text begins longer allowed tokens, with their texts, shorter ones first. If the
     grammar forces more text after a doubtful token, the tokenizer may produce the longer token instead."""
 
     mask: bytes
@@ -103,9 +103,9 @@ class CanonicalPairs:
         return SmallMask(mask, _draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
 
     def going(self, small: SmallMask, chains: Chains) -> Decision:
-        """Return a decision that samples the tokens of `small` that may come next, given the forced texts `chains`.
-        Tokens that the tokenizer would join with the forced text after them are left out, unless no token would
-        remain."""
+        """Return a decision that samples the tokens of `small` that may come next, given the texts `chains`, which the
+        grammar forces. Tokens that the tokenizer would join with the forced text after them are left out, unless no
+        token would remain."""
         key = small, chains
         known = self._going.get(key)
         if known is None:
@@ -122,8 +122,8 @@ class CanonicalPairs:
         return first is None or self.has(token, first)
 
     def _first_of(self, text: bytes, is_whole: bool) -> int | None:
-        """Return the first token of a forced text. None if it depends on later text, because the text is incomplete and
-        has a single token."""
+        """Return the first token of a forced text. Return None if the token depends on later text, because the text is
+        incomplete and has a single token."""
         head = text[:_HEAD]
         tokens = self._heads.get(head)
         if tokens is None:
@@ -142,7 +142,8 @@ class CanonicalPairs:
         return any(self._is_written(first, second, left + head, tail + right) for left, right in around)
 
     def _is_written(self, first: int, second: int, head: str, tail: str) -> bool:
-        """Return whether the tokens on both sides of the boundary between two joined texts are `first` and `second`."""
+        """Return whether `first` and `second` are the tokens around the boundary of the joined texts `head` and
+        `tail`."""
         tokens = self._vocabulary.written(head + tail)
         meeting, size = len(head.encode()), 0
         for place, token in enumerate(tokens):
@@ -157,13 +158,13 @@ def _draw_of(tokens: Iterable[int], mask: bytes) -> Decision:
 
 
 def _may_have_to_go_on(text: bytes, others: Iterable[bytes]) -> bool:
-    """Return whether some `others` are longer than `text` and begin with it, and all of these have the same next byte.
-    If their next bytes differ, no text is forced after `text`."""
+    """Return whether some of `others` begin with `text` and are longer, and all of these have the same next byte. If
+    their next bytes differ, the grammar forces no text after `text`."""
     size = len(text)
     return bool(text) and len({other[size] for other in others if len(other) > size and other.startswith(text)}) == 1
 
 
 def _is_inside_word(head: str, tail: str) -> bool:
-    """Return whether the texts meet between two letters, or after the space before a word. Texts around an apostrophe
-    may be parts of two words."""
+    """Return whether `head` and `tail` meet between two letters, or after the space before a word. Texts before and
+    after an apostrophe may be parts of two words."""
     return (head == " " or (head[-1:] in _LETTERS and "'" not in head)) and tail[:1] in _LETTERS

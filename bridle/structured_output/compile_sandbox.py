@@ -1,8 +1,8 @@
 """Child processes that test grammars. Processes start when needed, are reused, and are replaced when a grammar kills
 them.
 
-A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, so the
-server compiles it again. Any thread may call this module; the call blocks until the answer is there.
+A child process tests whether a grammar compiles within the limits. The compiled grammar cannot be passed to the server,
+so the server compiles it again. Any thread may call this module; a call blocks until the child process has answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_USABLE = "the constraint's grammar is not usable: "
 
 
 class GrammarRefused(InvalidRequest):
-    """llguidance refuses the grammar because of its content, not because of its cost."""
+    """Raised for a grammar that llguidance refuses because of its content, not because of its cost."""
 
 
 class CompileSandbox:
@@ -49,16 +49,16 @@ class CompileSandbox:
             self._idle.put(None)
 
     def try_grammar(self, grammar: str) -> int:
-        """Return the approximate size of the compiled grammar in bytes. Raises `InvalidRequest` with the problem of the
-        grammar, or `Overloaded` if the machine was too busy for the test."""
+        """Return the approximate memory of the compiled grammar in bytes. Raises `InvalidRequest` with the problem of
+        the grammar, or `Overloaded` if the machine was too busy for the test."""
         answer = self._ask(grammar)
         if "error" in answer:
             raise GrammarRefused(f"{NOT_USABLE}{answer['error']}", "constraint")
         return int(answer["bytes"])
 
     def refusal_of(self, grammar: str) -> tuple[str, float]:
-        """Return the message with which a grammar is refused for its content, empty if it is not, and the seconds of
-        processor time that this took. For a grammar that costs too much, raises the same errors as `try_grammar`."""
+        """Return llguidance's reason to refuse a grammar for its content ("" if it does not), and the processor seconds
+        of the test. If compiling the grammar costs too much, this method raises the same errors as `try_grammar`."""
         answer = self._ask(grammar)
         return f"{NOT_USABLE}{answer['error']}" if "error" in answer else "", float(answer.get("seconds", 0.0))
 

@@ -1,8 +1,9 @@
-"""The process that tests a grammar first: it may run out of time, memory or stack without harm to the server.
+"""A child process that tests a grammar first: compiling it may exhaust time, memory or stack without harm to the
+server.
 
-Run as a program, it reads one JSON line per grammar and answers with one line. The process compiles the grammar over
-single bytes instead of a model's vocabulary, and computes the first mask. The compiling thread has a smaller stack than
-any in the calling process. The process imports only the standard library, llguidance and the sandbox.
+Run as a program, it reads one JSON line per grammar, and answers each with one line. The process compiles the grammar
+over single bytes instead of a model's vocabulary, and computes the first mask. The compiling thread has a smaller stack
+than any thread of the calling process. The process imports only the standard library, llguidance and the sandbox.
 """
 
 from __future__ import annotations
@@ -113,20 +114,20 @@ def _bound(seconds: float, memory: int) -> None:
 
 
 def _unbound() -> float:
-    """Remove the bound on time. Returns the seconds that were left."""
+    """Remove the time limit of this process. Returns the processor seconds that were left."""
     return signal.setitimer(signal.ITIMER_PROF, 0)[0] if hasattr(signal, "setitimer") else 0.0
 
 
 class _HeapNumbers(ctypes.Structure):
-    """glibc's `struct mallinfo2`: `hblkhd` bytes are in blocks of their own, `uordblks` in other blocks."""
+    """glibc's `struct mallinfo2`: `hblkhd` bytes are allocated by mmap, `uordblks` from the heap."""
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
 def allocated() -> int:
-    """Return the number of bytes in use. The size of the process is misleading: a grammar may reuse memory that an
-    earlier grammar left free, and then seem to need none."""
+    """Return the number of allocated bytes. The size of the process would be misleading: a grammar may reuse memory
+    that an earlier grammar freed, and then seem to need none."""
     try:
         numbers = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):  # without glibc, or with one from before 2021

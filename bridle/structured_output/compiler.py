@@ -1,11 +1,10 @@
-"""Compiles constraints to matchers, outside of the engine's thread. A child process tests a grammar first; then the
-grammar is compiled in this process and kept.
+"""Compiles constraints to matchers, outside of the engine's thread. A child process tests a grammar first; then this
+process compiles the grammar and keeps it in a cache.
 
-A grammar that compiled in a child process compiles in this process as well, because llguidance does the same work
-twice: it has no state between grammars. The compiled matcher is kept in its initial state; each request works on a
-copy, which takes microseconds. Unusable grammars are remembered too, so that repeated requests for them cost nothing.
-Kept matchers are limited by the bytes that are really in use. Memory that compiling and dropping leaves free is
-returned to the system.
+Compiling in this process succeeds if it succeeded in the child process, because llguidance keeps no state between
+grammars. The compiled matcher stays in its initial state; each request uses a copy, which takes microseconds to make.
+Unusable grammars are cached too, so that repeated requests for them cost nothing. The cache of matchers is limited by
+the bytes that they really use. Memory that compiling and dropping grammars leaves free is returned to the system.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class _Entry:
     weight: int
 
     def future(self) -> Future[Matcher]:
-        """Return a future with the result, for one caller."""
+        """Return a future with this result, for one caller."""
         if isinstance(self.result, Matcher):
             return _done(self.result)
         kind, message, param = self.result
@@ -53,7 +52,7 @@ class _Entry:
 
 
 class Compiler:
-    """Makes matchers for one vocabulary, which is built when it is first needed. Safe from any thread."""
+    """Compiles constraints to matchers for one vocabulary, which is built at first use. Safe from any thread."""
 
     def __init__(
         self, make_vocabulary: Callable[[], GrammarVocabulary], limits: ConstraintLimits | None = None
@@ -73,7 +72,7 @@ class Compiler:
 
     @property
     def vocabulary(self) -> GrammarVocabulary:
-        """Return the grammar vocabulary of the tokenizer; it is built on first use."""
+        """Return the tokenizer's vocabulary in the form that grammars need; it is built on first use."""
         with self._building:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
@@ -81,18 +80,18 @@ class Compiler:
 
     @property
     def num_cached(self) -> int:
-        """Return the number of kept grammars, refused ones included."""
+        """Return the number of cached grammars, including refused grammars."""
         return len(self._entries)
 
     @property
     def cached_bytes(self) -> int:
-        """Return the approximate number of bytes of the kept grammars."""
+        """Return the approximate number of bytes of the cached grammars."""
         return self._weight
 
     def compile(self, constraint: Constraint) -> Future[Matcher]:
-        """Return the compiled grammar as a future. Callers must copy the matcher and never advance it itself. The
-        future raises `InvalidRequest` for a grammar that cannot be used, and `Overloaded` if the compiler is shut down.
-        Do not cancel the future, because other callers may share it."""
+        """Return a future with the compiled grammar. Callers must copy the future's matcher, and must never advance the
+        matcher itself. The future raises `InvalidRequest` for a grammar that cannot be used, and `Overloaded` if the
+        compiler is shut down. Callers must not cancel the future, because other callers may share it."""
         key = constraint.key
         with self._lock:
             entry = self._entries.get(key)
@@ -127,7 +126,7 @@ class Compiler:
                 self._pending.pop(key, None)
 
     def _keep(self, key: str, entry: _Entry) -> None:
-        """Keep an entry, and drop the least recently used entries."""
+        """Cache an entry, and drop the least recently used entries."""
         limits = self._limits
         with self._lock:
             self._loose += entry.weight  # building takes about as much memory again
@@ -144,7 +143,7 @@ class Compiler:
             return_free_memory()
 
     def close(self) -> None:
-        """End the child processes and drop all kept grammars. Idempotent."""
+        """End the child processes, and drop all cached grammars. Idempotent."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, None

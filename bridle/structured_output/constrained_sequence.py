@@ -1,7 +1,6 @@
-"""One output under its constraint: its answers to the engine after reported tokens, and its predictions for draft
-tokens.
+"""The state of one output under its constraint: decisions after reported tokens, and predictions for draft tokens.
 
-An object is used by one thread at a time; `ConstraintPool` decides by which.
+Only one thread at a time uses an object; `ConstraintPool` decides which thread.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SLOW_MASK_SECONDS = 0.01
 @dataclass(slots=True, eq=False)
 class ConstrainedSequence:
     """One output under its constraint. `ahead` is a copy of the matcher for draft tokens, made while `is_led` is true.
-    Other threads use the matcher itself between an ask and its answer. `masks` are the answers after draft tokens,
-    which took `seconds_ahead` seconds."""
+    While a decision is awaited, another thread may use the matcher itself. `masks` are the answers after draft tokens,
+    whose computation took `seconds_ahead` seconds."""
 
     matcher: Matcher
     constraint: Constraint | None = None
@@ -42,13 +41,13 @@ class ConstrainedSequence:
     seconds_ahead: float = 0.0
 
     def copy(self) -> ConstrainedSequence:
-        """Return the state of a fork."""
+        """Return a copy of the state, for a fork of the output."""
         twin = self.leading(self.matcher.copy())
         twin.constraint, twin.is_slow = self.constraint, self.is_slow
         return twin
 
     def leading(self, ahead: Matcher) -> ConstrainedSequence:
-        """Return a sequence that answers about draft tokens, with `ahead` as its matcher."""
+        """Return a sequence that computes decisions after draft tokens, with `ahead` as its matcher."""
         canonical = self.canonical and self.canonical.copy()
         return ConstrainedSequence(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
 
@@ -97,7 +96,7 @@ class ConstrainedSequence:
         return forced
 
     def masked(self) -> Answer:
-        """Return the answer that lets the engine sample what the grammar allows."""
+        """Return the decision that lets the engine sample the tokens that the grammar allows."""
         try:
             mask = self.matcher.mask()
             if self.matcher.must_end(mask):
@@ -107,8 +106,7 @@ class ConstrainedSequence:
             return Answer(error=as_controller_error(error))
 
     def _draw(self, mask: bytes) -> Decision:
-        """Return the next decision, for which the grammar allows `mask`: to sample one of several whole texts, or a
-        token."""
+        """Return the next decision, to sample one of several whole texts, or a token; the grammar allows `mask`."""
         matcher, vocabulary = self.matcher, self.matcher.vocabulary
         chosen = self.scored.decision(matcher, mask, vocabulary)
         if chosen is not None:
@@ -128,8 +126,8 @@ class ConstrainedSequence:
 
 
 def next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
-    """Commit a token and the tokens that are forced after it. Returns an empty tuple if the output then does not
-    sample."""
+    """Commit a token and the tokens that are forced after it. Returns an empty tuple if no token is sampled after
+    them."""
     ahead.commit((token,))
     forced = () if ahead.is_complete else ahead.forced()
     ahead.commit(forced)
@@ -137,14 +135,14 @@ def next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
 
 
 def as_controller_error(error: BaseException) -> ControllerError:
-    """Return an error as a controller's error."""
+    """Convert an error to a controller error."""
     if isinstance(error, ControllerError):
         return error
     return ControllerError(f"the constraint failed: {error!r}")
 
 
 def _last_words(matcher: Matcher) -> str:
-    """Return a note to the client if a text ended before its grammar was complete, else an empty string."""
+    """Return a note to the client if the output ended before its grammar was complete, otherwise an empty string."""
     if matcher.is_failed or matcher.is_complete or matcher.is_accepting:
         return ""
     return f"the output ended after {matcher.num_tokens} tokens, before its constraint was satisfied\n"

@@ -1,8 +1,8 @@
-"""Translates GBNF, llama.cpp's notation of grammars, to Lark's notation. SGLang's EBNF is the same notation as GBNF.
+"""Translates GBNF, llama.cpp's notation for grammars, to Lark's notation. SGLang's EBNF is the same notation as GBNF.
 
-A rule is `name ::= ...`, and the text is derived from `root`. Every character becomes a terminal of its own, so that no
-terminal consumes characters that another one needs, and the grammar keeps its exact meaning. If a part cannot be
-translated, the error names its line.
+A rule of GBNF is `name ::= ...`, and the text is derived from the rule `root`. Every character becomes a terminal of
+its own, so that no terminal consumes characters of another one, and the grammar keeps its exact meaning. If a part
+cannot be translated, the error names its line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def gbnf_to_lark(grammar: str) -> str:
-    """Return the same grammar in Lark's notation. Raises `InvalidRequest` that names the line at fault."""
+    """Return the same grammar in Lark's notation. Raises `InvalidRequest`, which names the line with the error."""
     tokens = _tokens(grammar)
     rules = _Rules()
     position = 0
@@ -52,7 +52,7 @@ class _Token:
 
 @dataclass(slots=True)
 class _Rules:
-    """The rules that were read so far, with numbers in place of names, and the first line that uses each name."""
+    """The translated rules, with numbers instead of names, and the first line that uses each name."""
 
     bodies: dict[str, str] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=lambda: {"root": 1})
@@ -114,8 +114,8 @@ def _begins_rule(tokens: list[_Token], position: int) -> bool:
 
 @dataclass(slots=True)
 class _Body:
-    """The right side of a rule in Lark's notation. `last` is where its last element begins, to which a repetition
-    applies; `opened` are the groups that are open."""
+    """The right side of a rule in Lark's notation. `last` is the index of the rule's last element, to which a
+    repetition applies; `opened` are the groups that are not closed yet."""
 
     words: list[str] = field(default_factory=list)
     last: int | None = None
@@ -197,13 +197,13 @@ def _repeat(body: _Body, token: _Token) -> None:
 
 
 def _text(token: _Token) -> str:
-    """Return a text as single characters."""
+    """Translate a quoted text to single characters."""
     chars = [json.dumps(char) if char.isascii() else json.dumps(char, ensure_ascii=False) for char in _plain(token)]
     return f"({' '.join(chars)})" if len(chars) > 1 else chars[0] if chars else '""'
 
 
 def _chars(token: _Token) -> str:
-    """Return a class of characters as a regex, each character by its number."""
+    """Return a character class as a regex that names each character by its number."""
     inner = token.text[1:-1]
     negated = inner.startswith("^")
     points = _points(token, inner.removeprefix("^"))
@@ -231,7 +231,7 @@ def _plain(token: _Token) -> str:
 
 
 def _points(token: _Token, text: str) -> list[tuple[str, bool]]:
-    """Return the characters of a text, each with whether it was escaped."""
+    """Return the characters of a text, each with a flag for whether it was escaped."""
     found: list[tuple[str, bool]] = []
     position = 0
     while position < len(text):

@@ -1,7 +1,7 @@
 """Converts a constraint to the grammar that llguidance reads: a list of small grammars that refer to each other.
 
-The text begins with the first grammar. Each leaf of a combination gets a grammar of its own, and with it a lexer, so
-that the terminals of different leaves cannot conflict. This module compiles nothing.
+The text begins with the first grammar of the list. Each leaf of a combination gets its own grammar and lexer, so that
+the terminals of different leaves cannot conflict. This module does not compile grammars.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def without_tokens(grammar: str) -> str:
 
 
 def has_tokens(constraint: spec.Constraint) -> bool:
-    """Return whether a grammar that the server wrote names special tokens."""
+    """Return whether a part of the constraint is a grammar by the server that names special tokens."""
     parts: tuple[object, ...] = getattr(constraint, "parts", ())
     return isinstance(constraint, spec.TokenLark) or any(
         isinstance(part, spec.Constraint) and has_tokens(part) for part in parts
@@ -55,8 +55,8 @@ def has_tokens(constraint: spec.Constraint) -> bool:
 
 
 def _add(constraint: spec.Constraint, grammars: list[Grammar]) -> str:
-    """Add the constraint's grammar and the grammars that it needs. Returns the name by which other grammars refer to
-    it."""
+    """Add the constraint's grammar to `grammars`, and the grammars that it refers to. Return the name by which other
+    grammars refer to the constraint's grammar."""
     name = f"g{len(grammars)}"
     grammars.append({"name": name})
     if isinstance(constraint, spec.Concat):

@@ -1,6 +1,6 @@
 """Threads that compute masks while the device computes logits.
 
-Idle threads take one piece of work at a time; llguidance releases the interpreter lock while it computes. Threads start
+Several threads compute in parallel, because llguidance releases the interpreter lock while it computes. Threads start
 when the first work is submitted.
 """
 
@@ -25,7 +25,7 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Iterable[Work]) -> None:
-        """Queue work; a pool of one thread does it in this order. The work must catch its own errors."""
+        """Queue work; a pool with one thread does it in this order. The work must catch its own errors."""
         with self._changed:
             self._queue.extend(work)
             waiting = len(self._queue)

@@ -1,4 +1,5 @@
-"""A constraint applied to one output: which tokens may come next, which are forced, and whether the text may end.
+"""The state of a constraint on one output: which tokens may come next, which tokens are forced, and whether the text
+may end.
 
 Copying a matcher and rolling it back cost microseconds. A matcher is used by one thread at a time; different matchers
 are independent.
@@ -31,7 +32,7 @@ MAX_GRAMMAR = 1 << 16
 
 class Matcher:
     """The state of a constraint on one output, initially before the first token. Raises `InvalidRequest` for a grammar
-    that llguidance refuses. Before that, `compile_sandbox` must have tested that compiling the grammar is harmless."""
+    that llguidance refuses. `compile_sandbox` must have tested before that compiling the grammar is harmless."""
 
     def __init__(self, vocabulary: GrammarVocabulary, grammar: str) -> None:
         import llguidance
@@ -56,7 +57,7 @@ class Matcher:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by tokens that were appended. Raises `ControllerError` at the first token that the grammar does not
-        allow, or that exceeds its limits; the matcher is unusable after that."""
+        allow, or that exceeds its limits; then the matcher is unusable."""
         if not tokens:
             return
         count = self.backend.try_consume_tokens(list(tokens))
@@ -79,7 +80,7 @@ class Matcher:
         del self._tokens[len(self._tokens) - num_tokens :]
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Return the number of `tokens` that may follow, one after the other."""
+        """Return how many of the first `tokens` the grammar allows one after the other."""
         return int(self.backend.validate_tokens(list(tokens)))
 
     def take(self, data: bytes) -> bool:
@@ -95,7 +96,7 @@ class Matcher:
     # -- inspecting ----------------------------------------------------------------------------------------
 
     def forced_bytes(self) -> bytes:
-        """Return the bytes that must come next."""
+        """Return the bytes that the grammar forces to come next."""
         return bytes(self.backend.compute_ff_bytes())
 
     def next_bytes(self, mask: bytes) -> frozenset[int]:
@@ -109,13 +110,13 @@ class Matcher:
 
     @property
     def state(self) -> State | None:
-        """Return the state that masks depend on, as a key; None for a state that is not worth remembering."""
+        """Return the matcher's state as a key for cached masks; None for a state with a long text or grammar."""
         is_short = len(self._tokens) <= _MAX_REMEMBERED and len(self._grammar) <= MAX_GRAMMAR
         return (self._grammar, tuple(self._tokens)) if is_short else None
 
     def mask(self) -> bytes:
-        """Return the bit row of the tokens that may come next. End tokens are included where the text may end. If no
-        token may come, raises `ControllerError` with an explanation."""
+        """Return the mask of tokens that may come next, with one bit per token. End tokens are included if the text may
+        end here. If no token may come next, raises `ControllerError` with an explanation."""
         state = self.state
         if state is None or self.is_failed:
             return self.compute_mask()
@@ -125,7 +126,7 @@ class Matcher:
         return known
 
     def compute_mask(self) -> bytes:
-        """Compute the result of `mask` without using remembered masks."""
+        """Compute the result of `mask` without using cached masks."""
         row: bytes = self.backend.compute_bitmask()
         if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)
@@ -140,8 +141,8 @@ class Matcher:
         return mask == self.vocabulary.end_row or (self.is_accepting and is_empty(mask))
 
     def _spellable(self, row: bytes) -> bytes:
-        """Allow only tokens that agree with the next bytes, if these are certain. Llguidance looks beyond the bytes
-        that must come, and assumes that some token spells them."""
+        """If the next bytes are certain, allow only tokens that agree with these bytes. llguidance looks beyond the
+        forced bytes, and assumes that some token spells them."""
         must = self.backend.compute_ff_bytes()
         if not must:
             return row
@@ -153,7 +154,7 @@ class Matcher:
         return bytes(spelled)
 
     def _fitted(self, row: bytes, size: int) -> bytes:
-        """Return exactly `size` bytes of the row, without bits beyond the vocabulary."""
+        """Return exactly `size` bytes of the mask, without bits beyond the vocabulary."""
         fitted = bytearray(row[:size].ljust(size, b"\0"))
         whole, rest = divmod(self.vocabulary.size, 8)
         if rest:
@@ -163,8 +164,8 @@ class Matcher:
         return bytes(fitted)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that must come next, spelled as the tokenizer would spell them; empty if there is a
-        choice."""
+        """Return the tokens that must come next, spelled as the tokenizer would spell them; empty if several texts may
+        follow."""
         tokens: list[int] = self.backend.compute_ff_tokens()
         if not tokens or self.backend.validate_tokens(tokens) < len(tokens):
             return ()
@@ -182,13 +183,13 @@ class Matcher:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the grammar has failed: a limit was reached, or a token was committed that the grammar does
-        not allow."""
+        """Return whether the grammar has failed: it reached a limit, or a token was committed that the grammar does not
+        allow."""
         return bool(self.backend.is_error())
 
     @property
     def failure(self) -> str:
-        """The reason why the matcher failed, in a few words."""
+        """Return the reason why the matcher failed, in a few words."""
         return reason(self.backend)
 
     @property
@@ -226,8 +227,9 @@ class Matcher:
 
 @contextmanager
 def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
-    """If a policy's replacement text does not continue a constrained text, raise an error that names both. The
-    constraint's own messages may contain what the policy forbids, so only its kind is reported."""
+    """Raise an error that names policy and constraint if the policy's replacement does not fit the constrained text.
+    The constraint's own messages may contain text that the policy forbids, so only the constraint's type is
+    reported."""
     try:
         yield
     except ControllerError as error:
@@ -240,7 +242,7 @@ def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
 
 
 def _allowed_after(grammar: str, text: bytes) -> str:
-    """Return the bytes that may follow `text`, in readable form."""
+    """Return the bytes that may follow `text`, as readable text."""
     import llguidance
 
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
@@ -271,7 +273,7 @@ def _char(value: int) -> str:
 
 
 def _shown(data: bytes | Iterable[int]) -> str:
-    """Return the end of a text, quoted."""
+    """Return the end of the text `text`, in quotes."""
     text = repr(bytes(data).decode("utf-8", "replace"))
     return text if len(text) <= _MAX_SHOWN else "'..." + text[-_MAX_SHOWN:]
 

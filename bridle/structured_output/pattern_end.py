@@ -1,10 +1,10 @@
-"""The end of a text under a regex: where the text matches and the model would leave the pattern.
+"""Decides where an output under a regex ends: where the text matches and the model would continue outside the pattern.
 
-A mask alone makes a model continue where it would end the text. For example, the pattern ` [A-Z][a-z]+` forbids the
-full stop that the model prefers after ` Paris`. The most probable letter would come instead. So where the text may end,
-the model's own choice is sampled without the mask. A token that the pattern allows stays. Any other token is rolled
-back before a client sees it, and the text ends. If only a later character of such a token leaves the pattern, the mask
-applies.
+With a mask alone, a model would continue where it wants to end the text. For example, the pattern ` [A-Z][a-z]+`
+forbids the full stop that the model prefers after ` Paris`. The mask would let the most probable letter follow instead.
+Where the text may end, the engine therefore samples the model's own choice without the mask. A sampled token that the
+pattern allows stays. Any other token is rolled back before a client sees it, and the text ends. If a rolled-back token
+begins with characters that the pattern allows, the text continues, sampled with the mask.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ends_with_model(constraint: object) -> bool:
 @dataclass(slots=True)
 class PatternEnd:
     """Follows one output. The text cannot end before `min_tokens` tokens or before the first token. `mask` is the
-    pattern's mask at the last sample without a mask; `must_mask` says that the next sample uses the mask."""
+    pattern's mask at the last sample that was drawn without it; `must_mask` says that the next sample uses the mask."""
 
     constraint: Constraint | None
     min_tokens: int = 0
@@ -37,7 +37,7 @@ class PatternEnd:
         return PatternEnd(self.constraint, self.min_tokens, self.mask, self.must_mask)
 
     def is_over(self, sampled: int | None, is_kept: bool, vocabulary: GrammarVocabulary) -> bool:
-        """Note the last sampled token. Returns whether it left the pattern, so that the text is over."""
+        """Record the last sampled token. Return whether this token left the pattern, so that the text is over."""
         mask, self.mask, self.must_mask = self.mask, b"", False
         if not mask or sampled is None or is_kept or mask_allows(mask, sampled):
             return False
@@ -54,7 +54,7 @@ class PatternEnd:
 
 
 def _begins_inside(mask: bytes, token: int, vocabulary: GrammarVocabulary) -> bool:
-    """Return whether a forbidden token begins with whole characters that are allowed."""
+    """Return whether a forbidden token begins with a complete character that the mask allows."""
     data = vocabulary.text_of((token,))
     heads = (vocabulary.token_of(data[:size]) for size in range(1, len(data)) if _is_text(data[:size]))
     return any(head is not None and mask_allows(mask, head) for head in heads)

@@ -1,9 +1,9 @@
 """The `ControllerPool` that runs constraints next to an engine.
 
-Tokens are committed on the engine's thread as soon as they are reported, because that takes microseconds. So a complete
-text stops, and forced tokens are appended, before the next step is scheduled and without a forward pass. If the grammar
-leaves a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is
-handled only on those threads from then on, so that it cannot delay the engine.
+Tokens are committed on the engine's thread as soon as they are reported, because that takes microseconds. A complete
+text therefore ends, and forced tokens are appended, before the next step is scheduled and without a forward pass. If
+the grammar leaves a choice, threads compute the mask while the device computes logits. A sequence whose grammar was
+slow once is computed only on those threads from then on, so that it cannot delay the engine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Answered = tuple[int, ConstrainedSequence, Answer]
 
 class ConstraintPool(ControllerPool):
     """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, outside of the engine's
-    thread, when the first such request comes. `clock` must be the clock of the engine."""
+    thread, when the first request with a constraint comes. `clock` must be the clock of the engine."""
 
     capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering", "forced_text"))
 
@@ -106,8 +106,8 @@ class ConstraintPool(ControllerPool):
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Handle asks. Forks are handled first, before their parents change. Then answers without a mask are given at
-        once, and threads compute the others."""
+        """Handle asks. Forks are handled first, before their parents change. Answers without a mask are then given at
+        once, and threads compute the answers with a mask."""
         for ask in asks:
             if ask.request is not None:
                 self.live[ask.seq_id] = opened = self.opened.pop(ask.request.id)
@@ -140,8 +140,8 @@ class ConstraintPool(ControllerPool):
             self._workers.submit(work)
 
     def _work(self, due: Sequence[_Due], *, is_whole: bool = False) -> Callable[[], None]:
-        """Return a function that computes the masks of some answers in a thread. The answers are published together,
-        unless one of them takes long."""
+        """Return a function that computes, in a thread, the masks of some answers. The answers are published together,
+        unless one of the masks takes long."""
 
         def run() -> None:
             done: list[_Answered] = []
@@ -180,8 +180,9 @@ class ConstraintPool(ControllerPool):
         return answers
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Follow `tokens` up to one that is not allowed or ends the text. Copying the matcher costs more than following
-        the tokens. So the copy is made only for a sequence that had draft tokens in the last step, or is new."""
+        """Follow draft tokens up to a token that is not allowed or that ends the text. Copying the matcher costs more
+        than following the tokens. So the copy is made only for a new sequence, or one that had draft tokens in the last
+        step."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow:
             return [], False
@@ -202,8 +203,8 @@ class ConstraintPool(ControllerPool):
         return parts, False
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return the tokens forced after `tokens`, or else the mask there. The copy is then rolled back, because
-        `filter_draft` continues from its position."""
+        """Return the tokens forced after the draft `tokens`; if none are forced, return the mask after them. The copied
+        matcher is then rolled back, because `filter_draft` continues from its position."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or instance.seconds_ahead > SLOW_SECONDS:
             return None
@@ -220,13 +221,14 @@ class ConstraintPool(ControllerPool):
         return decision
 
     def _is_idle(self, seq_id: int) -> bool:
-        """Return whether no thread uses the sequence's matcher. If a thread does, wait at most as long as a commit may
-        take. Otherwise, that thread's speed would decide whether draft tokens are used."""
+        """Return whether no thread uses the sequence's matcher. If a thread uses it, wait at most as long as a commit
+        may take. Without this wait, the thread's speed would decide whether draft tokens are used."""
         with self._arrived:
             return self._arrived.wait_for(lambda: seq_id not in self.under_way, SLOW_SECONDS)
 
     def _look_ahead(self, instance: ConstrainedSequence, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
-        """Return the answer after `tokens`. A copy that has no answer, or cannot be rolled back, is dropped."""
+        """Return the decision after the draft `tokens`. A copy that has no decision, or cannot be rolled back, is
+        dropped."""
         copied, instance.ahead = instance.leading(ahead), None
         answer = copied.advance(Ask(-1, tokens))
         if answer is None:
@@ -238,8 +240,8 @@ class ConstraintPool(ControllerPool):
         return answer.decision
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the masks after each of `tokens`, including forced ones. Lookahead stops at a token that is not
-        allowed or ends the text, if other tokens are forced, and when it takes longer than a commit may."""
+        """Return the masks after each of the draft `tokens`, including forced tokens. Lookahead stops at a token that
+        is not allowed or ends the text, if other tokens are forced, or after the time of a commit."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
@@ -265,7 +267,8 @@ class ConstraintPool(ControllerPool):
         return known
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-        """Follow each of `tokens` on a copy, as long as only one text may follow. A slow grammar is not followed."""
+        """Follow each of `tokens` on a copy of the matcher, as long as only one text may follow. A slow grammar is not
+        followed."""
         instance, found = self.live.get(seq_id), list[tuple[int, ...]]()
         ahead = None
         for token in tokens:
@@ -286,7 +289,7 @@ class ConstraintPool(ControllerPool):
     # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the matchers of these sequences. A matcher in use is dropped when its work is done."""
+        """Drop the matchers of these sequences. A matcher that a thread uses is dropped after its work."""
         with self._arrived:
             for seq_id in seq_ids:
                 self.live.pop(seq_id, None)
@@ -301,11 +304,11 @@ class ConstraintPool(ControllerPool):
 
 
 def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
-    """Return the detector of the text's end. It has no constraint if the client ignores end tokens."""
+    """Return the object that detects the end of the text. Its constraint is None if the client ignores end tokens."""
     return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 
 def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:
-    """Return the masks in parts, two for each thread if there are enough masks."""
+    """Divide the masks to compute into parts, two for each thread if there are enough masks."""
     size = min(max(1, -(-len(masks) // (2 * num_threads))), _MAX_PART)
     return [masks[start : start + size] for start in range(0, len(masks), size)]

@@ -1,4 +1,4 @@
-"""A dictionary of limited size, for results that can be computed again."""
+"""A cache of limited size, for results that can be computed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of one output that are scored as a whole: the whole output, or the finite sets inside it."""
+"""The texts that are scored as a whole: whole outputs, or the finite sets of texts inside an output."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 
 @dataclass(frozen=True, slots=True)
 class ScoredTexts:
-    """If the whole output is one of a few texts, `options` are their tokens. `is_reported`: the client gets their
-    probabilities. `must_score`: the client requires scores, so a mask cannot be used instead. Otherwise, `sets` are the
-    finite sets that may occur anywhere in the text."""
+    """If the whole output is one of a few texts, `options` are their tokens. With `is_reported`, the client gets the
+    probabilities of these texts. With `must_score`, the client requires scores, so a mask cannot be used instead. If
+    the whole output is not one of a few texts, `sets` are the finite sets that may occur anywhere in it."""
 
     options: tuple[tuple[int, ...], ...] = ()
     is_reported: bool = False
@@ -28,11 +28,12 @@ class ScoredTexts:
     sets: Sequence[FiniteSet] = ()
 
     def comes_first(self, matcher: Matcher) -> bool:
-        """Return whether the whole output is a choice, and nothing was generated yet."""
+        """Return whether the whole output is one of a few texts, and no token was generated yet."""
         return bool(self.options) and not matcher.num_tokens
 
     def decision(self, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision | None:
-        """Return the choice that comes next, or None. `mask` has the tokens that the matcher allows."""
+        """Return the decision to choose among the next whole texts, or None. `mask` has the tokens that the matcher
+        allows."""
         if self.comes_first(matcher):
             return Decision.choose(self.options, None if self.must_score else mask, is_reported=self.is_reported)
         if not self.sets:
@@ -41,7 +42,8 @@ class ScoredTexts:
         return Decision.choose(options, mask) if options else None
 
     def is_chosen(self, ask: Ask, matcher: Matcher) -> bool:
-        """Return whether the engine has appended a whole text, which ends the output. If so, no token was sampled."""
+        """Return whether the engine has appended one of the whole texts, which ends the output. If so, no token was
+        sampled."""
         if not self.options or ask.sampled is not None:
             return False
         return matcher.num_tokens == len(ask.tokens) and ask.tokens in self.options

@@ -1,4 +1,4 @@
-"""Constraints: small, validated descriptions of the form of a text, shared by all front ends.
+"""Constraints: small, validated descriptions of the form of an output, shared by all front ends.
 
     Regex(r"[0-9]{3}-[0-9]{4}")
     JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
@@ -6,7 +6,7 @@
 
 A constraint is immutable, and can be converted to plain data and back (`to_dict`, `parse`). A constraint that exceeds a
 limit raises `InvalidRequest` when it is created. Errors in the constraint's grammar are found when the constraint is
-compiled. This module does not know tokens.
+compiled. This module does not handle tokens.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Regex(Constraint):
-    """The whole text matches `pattern`: Rust's syntax, without look-around and back references. `\\d` means 0 to 9; `^`
-    and `$` are not needed. A text that matches ends where the model would leave the pattern. With `longest`, it
-    continues until the model ends it or the pattern does."""
+    """The whole output matches the regex `pattern`, in Rust's syntax, without look-around and back references. `\\d`
+    means 0 to 9; `^` and `$` are not needed. An output that matches ends where the model would continue outside the
+    pattern. With `longest`, the output continues until the model ends it, or until the pattern allows no more."""
 
     pattern: str
     longest: bool = False
@@ -77,11 +77,11 @@ class Regex(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema(Constraint):
-    """The text is JSON that fits `schema`: a mapping, its JSON text, or a pydantic model.
+    """The output is JSON that fits `schema`: a mapping, its JSON text, or a pydantic model.
 
-    With `fixed` white space the text looks like `{"a": 1, "b": [2, 3]}`, and much of it is forced without the model;
-    with `flexible` the model decides its layout. The values of enums and booleans are scored as a whole if possible,
-    unless `scored` is False. `schema` is stored as JSON text.
+    With `fixed` white space, JSON looks like `{"a": 1, "b": [2, 3]}`, and the grammar forces much of it; with
+    `flexible`, the model decides the layout. The values of enums and booleans are scored as a whole if possible, unless
+    `scored` is False. `schema` is stored as JSON text.
     """
 
     schema: Any
@@ -102,7 +102,7 @@ class JsonSchema(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class JsonObject(Constraint):
-    """The text is any JSON object."""
+    """The output is any JSON object."""
 
     whitespace: Whitespace = "fixed"
 
@@ -115,7 +115,7 @@ class JsonObject(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Lark(Constraint):
-    """The text is derived from `start` of a grammar in Lark's notation, as llguidance reads it."""
+    """The output is derived from `start` of a grammar in Lark's notation, as llguidance reads it."""
 
     grammar: str
 
@@ -129,13 +129,13 @@ class Lark(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class TokenLark(Lark):
-    """A grammar in Lark's notation that also names special tokens by id, as `<[42]>`. Only the server writes such
+    """A grammar in Lark's notation that also names special tokens by id, as `<[42]>`. Only bridle itself writes such
     grammars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Yacc(Constraint):
-    """The text is derived from a grammar in AICI's yacc-like notation."""
+    """The output is derived from a grammar in AICI's yacc-like notation."""
 
     grammar: str
 
@@ -149,7 +149,7 @@ class Yacc(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Gbnf(Constraint):
-    """The text is derived from `root` of a grammar in llama.cpp's notation, which is also SGLang's EBNF."""
+    """The output is derived from `root` of a grammar in llama.cpp's notation (GBNF), which SGLang calls EBNF."""
 
     grammar: str
 
@@ -163,9 +163,9 @@ class Gbnf(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Constraint):
-    """The text is one of `options`. By default, options are scored as a whole if possible, and one is sampled by its
-    probability. With `scored` False, each token is sampled under a mask instead. `scored` True is refused where options
-    cannot be scored, and reports the probabilities of all options in the variable `choice`."""
+    """The output is one of `options`. By default, options are scored as a whole if possible, and one option is sampled
+    by its probability. With `scored` False, each token is sampled under a mask instead. With `scored` True, a request
+    whose options cannot be scored is refused; the variable `choice` gets the probabilities of all options."""
 
     options: tuple[str, ...]
     scored: bool | None = None
@@ -191,7 +191,7 @@ class Choice(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Substring(Constraint):
-    """The text is quoted from `text`: a run of whole words of it (or of characters), followed by `end`."""
+    """The output is quoted from `text`: a run of its whole words (or of its characters), followed by `end`."""
 
     text: str
     end: str = ""
@@ -214,7 +214,7 @@ class Substring(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Constraint):
-    """The parts in order; a string is a part with exactly that text."""
+    """The output consists of the parts in order; a string is a part with exactly this text."""
 
     parts: tuple[Constraint, ...]
 
@@ -227,7 +227,7 @@ class Concat(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Constraint):
-    """Any one of the parts; a string is a part with exactly that text."""
+    """The output is any one of the parts; a string is a part with exactly this text."""
 
     parts: tuple[Constraint, ...]
 
@@ -240,8 +240,8 @@ class OneOf(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class After(Constraint):
-    """Free text up to and including the first `marker`, then a text that fits `constraint`. The marker is ordinary
-    text, not a special token."""
+    """The output is free text up to and including the first `marker`, then a text that fits `constraint`. The marker is
+    ordinary text, not a special token."""
 
     marker: str
     constraint: Constraint
@@ -260,7 +260,7 @@ class After(Constraint):
 
 
 def parse(data: object, depth: int = 0) -> Constraint:
-    """Return the constraint from plain data such as `{"regex": "a+"}`. Constraints and strings are also accepted.
+    """Read a constraint from plain data such as `{"regex": "a+"}`. Constraint objects and strings are also accepted.
     Raises `InvalidRequest`."""
     if isinstance(data, Constraint):
         return data
@@ -311,7 +311,7 @@ def _plain(make: Callable[..., Constraint]) -> _Reader:
 
 
 def _grammar(text: Any) -> Constraint:
-    """Return the constraint for a grammar in Lark's notation or in GBNF; the notation is detected."""
+    """Return the constraint for a grammar in Lark's notation or in GBNF; bridle detects the notation."""
     return Gbnf(text) if isinstance(text, str) and is_gbnf(text) else Lark(text)
 
 

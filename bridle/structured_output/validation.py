@@ -1,5 +1,5 @@
-"""Validation of a constraint: a child process tests whether it can be used, and with which grammar. This module knows
-no vocabulary."""
+"""Validates constraints: a child process tests whether a constraint can be used, and with which grammar. This module
+does not use a model's vocabulary."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 
 
 def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
-    """Return a grammar that compiled in a child process, and its size in bytes. A schema that is refused is tested
-    again in equivalent keywords. Raises `InvalidRequest` with the problem."""
+    """Return a grammar that compiled in a child process, and its size in bytes. If a schema is refused, an equivalent
+    schema in supported keywords is tested. Raises `InvalidRequest` with the problem of the constraint."""
     grammar = grammar_of(constraint)
     try:
         return grammar, trials.try_grammar(without_tokens(grammar) if has_tokens(constraint) else grammar)
@@ -43,7 +43,7 @@ def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
 
 
 def check_usable(constraint: Constraint) -> None:
-    """Raise `InvalidRequest` with the problem of a constraint that no request could use. Starts a process."""
+    """Raise `InvalidRequest` with the problem if no request could use the constraint. Starts a process."""
     load_llguidance()
     trials = CompileSandbox(ConstraintLimits(num_compilers=1))
     try:
@@ -53,8 +53,8 @@ def check_usable(constraint: Constraint) -> None:
 
 
 def _told(constraint: Constraint, message: str) -> str:
-    """Return the error of a refused grammar, reworded for the client's constraint. Its positions refer to the tested
-    grammar, so they are kept only if the client wrote that grammar."""
+    """Return the error of a refused grammar, in words that fit the client's constraint. Positions in the error refer to
+    the tested grammar, so they are kept only if the client wrote this grammar."""
     reason = message.removeprefix(NOT_USABLE)
     place = r"line \1, column \2: " if isinstance(constraint, Lark) else ""
     called = _CALLED.get(type(constraint), "the constraint's grammar")

@@ -26,7 +26,7 @@ _MAX_MASKS = 256
 
 
 class GrammarVocabulary:
-    """`tokens[i]` are the bytes of token i, `eos` the tokens that end a text, `encode(text)` returns the canonical
+    """`tokens[i]` are the bytes of token i, `eos` the tokens that end a text. `encode(text)` returns the canonical
     tokens of a text inside a document. `size` is the length of a mask in bits; `tokens` is padded to it."""
 
     def __init__(
@@ -59,7 +59,7 @@ class GrammarVocabulary:
 
     @cached_property
     def end_row(self) -> bytes:
-        """Return the mask that allows only the end of the text."""
+        """Return the mask that allows only the end tokens."""
         row = bytearray(self.mask_bytes)
         for token in self.eos:
             row[token >> 3] |= 1 << (token & 7)
@@ -70,8 +70,9 @@ class GrammarVocabulary:
         return b"".join(self.tokens[token] for token in tokens if token not in self.special)
 
     def encode(self, data: bytes) -> list[int]:
-        """Return the canonical tokens of whole characters. If the tokenizer would change the text, or its tokens do not
-        spell it, use the longest tokens that fit. The list ends before bytes that no token has."""
+        """Return the canonical tokens of a text that consists of whole characters. If the tokenizer would change the
+        text, or its tokens do not spell the text, return the longest tokens that fit. The list ends before bytes that
+        no token has."""
         try:
             tokens = list(self._encode(data.decode()))
         except ValueError:
@@ -81,7 +82,7 @@ class GrammarVocabulary:
         return self._longest(data)
 
     def written(self, text: str) -> list[int]:
-        """Return the tokens that the tokenizer produces, whether they spell the text or not."""
+        """Return the tokens that the tokenizer produces for a text, even if they do not spell it."""
         try:
             return list(self._encode(text))
         except ValueError:
@@ -89,7 +90,7 @@ class GrammarVocabulary:
 
     @cached_property
     def pairs(self) -> CanonicalPairs:
-        """Return the pairs of tokens that the tokenizer may produce one after the other."""
+        """Return the object that knows which tokens the tokenizer may produce one after the other."""
         from bridle.structured_output.canonical_pairs import CanonicalPairs
 
         return CanonicalPairs(self)
@@ -115,12 +116,12 @@ class GrammarVocabulary:
 
     @cached_property
     def spells_every_byte(self) -> bool:
-        """Return whether tokens can spell every text."""
+        """Return whether the vocabulary's tokens can spell every text."""
         return all(bytes([byte]) in self._by_bytes for byte in range(256))
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
-        """Return the tokens of single bytes, by byte."""
+        """Return the tokens that consist of one byte, by byte."""
         return {byte: token for byte in range(256) if (token := self._by_bytes.get(bytes([byte]))) is not None}
 
     @cached_property
@@ -147,7 +148,7 @@ class _Wrapper:
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()) -> GrammarVocabulary:
     """Return the vocabulary of a model: the tokenizer's tokens, padded to the width of its logits rows. A text ends
-    with `eos`, or with the tokenizer's own end tokens."""
+    with one of the tokens `eos`, or with the tokenizer's own end tokens."""
     # An anchor before the text shows how it is spelled inside a document: some tokenizers put a space before the first
     # word of every text.
     anchor = "\n"
@@ -170,7 +171,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()
 
 
 def load_llguidance() -> Any:
-    """Return the package llguidance. Raises `UnsupportedFeature` if it is not installed."""
+    """Return the module `llguidance`. Raises `UnsupportedFeature` if it is not installed."""
     try:
         import llguidance
     except ImportError:

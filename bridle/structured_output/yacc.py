@@ -6,9 +6,10 @@
     NUMBER: "/[0-9]+/" ;
     SKIP: "/ +/" ;
 
-Quoted text is a keyword, `/.../` inside the quotes a regex; nothing is escaped. The rule `SKIP` lists what may stand
-between tokens. Declarations of precedence are ignored: they only choose among several derivations of a text, and one
-derivation suffices. Tokens are distinguished by the positions in which they may stand, so keywords are not reserved.
+A quoted text is a keyword, and `/.../` inside the quotes is a regex; there are no escapes. The rule `SKIP` lists the
+texts that may stand between tokens. Declarations of precedence are ignored, because they only choose among derivations
+of a text, and one is enough. Tokens are distinguished by the positions in which the grammar allows them, so keywords
+are not reserved.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class _Grammar:
 
 
 def yacc_to_lark(text: str) -> str:
-    """Return a grammar for the same texts in Lark's notation. Raises `InvalidRequest` that names the line at fault."""
+    """Return a grammar in Lark's notation that allows the same texts. Raises `InvalidRequest`, which names the line
+    with the error."""
     grammar = _read(text)
     start = grammar.start or next((name for name in grammar.rules if name != _SKIP), None)
     if start is None or start not in grammar.rules:
@@ -149,8 +151,8 @@ def _terminal(text: str) -> str:
 
 
 def _ignored(alternative: Alternative) -> str:
-    """Return the pattern skipped between tokens. The pattern must not match the empty text, or skipping would never
-    end."""
+    """Return the regex of texts that are skipped between tokens. The regex must not match the empty text, because
+    skipping would then never end."""
     if len(alternative) != 1 or alternative[0][0] not in "\"'":
         raise InvalidRequest(f"{_SKIP} holds {' '.join(alternative)!r}; each must be one terminal", "constraint")
     terminal = _terminal(alternative[0][1:-1])
@@ -158,5 +160,5 @@ def _ignored(alternative: Alternative) -> str:
 
 
 def _slashes(pattern: str) -> str:
-    """Escape the slashes that are not escaped yet."""
+    """Escape those slashes of a regex that are not escaped yet."""
     return re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
