@@ -22,9 +22,9 @@ _LOOK = 1e-4
 
 
 class AsyncSampling:
-    """The latest sampling of an executor, in progress or complete. A drawing is a sampling in progress, and its
-    `take()` waits for the result. If a drawing has `tokens`, a tensor [rows] on the device, later device work can use
-    them at once. If a drawing has no `tokens`, later device work waits for the result."""
+    """The latest sampling of an executor, in progress or complete. A sampling in progress is a *drawing*, whose
+    `take()` waits for the sampled tokens. If the drawing has a tensor `tokens` [rows] on the device, a later forward
+    pass can read the sampled tokens without waiting. Otherwise, the host first waits for the sampled tokens."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,7 +41,7 @@ class AsyncSampling:
     # -- drawing -------------------------------------------------------------------------------------------
 
     def start(self, drawing: Any) -> None:
-        """Record a sampling that was started (a drawing), or its result if it is already complete."""
+        """Record a sampling in progress (a drawing), or the result of a complete sampling."""
         if self._drawing is not None or self._result is not None:
             raise InternalError("sampling was started before the last sampled tokens were read")
         if isinstance(drawing, StepResult):
@@ -50,7 +50,7 @@ class AsyncSampling:
             self._drawing = drawing
 
     def take(self) -> StepResult:
-        """Wait for the result, and replace the placeholders with its tokens."""
+        """Wait for the sampled tokens, and put them in the place of the placeholders."""
         result = self._wait()
         for mirror, position in self._named:
             if position < len(mirror.tokens) and mirror.tokens[position] < 0:
@@ -68,8 +68,8 @@ class AsyncSampling:
     # -- naming --------------------------------------------------------------------------------------------
 
     def note_names(self, rows: Sequence[PlanRow], mirrors: Sequence[CachedRequestState]) -> bool:
-        """Remember which sequences end in a placeholder; return whether any sequence does. `mirrors` are the executor's
-        copies of the sequences."""
+        """Remember which of the executor's sequences end in a placeholder; return whether any sequence does. `mirrors`
+        are the executor's copies of the sequences."""
         named = [
             (mirror, len(mirror.tokens) - 1)
             for row, mirror in zip(rows, mirrors, strict=True)

@@ -1,9 +1,9 @@
-"""The sampler for GPUs. Kernels sample rows with common parameters, and the host waits only when it reads the tokens.
-Common parameters are greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and
-log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. Rows for
-the standard sampler use typical-p, top-n-sigma, XTC, dynamic temperature, Mirostat, DRY, a watermark, a larger top-k,
-packed biases or traces. Scores of prompts are computed in plain torch, and the host waits for them together with the
-tokens.
+"""The sampler for GPUs. Kernels sample rows whose parameters are common, and the host waits only when it reads the
+sampled tokens. The common parameters are greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases,
+penalties and log-probabilities. The standard sampler samples all other rows, one after the other, while the host waits.
+Rows for the standard sampler use typical-p, top-n-sigma, XTC, dynamic temperature, Mirostat, DRY, a watermark, a larger
+top-k, packed biases or traces. Scores of prompts are computed in plain torch, and the host waits for them together with
+the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class DeviceSampler:
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start sampling `batch` from `logits` [R, V]. If all rows have common parameters, the method returns before
-        the device is done. For other rows, the method waits, because the next step may overwrite the logits."""
+        the device is done. For rows with other parameters, the method waits, because the next step may overwrite the
+        logits."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]
@@ -83,13 +84,13 @@ class _Drawing:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        """Return the sampled tokens on the device [rows], for work that is launched later; None if the tokens are not
-        in one tensor."""
+        """Return the sampled tokens as one tensor [rows] on the device, for work that is launched later; None if there
+        is no such tensor."""
         is_one = len(self._usual) == 1 and self._others is None
         return self._usual[0].draws.tokens if is_one else None
 
     def take(self) -> StepResult:
-        """Wait for the tokens. The results have the order of `batch.rows`."""
+        """Wait for the tokens. The returned results have the order of `batch.rows`."""
         num_rows = len(self._batch.rows)
         result = StepResult(self._batch.step, [0] * num_rows, [None] * num_rows)
         for each in self._usual:
@@ -103,7 +104,7 @@ class _Drawing:
 
 
 def _add_others(result: StepResult, where: Sequence[int], others: StepResult) -> None:
-    """Copy the results `others` of the rows `where` to the right positions in `result`."""
+    """Copy the standard sampler's results `others` into `result`, at the row numbers `where`."""
     num_rows = len(result.tokens)
     if others.mus:
         result.mus = [0.0] * num_rows

@@ -1,6 +1,6 @@
 """Computes the logits of a large step on a CPU in parts, when they are sampled, to bound their memory. All logits of
 256 sequences over a vocabulary of 262,144 tokens would take 256 MiB. The logits of every 256 tokens of a scored prompt
-would take as much memory.
+would take the same memory again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Strike = Callable[[Tensor, PaddedVocab], None]
 
 @dataclass(frozen=True, slots=True)
 class PartialLogits:
-    """Logits [R, V] that are not computed yet. `head` computes them from rows of `hidden` [R, H]; V is `vocab_size`."""
+    """Logits [R, V] that are not computed yet. `head` computes the logits from rows of `hidden` [R, H]; V is
+    `vocab_size`."""
 
     hidden: Tensor
     head: Callable[[Tensor], Tensor]
@@ -63,14 +64,14 @@ def _of_rows(batch: SampleBatch, rows: Sequence[SampleRow]) -> tuple[list[int], 
 
 
 def _of_scores(batch: SampleBatch, wanted: Sequence[tuple[ScoreRun, int]]) -> tuple[list[int], SampleBatch]:
-    """Return the same as `_of_rows`, for tokens of score runs. `wanted` are pairs of a run and the index of a token in
-    it."""
+    """Return the same as `_of_rows`, but for tokens of runs whose log-probabilities are requested (scores). `wanted`
+    has pairs of a run and the index of a token in this run."""
     runs = [ScoreRun(run.seq_id, place, (run.tokens[i],), run.num_top) for place, (run, i) in enumerate(wanted)]
     return [run.logits_start + i for run, i in wanted], SampleBatch(batch.step, [], runs, batch.unnamed)
 
 
 def _joined(step: int, sampled: Sequence[tuple[int, StepResult]]) -> StepResult:
-    """Concatenate the results of parts. `sampled` has each part's number of rows and result."""
+    """Concatenate the results of a batch's parts. `sampled` has the number of rows and the result of each part."""
     joined = StepResult(step)
     for _, part in sampled:
         joined.tokens += part.tokens

@@ -2,11 +2,11 @@
 gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma, temperature, top-k, top-p, min-p, typical-p,
 XTC, sampling. Mirostat replaces the steps from top-k to XTC. Log-probabilities are computed from the original logits,
 or from the logits after bias and mask. The arrays of a step are rebuilt from its rows, so a request may change its
-parameters from one token to the next. Operations that no row needs are skipped. The sampler does not depend on KV,
-blocks or text.
+parameters from one token to the next. Operations that no row of the step needs are skipped. The sampler does not depend
+on KV, blocks or text.
 
-A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. The sampled
-token is the same in any batch and with any padding of the vocabulary.
+A row's token depends only on the row's logits, parameters, history, key and number of tokens sampled so far. The
+sampled token is the same in any batch and with any padding of the vocabulary.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _read(
     logits: torch.Tensor, indices: Sequence[int], rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the largest logit that each row's mask allows, and its column, both [len(rows)]. Return None if the rows
-    must be copied."""
+    must be copied before sampling."""
     if not any(_is_changed(row) for row in rows):
         return largest(pick(logits, indices))
     if any(_is_biased(row) or (row.mask is not None and _wants_processed(row)) for row in rows):
@@ -142,8 +142,8 @@ _Processed = dict[int, torch.Tensor]
 
 @dataclass(slots=True)
 class _Drawn:
-    """Result of sampling. `processed` has the rows [W] that mask or bias changed, if they are reported. `mus` are the
-    states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. `seen` is None if later
+    """Result of sampling. `processed` has the rows [W] that mask or bias changed, for rows that report them. `mus` are
+    the states of Mirostat after sampling. `seen` has all rows after mask and bias, for traces. `seen` is None if later
     sampling steps changed the rows."""
 
     tokens: list[int]
@@ -192,8 +192,8 @@ def _draw(
 def _draw_cut(
     work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Apply all filters that remove tokens to rows `work` [n, W], then sample. Returns the same as `_draw`. Overwrites
-    `work`."""
+    """Apply all filters that remove tokens to rows `work` [n, W], then sample. Returns the same values as `_draw`.
+    Overwrites `work`."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]

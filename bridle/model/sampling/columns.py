@@ -184,10 +184,10 @@ def _write_histories(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> tuple[Words, int]:
-    """Write the tokens that penalties need and that the device lacks. Return one span per history, [histories, SPAN],
-    and the length of the longest history. A span has the start of the new tokens, the number of prompt tokens, and the
-    number of all tokens. A span also has the number of tokens that are already on the device, and the position of these
-    tokens."""
+    """Write the tokens that penalties need and that the device does not have yet. Return one span per history,
+    [histories, SPAN], and the length of the longest history. A span has the start of the new tokens, the number of
+    prompt tokens, and the number of all tokens. A span also has the number of tokens that are already on the device,
+    and the position of these tokens."""
     asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     found = [history(rows[i]) for i in asked]
     arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]

@@ -8,7 +8,7 @@ log-probabilities, whose best tokens are searched for.
 2. `find_peaks`: the largest logit of each part of a row.
 3. `weigh_parts`: the weight of each part, as an integer. In rows with top-k or top-p, `find_edges` finds the smallest
    logit to keep, and `weigh_parts` runs again.
-4. `pick`: the sampled token, on whose part and weight the row's random number falls.
+4. `pick`: the sampled token, selected by the row's random number from the weights.
 5. `copy_told` and `tell`: the best tokens and ranks, for rows that report log-probabilities.
 
 Integers have the same sum in any order of addition, so a row's token does not depend on the other rows of its step.
@@ -98,7 +98,7 @@ class DeviceDraws:
         return tokens, logprobs
 
     def _places(self, data: Tensor) -> list[list[float]]:
-        """Return a list of values for `place_of`, for each row with log-probabilities."""
+        """Return the values from which `place_of` makes log-probabilities, one list for each row that reports them."""
         if not self._told:
             return []
         answer = self._answer
@@ -130,8 +130,8 @@ class Drawer:
     def start(
         self, logits: Tensor, rows: Sequence[SampleRow], fixed: Sequence[Fixed], history: HistoryLookup
     ) -> DeviceDraws:
-        """Start to sample a token for each of `rows` from `logits` [R, V], without waiting. The kernels must support
-        all rows (see `is_rare`)."""
+        """Start sampling a token for each of `rows` from `logits` [R, V], without waiting for the device. The kernels
+        must support all rows (see `is_rare`)."""
         vocab = logits.shape[1]
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)
@@ -257,5 +257,5 @@ def _part_of(words: Tensor, section: Section) -> Tensor:
 
 
 def block_of(number: int) -> int:
-    """Return the smallest power of two that is at least `number`, and at least the minimum block size."""
+    """Return the smallest power of two that is at least `number` and at least the minimum block size."""
     return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

@@ -118,9 +118,9 @@ def weigh_parts(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """Compute the weight of each part of a row. Before the last call, all logits in the part count. In the last call,
-    logits above the bound of top-k and top-p (edge) and of min-p (floor) count. In the last call, the kernel also
-    counts logits equal to the edge. Program axes: rows, parts."""
+    """Compute the weight of each part of a row. Before the last call of this kernel, all logits in the part count. In
+    the last call, logits above the bound of top-k and top-p (edge) and of min-p (floor) count. In the last call, the
+    kernel also counts logits equal to the edge. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     floats += row * FLOATS
@@ -165,8 +165,8 @@ def _searched(
     vocab: tl.tensor,
     part: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Search for the bound of top-p. Return the largest bound for which all logits at or above the bound have the
-    weight `wanted`. Also return how many logits equal to the bound are kept."""
+    """Search for the bound of top-p, which is the smallest logit that is kept. Return the largest bound at or above
+    which the logits have at least the weight `wanted`. Also return how many logits equal to the bound are kept."""
     # The values are at most 0, so the bits of their absolute values have the same order as the absolute values.
     low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
     high = low * 0 + LEAST_BITS

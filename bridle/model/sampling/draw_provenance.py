@@ -1,7 +1,7 @@
 """The distributions from which traced tokens were sampled: the model's own distribution, and the distribution after
-mask and bias. The distributions of all traced rows of a step are computed together, from results of the sampler if
-available. A distribution is kept as arrays, and is converted to a `Draw` only when a reader needs it, which may be long
-after the step.
+mask and bias. The distributions of all traced rows of a step are computed together, from results of the sampler if the
+sampler kept them. A distribution is stored as arrays, and converted to a `Draw` only when a reader needs it, which may
+be long after the step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bridle.traces import Draw, Odds
 
 @dataclass(slots=True)
 class RowProvenance:
-    """The distributions of some rows. For rows that mask or bias changed, `after` is the distribution after this
-    change. `shares` [R, 2] then has the number of allowed tokens and the removed probability. Row i is reported with
-    its `sizes[i]` best tokens."""
+    """The distributions from which the tokens of some rows were sampled. For rows that mask or bias changed, `after` is
+    the distribution after this change. In this case, `shares` [R, 2] has the number of allowed tokens and the removed
+    probability. Row i is reported with its `sizes[i]` best tokens."""
 
     before: LogprobQuery
     sizes: list[int]
@@ -61,7 +61,7 @@ class TracedDraws(Sequence[Draw | None]):
         self._told.append((0, indices, found))
 
     def extend(self, other: TracedDraws) -> None:
-        """Append the rows of `other`."""
+        """Append the rows of the other object `other`."""
         self._told += [(self._num_rows + start, indices, found) for start, indices, found in other._told]
         self._num_rows += other._num_rows
 
@@ -98,8 +98,8 @@ def traced_draws(
     seen: RowTotals | None,
 ) -> TracedDraws:
     """Return the distributions from which `tokens` were sampled, for the traced `rows` of `logits` [R, V]. `steered`
-    has the rows [W] that mask or bias changed. `seen` has all rows after mask and bias, if the sampler kept them; this
-    call overwrites them. A row without a sampled token has no distribution."""
+    has the logits [W] of the rows that mask or bias changed. `seen` has the logits of all rows after mask and bias, if
+    the sampler kept them; this call overwrites `seen`. A row without a sampled token has no distribution."""
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]
@@ -124,8 +124,8 @@ def _own(logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]
 def _changes(
     own: RowTotals, after: RowTotals, rows: Sequence[SampleRow], tokens: Sequence[int], vocab: int
 ) -> RowProvenance:
-    """Return the distributions of `rows` before and after mask and bias. `own` are the model's logits [C, W], and
-    `after` the changed logits."""
+    """Return the distributions of `rows` before and after mask and bias. `own` are the model's own logits [C, W], and
+    `after` the logits after mask and bias."""
     is_biased = any(row.bias or row.sampling.logit_bias for row in rows)
     num_allowed = count_above(after.work, after.work.new_full((len(rows), 1), -torch.inf))  # [C, 1]
     gone = _gone(own, after) if is_biased else None

@@ -41,8 +41,8 @@ def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
 
 
 def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:
-    """Let `change` modify the rows `where` of `work`. If these are all rows, `change` gets `work` itself; otherwise it
-    gets copies, which are written back."""
+    """Let the function `change` modify the rows `where` of `work`. If `where` has all rows, `change` gets `work`
+    itself; otherwise it gets copies of the rows, which are written back."""
     if not where:
         return
     if len(where) == len(work):
@@ -104,7 +104,7 @@ def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor
 
 
 def _drop_surplus(x: torch.Tensor, tied: torch.Tensor, edge: torch.Tensor, room: torch.Tensor) -> None:
-    """In the rows `tied`, of the tokens whose logit equals `edge` [R, 1], remove all but the first `room` [R, 1]."""
+    """In the rows `tied`, remove all but the first `room` [R, 1] of the tokens whose logit equals `edge` [R, 1]."""
     part = x[tied]
     equal = part == edge[tied]
     x[tied] = part.masked_fill_(equal & (equal.cumsum(1) > room[tied]), _NEVER)
@@ -117,8 +117,8 @@ def _keep_typical(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     """Keep the tokens whose surprise is closest to the row's expected surprise, up to `typical_p` of the
     weight.
 
-    Surprise is -log p = c - x with a constant c per row. So the distance of a surprise to the mean needs neither c nor
-    a logarithm.
+    Surprise is -log p = c - x, where x is the logit and c a constant of the row. So the distance of a surprise to the
+    mean needs neither c nor a logarithm.
     """
     top_p = upload_list([p.typical_p for p in params], torch.float64, x.device).unsqueeze(1)
     weights = weights_of(x)

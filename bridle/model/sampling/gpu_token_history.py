@@ -23,7 +23,7 @@ class HistoryRow(NamedTuple):
 
 
 class DeviceTokenHistory:
-    """Token histories on one device, one row per sequence, for the most recently sampled sequences."""
+    """Token histories on one device, with one row of memory per sequence, for the most recently sampled sequences."""
 
     def __init__(self, device: torch.device, max_words: int = MAX_WORDS) -> None:
         self._device, self._max_words = device, max_words
@@ -33,7 +33,7 @@ class DeviceTokenHistory:
         self.words = torch.empty(_MIN_WIDTH, dtype=torch.int32, device=device)  # [rows * width]
 
     def place(self, owners: Sequence[Known | None], lengths: Sequence[int]) -> list[HistoryRow]:
-        """Assign a row to each history of a step; `lengths` are the numbers of tokens."""
+        """Assign a row of memory to each history of a step; `lengths` are the numbers of tokens."""
         self._placed = []
         if not owners:
             return []
@@ -45,12 +45,12 @@ class DeviceTokenHistory:
         return [self._place(owner, length) for owner, length in zip(owners, lengths, strict=True)]
 
     def keep(self) -> None:
-        """Record that the kernel that stores the tokens of the last `place` was launched."""
+        """Record that the kernel was launched that stores the tokens of the last `place` call."""
         for owner, length in self._placed:
             owner.num_kept = length
 
     def _reserve(self, num_rows: int, length: int) -> None:
-        """Grow the memory by doubling, if necessary. If the memory grows, all sequences lose their rows."""
+        """Grow the memory by doubling, if necessary. If the memory grows, all sequences lose their rows of memory."""
         width, rows = self._width, max(self._num_rows, _MIN_ROWS)
         while width < length:
             width *= 2
@@ -71,8 +71,8 @@ class DeviceTokenHistory:
         return owner.row < len(self._owners) and self._owners[owner.row] is owner
 
     def _give_row(self, owner: Known) -> bool:
-        """Give `owner` a free row, or the row of the least recently sampled sequence. Return False if there is no row
-        at all."""
+        """Give the sequence `owner` a free row of memory, or the row of the least recently sampled sequence. Return
+        False if there is no such row."""
         if len(self._owners) < self._num_rows:
             owner.row = len(self._owners)
             self._owners.append(owner)

@@ -1,6 +1,6 @@
 """Log-probabilities of sampled tokens, and of given tokens (scores). Log-probabilities are always finite: an impossible
-token has `FLOOR`. A step may score thousands of prompt positions over a large vocabulary. So scores are computed in
-parts, and the memory does not grow with the prompt.
+token has `FLOOR`. A step may score thousands of prompt positions over a large vocabulary. Scores are therefore computed
+in parts, and the memory does not grow with the prompt.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ class LogprobQuery:
 
     @property
     def places(self) -> Places:
-        """Return the log-probabilities of all rows, computed at the first read. `place_of` converts a row."""
+        """Return the log-probabilities of all rows, which the first read computes. `place_of` converts a row of the
+        result."""
         if not self._places.size:
             self._places = _places_of(self._told)
         return self._places
 
 
 def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuery:
-    """Return the ranks and logits of `tokens` in their rows, and the `num_best` best tokens of each row. Rows in `seen`
-    whose total weight is not known yet are overwritten."""
+    """Return the ranks and logits of `tokens` in their rows, and the `num_best` best tokens of each row. The call
+    overwrites the rows in `seen` whose total weight is not known yet."""
     found = sampling_kernels(seen.work)
     if found is not None and num_best <= MAX_BEST:
         return LogprobQuery(found.survey(seen.work, tokens, seen.known_totals(), num_best))
@@ -129,8 +130,8 @@ def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> 
 
 
 class LateScores:
-    """The log-probabilities of the tokens of `runs`, computed asynchronously by a device. All results are downloaded in
-    one copy."""
+    """The log-probabilities of the tokens of `runs`, computed asynchronously by a device. The log-probabilities of all
+    tokens are downloaded in one copy."""
 
     def __init__(self, logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> None:
         self._runs, self._vocab = runs, logits.shape[-1]

@@ -1,7 +1,7 @@
-"""Stores token masks on a device, in a ring of slots. A slot has one bit for each token of the vocabulary. Masks that
-arrive during a forward pass are copied in parallel to the pass, on a separate stream. A mask is not copied if the ring
-already has the same object or a mask with the same bits. Equal masks are common, for example if many rows have the same
-constraint.
+"""Stores token masks on a device, in a ring buffer of slots. A slot has one bit for each token of the vocabulary. Masks
+that arrive during a forward pass are copied in parallel to the pass, on a separate stream. A mask is not copied if the
+ring already has the same object or a mask with the same bits. Equal masks are common, for example if many rows have the
+same constraint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MaskRing:
 
     def release(self) -> None:
         """Record that all kernels that read the masks were launched. Later writes to the slots of these masks wait for
-        the launched kernels."""
+        those kernels."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))
@@ -85,7 +85,7 @@ class MaskRing:
                 del self._by_sample[_sample(mask)]
 
     def _find(self, mask: bytes) -> int:
-        """Return the slot of a mask, -1 if the ring does not have it."""
+        """Return the slot of a mask; -1 if the ring does not have this mask."""
         slot = self._by_id.get(id(mask), -1)
         if slot < 0:
             slot = self._by_sample.get(_sample(mask), -1)

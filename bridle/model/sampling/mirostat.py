@@ -3,8 +3,8 @@
 Only tokens whose surprise, -log2 p, is at most mu may be sampled; the most probable token always may. After each token,
 mu decreases by eta times the difference between the observed surprise and the target tau.
 
-mu begins at twice tau. This module stores no state: a row contains its sequence's mu, and the result contains the next
-mu.
+mu begins at twice tau. This module stores no state: an input row contains its sequence's mu, and the result contains
+the next mu.
 """
 
 from __future__ import annotations

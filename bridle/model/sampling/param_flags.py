@@ -39,7 +39,7 @@ class Kinds:
         self._known: OrderedDict[int, tuple[SamplingParams, SamplingFlags]] = OrderedDict()
 
     def of(self, sampling: SamplingParams) -> SamplingFlags:
-        """Return `kind_of(sampling)`, computed once."""
+        """Return the flags `kind_of(sampling)`, computed once per request."""
         known = self._known.get(id(sampling))
         if known is None:
             known = self._known[id(sampling)] = sampling, kind_of(sampling)  # the object is held: its id stays its own

@@ -1,6 +1,6 @@
 """Repetition, presence and frequency penalties for the tokens that a sequence already has. Token lists are converted to
-arrays incrementally. If a sequence grew by one token since the last step, only this token is converted. All other
-tokens are compared with the known tokens.
+arrays incrementally. If a sequence grew by one token since the last step, only this token is converted. Earlier tokens
+are only compared with the tokens that were converted before.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class Histories:
 
 
 def _known_to(array: IntArray, vocab: int) -> IntArray:
-    """Return the tokens below `vocab`, which have logits."""
+    """Return the token ids below `vocab`, because only these have logits."""
     inside = (array >= 0) & (array < vocab)
     return array if bool(inside.all()) else array[inside]
 
 
 def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) -> None:
     """Apply the repetition penalty: divide positive logits by it, and multiply negative logits. All logits are read
-    before one is written, so a token that occurs twice is penalized once."""
+    before one is written, so a token that occurs twice in the history is penalized once."""
     flat = np.concatenate([i * work.shape[1] + tokens for i, tokens, _ in entries])
     factors = np.concatenate([np.full(len(tokens), p, np.float32) for _, tokens, p in entries])
     index, factor = upload(flat, work.device), upload(factors, work.device)
@@ -109,7 +109,7 @@ def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) ->
 
 
 def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, float]]) -> None:
-    """Subtract `presence` from the logits of tokens that occur, and `frequency` for each occurrence."""
+    """Subtract `presence` from the logit of each token in the history, and `frequency` per occurrence."""
     width = work.shape[1]
     flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
     counts = work.new_zeros(len(entries), width)

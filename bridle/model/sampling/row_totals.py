@@ -1,5 +1,5 @@
 """Rows of logits with their total weights, so that a total is computed only once. Reading a row over a large vocabulary
-takes longer than all later work. So the totals from sampling are reused for log-probabilities and traces.
+takes longer than all later work. Totals that sampling computed are therefore reused for log-probabilities and traces.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RowTotals:
     is_counted: Sequence[bool] = ()
 
     def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
-        """Record the total weights `totals` [n, 1] of the rows `index` [n]. `is_counted` are the new flags of all
-        rows."""
+        """Record the total weights `totals` [n, 1] of the rows with the numbers `index` [n]. `is_counted` says for all
+        rows whether their total weight is now known."""
         self.totals, self.is_counted = totals, is_counted
         if len(index) < len(is_counted):
             self.totals = totals.new_empty(len(is_counted), 1)
@@ -41,7 +41,7 @@ class RowTotals:
         return RowTotals(pick(self.work, indices), pick(self.totals, indices), [self.is_counted[i] for i in indices])
 
     def known_totals(self) -> torch.Tensor:
-        """Return the total weights of all rows; `UNKNOWN` for rows whose total was not computed."""
+        """Return the total weights of all rows; `UNKNOWN` for rows whose total weight was not computed."""
         if self.totals is None:
             return self.work.new_full((len(self.work), 1), UNKNOWN, dtype=torch.float64)
         if not all(self.is_counted):
@@ -49,8 +49,8 @@ class RowTotals:
         return self.totals
 
     def take_totals(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the total weights of all rows, whose largest logits are `largest` [R, 1]. Rows whose total was not
-        computed before are overwritten."""
+        """Return the total weights of all rows; `largest` [R, 1] are the largest logits of the rows. Rows whose total
+        weight was not computed before are overwritten."""
         missing = self._missing()
         if self.totals is None or len(missing) == len(self.work):
             return take_totals(self.work, largest)

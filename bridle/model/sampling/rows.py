@@ -1,8 +1,8 @@
 """The working matrix of a step: one private float32 copy of a logits row per sampled row, with bias and
 masks.
 
-The matrix's width is padded to whole chunks, and padding is never sampled. So sampling does not depend on how far a
-model pads its vocabulary.
+The matrix's width is padded to whole chunks, and padding is never sampled. Sampling therefore does not depend on how
+far a model pads its vocabulary.
 """
 
 from __future__ import annotations

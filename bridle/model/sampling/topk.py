@@ -1,6 +1,6 @@
 """Finds the largest values of wide rows, by the C kernels or in plain torch. To find the index of the largest of
-150,000 values, torch takes several times as long as to find the value. So the largest value of each chunk of columns is
-computed first, and indices are searched only in chunks that can contain them.
+150,000 values, torch takes several times as long as to find the value. The largest value of each chunk of columns is
+therefore computed first, and indices are searched only in chunks that can contain them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def largest_allowed(
     logits: torch.Tensor, indices: Sequence[int], masks: Sequence[bytes | None]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the largest allowed value and its index for the rows `indices` of `logits` [R, V], each with its mask.
-    Rows are not copied. Return None if no kernel supports this."""
+    Rows are not copied. Return None if no C kernel supports this."""
     found = sampling_kernels(logits)
     return None if found is None else found.largest(logits, indices, masks)
 
@@ -100,7 +100,7 @@ def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, bes
 
 
 def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
-    """Return how many values of a wide row [W] are larger than `bound` [1]."""
+    """Return how many values of one wide row [W] are larger than `bound` [1]."""
     chunks = np.flatnonzero(maxima > bound)
     if len(chunks) * _FEW < len(maxima):  # the usual case for tokens that were probable
         row = row.reshape(-1, CHUNK)[chunks]

@@ -2,8 +2,8 @@
 to -inf in place. Each function gets only the rows that use its method.
 
 Top-n-sigma (Tang et al., arXiv 2411.07641): a token is kept if its logit is at most n standard deviations below the
-largest one. The deviation is that of the logits of all allowed tokens, before the temperature. So the temperature does
-not change which tokens are kept.
+largest one. This is the standard deviation of the logits of all allowed tokens, before the temperature. So the
+temperature does not change which tokens are kept.
 
 Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is temperature - range if the next token is
 certain, and temperature + range if all tokens are equally likely. In between, the temperature grows with the normalized

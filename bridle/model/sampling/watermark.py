@@ -1,7 +1,7 @@
 """The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226). Half of the vocabulary, chosen by a hash of the
-previous token, gets a small bonus. So text of a model can later be distinguished from other text. Without a key, the
-tokens are chosen as in text-generation-inference, with the seed 15485863 times the previous token. So detectors that
-were made for text-generation-inference work. With a key, the tokens are chosen by `bridle.watermark`.
+previous token, gets a small bonus. So text of the model can later be distinguished from other text. Without a key, the
+green tokens are chosen as in text-generation-inference, with the seed 15485863 times the previous token. Detectors that
+were made for text-generation-inference therefore work. With a key, the green tokens are chosen by `bridle.watermark`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _signed(value: int) -> int:
 
 @lru_cache(_CACHED_LISTS)
 def _green_list(previous: int, vocab: int, gamma: float) -> torch.Tensor:
-    """Return 1 for each green token and 0 for each other token, [vocab]. The tokens are chosen on the CPU, so that they
-    do not depend on the device."""
+    """Return 1 for each green token and 0 for each other token, [vocab]. The green tokens are chosen on the CPU, so
+    that they do not depend on the device."""
     generator = torch.Generator().manual_seed(_HASH_KEY * previous)
     green = torch.zeros(vocab, dtype=torch.float32)
     green[torch.randperm(vocab, generator=generator)[: int(vocab * gamma)]] = 1.0
