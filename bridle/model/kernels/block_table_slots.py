@@ -1,7 +1,7 @@
 """Manages the rows of the block table on a device: which sequence has which row, and which pages must be uploaded. A
 page is the number of a KV block. A sequence keeps its row from step to step, so that only its new pages are uploaded.
-The least recently used row is reused; the pages of its former sequence are uploaded again when that sequence runs
-again. This module uses no tensors.
+If all table rows are in use, the least recently used row is reused, and the former sequence's pages are uploaded again
+when it runs. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_SEATS, LEAST_WIDTH = 64, 16
 
 
 class BlockTableSlots:
-    """The rows of a block table of `num_seats` x `width` pages, which grows when a step needs more."""
+    """The rows of a block table with `num_seats` rows of `width` pages, which grows when a step needs more."""
 
     def __init__(self) -> None:
         self.num_seats, self.width = LEAST_SEATS, LEAST_WIDTH
@@ -41,7 +41,7 @@ class BlockTableSlots:
 
     def reserve(self, num_rows: int, num_pages: int) -> None:
         """Grow the table by doubling until it has `num_rows` x `num_pages` pages. If the table grows, all sequences
-        lose their rows, because the new table is empty."""
+        lose their table rows, because the new table is empty."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:
             self.num_seats *= 2
@@ -68,8 +68,8 @@ class BlockTableSlots:
         return seat
 
     def _tell(self, seat: BlockTableRow, row: PackedRow, count: int) -> npt.NDArray[np.int32]:
-        """Return the pages of a row, up to page `count`, that were not uploaded yet, as [U, 2]. Record that the
-        returned pages are uploaded."""
+        """Return the pages of a batch row, up to page `count`, that were not uploaded yet, as [U, 2]. Record these
+        pages as uploaded."""
         first = seat.num_told
         if count <= first:
             return np.empty((0, 2), np.int32)

@@ -1,8 +1,8 @@
 """Attention in plain torch, for CPUs and as the fallback on any device. If the blocks of a sequence are contiguous, its
 KV is read as a view of the pool, without a copy. The KV of a scattered sequence is gathered once per layer. The query
 heads that share a key head become additional query rows, so keys are never repeated. Each sequence has its own call, so
-its result does not depend on other sequences. For 16 to 64 sequences of 128 to 1,024 tokens, this was faster than
-padding or separate matrix products (see docs/models.md).
+its result does not depend on other sequences. For 16 to 64 sequences of 128 to 1,024 tokens, separate calls were faster
+than padding or separate matrix products (see docs/models.md).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CpuKernel:
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
         """Compute the batch rows in which some tokens attend to later ones, and write their results into `out` [T, Hq,
-        Dv]. Kernels that support only causal attention call this method for rows with images."""
+        Dv]. Kernels that support only causal attention call this method for batch rows with images."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
@@ -96,8 +96,8 @@ class CpuKernel:
     def _attend_short(
         self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
-        """Compute the same as `_attend_chunk`, faster for a few tokens. The heads that share a key head become query
-        rows."""
+        """Compute the same as `_attend_chunk` by a method that is faster for a few tokens. The heads that share a key
+        head become separate query rows."""
         length, kv_heads, group, dim = part.shape
         query = part.transpose(0, 1).reshape(1, kv_heads, length * group, dim)
         mask = self._short_mask(row, options.window, part)

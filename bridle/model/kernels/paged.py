@@ -1,9 +1,9 @@
 """Attention on CUDA by bridle's Triton kernels over the block table, for KV blocks (pages) of any size. If a sequence
-has few new tokens, such as one decode token, its context is cut into *works* of `CHUNK` positions. So even a few
-sequences with long contexts keep a GPU busy. A second kernel joins the partial results. A longer chunk is cut into
-*tiles* of `TILE` tokens; a program computes a tile over all positions that it attends to. Works and tiles depend only
-on the sequence itself, and works start at multiples of `CHUNK`. So a sequence's result has the same bits whatever else
-is in the step.
+has few new tokens, such as one decode token, its context is cut into *works* of `CHUNK` positions. A GPU is therefore
+busy even with a few sequences, if their contexts are long. A second kernel joins the partial results. A longer chunk is
+cut into *tiles* of `TILE` tokens; a program computes a tile over all positions that it attends to. Works and tiles
+depend only on the sequence itself, and works start at multiples of `CHUNK`. A sequence's result therefore has the same
+bits whatever other sequences are in the step.
 
 The kernels support heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows,
 soft-capping and sinks. Wider heads are computed in plain torch.
@@ -75,7 +75,8 @@ class PromptRow(NamedTuple):
 
 @dataclass(slots=True)
 class PagedLayout:
-    """A step's sequences as the kernels read them. Sequences with few new tokens come first, those in `prompts` last.
+    """A step's sequences as the kernels read them. Sequences with few new tokens come first, those with long chunks
+    (`prompts`) last.
 
     `words` holds, in this order:
 
@@ -144,8 +145,8 @@ class LayoutParts(NamedTuple):
 
 
 def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
-    """Group sequences, in order, so that a group has at most `max_parts` partial results. A sequence with more is a
-    group alone."""
+    """Group sequences, in order, so that a group has at most `max_parts` partial results. A sequence with more than
+    `max_parts` partial results is a group alone."""
     current: SequencePart | None = None
     for entry in entries:
         if current is not None and current.num_parts + entry.num_parts <= max_parts:
@@ -189,8 +190,8 @@ class PagedKernel:
         return paged_kernels
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
-        """Return the layout of a step as int32 words, which are uploaded with the step's inputs. The layout is kept for
-        `begin`."""
+        """Return the layout of a step as int32 words, which are uploaded with the step's inputs. The layout is stored
+        for the next call of `begin`."""
         self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 

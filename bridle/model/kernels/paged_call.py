@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
 
 
 def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, int]) -> Blocks:
-    """Return block sizes for heads of width `dim` and values of `item_size` bytes. A program then fits into the
-    registers and shared memory of a GPU with this compute capability."""
+    """Return block sizes for heads of width `dim` and values of `item_size` bytes. With these sizes, a program fits
+    into the registers and shared memory of a GPU with this compute capability."""
     wide = dim > 128
     if item_size == 4:  # float32 is multiplied without tensor cores
         return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)

@@ -1,6 +1,7 @@
 """The Triton kernel that joins a token's partial attention results, one per chunk of its context. Importing this module
-needs Triton. Several partial results are read at once as a tile. So even a long context with hundreds of chunks waits
-for memory only a few times. The tiles, and the order of sums in a tile, depend only on the token's own position.
+needs Triton. Several partial results are read at once as a tile. The join of a long context with hundreds of chunks
+therefore waits for memory only a few times. The tiles, and the order of sums in them, depend only on the token's own
+position.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _join_tiles(
     block_parts: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Join the chunks `first` to `last` (exclusive) of a context. Return the weighted sum of values [Dv] over the
-    chunks, and the total weight. `peak` and `total` are the maximum and weight to start from, such as those of a
+    chunks, and the total weight. `peak` and `total` are the initial maximum score and weight, such as those of a
     sink."""
     number = tl.arange(0, block_value)
     joined = tl.zeros((block_value,), tl.float32)

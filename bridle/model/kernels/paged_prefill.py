@@ -1,6 +1,6 @@
 """The Triton kernel of `bridle.model.kernels.paged` for long chunks. A program computes a block of a tile's rows over
-all positions that they attend to. Pointers are the same as in `paged_decode`, and `tiles` [tiles, 2], int32. Importing
-this module needs Triton.
+all positions that they attend to. Pointers are the same as in `paged_decode`; in addition, `tiles` is int32 [tiles, 2].
+Importing this module needs Triton.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 positions that these rows attend to. Importing this module needs Triton.
 
 Every program reads keys in blocks that begin at multiples of `block_keys` positions. If no position of a block is
-visible to a row, the block changes no bit of the row's result. So a row's result does not depend on other rows, or on
-the order of its pages.
+visible to a row, the block changes no bit of the row's result. A row's result therefore does not depend on other rows,
+or on the order of its pages.
 
-The loop loads the entries of the block table one iteration ahead. A load whose address depends on another load of the
-same iteration would take one pipeline stage. With the entries loaded in advance, keys and values get `num_stages` - 1
-buffers. The loads of an iteration then overlap the products of the iteration before.
+The loop loads the entries of the block table one iteration ahead. Otherwise, a key's address would depend on a load of
+the same iteration, which takes one of Triton's pipeline stages. With table entries loaded ahead, keys and values get
+`num_stages` - 1 buffers. The loads of an iteration then overlap the products of the previous iteration.
 
-With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it represents
-bfloat16 as integers.
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it stores bfloat16
+values as integers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Chooses the attention kernel for long chunks while a model is loaded. External kernels are tried in a fixed order, so
-that every start tries them in the same order. The first kernel that gives the same result as bridle's Triton kernel,
-and is not slower, computes chunks of `MIN_TOKENS` tokens or more. The kernel of bridle computes all shorter chunks, and
-all chunks if no external kernel qualifies.
+"""Chooses the attention kernel for long chunks while a model is loaded. External kernels are tried in the same order at
+every start. The first kernel that gives the same result as bridle's Triton kernel, and is not slower, computes chunks
+of `MIN_TOKENS` tokens or more. The kernel of bridle computes all shorter chunks, and all chunks if no external kernel
+qualifies.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _problem(
 def _scene(
     kernel: PagedKernel, shape: LayerGeometry, trial: tuple[int, int], dtype: torch.dtype, block_size: int
 ) -> tuple[Tensor, LayerCache, AttentionOptions]:
-    """Begin a trial step of one sequence in `kernel`. Return the queries, a cache of random values in scattered pages,
-    and the attention options."""
+    """Begin a trial step of one sequence in `kernel`. Return the step's queries, a cache of random values in scattered
+    pages, and the attention options."""
     (length, context), device = trial, kernel.machine.device
     generator = torch.Generator().manual_seed(context)
     num_blocks = -(-context // block_size)

@@ -85,7 +85,7 @@ def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention by torch's FlashAttention-2 for packed sequences, here with one sequence."""
+    """Compute attention of one sequence by torch's FlashAttention-2 for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.arange(2, dtype=torch.int32, device=query.device)
@@ -120,7 +120,7 @@ def flash3(function: Any, query: Tensor, keys: Tensor, values: Tensor, options: 
 
 
 def _has_varlen() -> bool:
-    """Return whether torch has `varlen_attn` with grouped heads and windows (2.12)."""
+    """Return whether torch's `varlen_attn` supports grouped heads and windows (torch 2.12)."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -1,6 +1,6 @@
-"""Attention in CUDA graphs: all inputs of a step are at fixed addresses of the device. Every token is a separate row,
-except tokens of long chunks, which have tiles. Only the device knows the number of works, so a fixed number of programs
-shares all works. Programs for unused tiles end at once. Works and tiles are computed as in
+"""Attention in CUDA graphs, which read all inputs of a step at fixed addresses of the device. Every token is a separate
+row, except tokens of long chunks, which have tiles. Only the device knows the number of works, so a fixed number of
+programs shares all works. Programs for unused tiles end at once. Works and tiles are computed as in
 `bridle.model.kernels.paged`, and give the same bits.
 """
 
@@ -84,7 +84,7 @@ class Scratch:
         self._totals = torch.empty_like(self._peaks)
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return flat memory for the works' sums, maxima and total weights, large enough for every layer."""
+        """Return flat memory for the sums, maxima and total weights of all works, large enough for every layer."""
         return self._sums, self._peaks, self._totals
 
 
@@ -95,8 +95,8 @@ def room_for_parts(geometry: Geometry) -> int:
 
 
 class RowsKernel:
-    """Implements `AttentionKernel` for captured steps of one size, described by `numbers`. `kernel`, which computes all
-    other steps, has the block tables."""
+    """Implements `AttentionKernel` for captured steps of one size, described by `numbers`. `kernel` computes all other
+    steps, and holds the block tables for both."""
 
     name = "rows"
 

@@ -71,7 +71,7 @@ def find_problem(
 def _try(
     kernel: AttentionKernel, shape: LayerGeometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> tuple[float, float]:
-    """Return the largest error in one trial step, and the largest error that is due to rounding."""
+    """Return the largest error of the kernel in one trial step, and the largest error that rounding can explain."""
     generator = torch.Generator().manual_seed(shape.num_heads)
 
     def random(*size: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. This kernel is
 used only on request, because `paged` supports all page sizes and all kinds of layers. The kernel reads the pool through
-the block table. The keys of a row are not split among programs, so the result of a row does not depend on other rows in
-the batch. Plain torch computes layers with soft-capping, sinks or values narrower than keys, and block sizes that the
-kernel does not support.
+the block table. A batch row's keys are not split among programs, so the row's result does not depend on other rows in
+the batch. Plain torch computes layers with soft-capping, sinks or values narrower than keys, and KV blocks of sizes
+that the kernel does not support.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class VarlenKernel:
 
 
 def missing_for_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the requirement of this kernel that this device or torch does not meet, or None."""
+    """Return a requirement of this kernel that the device or torch does not meet, or None."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return f"CUDA and half precision; this is {dtype} on {device}"
     if torch.cuda.get_device_capability(device) < (8, 0):
