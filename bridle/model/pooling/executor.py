@@ -56,7 +56,8 @@ class PooledExecutor:
         return StepResult(batch.step)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the vectors of these rows of the last plan, without further changes such as normalization."""
+        """Return the vectors of the rows `logits_rows` of the last plan, without further changes such as
+        normalization."""
         self._require_model()
         vectors = self._vectors
         if step != self._step or vectors is None:
@@ -68,7 +69,7 @@ class PooledExecutor:
         return [array("f", vector.tobytes()) for vector in picked]
 
     def reset(self) -> None:
-        """Forget the last step. Step numbers may start again."""
+        """Forget the last step. The next step may have any number."""
         self._step = self._vectors = None
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class PooledExecutor:
 
 
 def _whole_text(row: PlanRow) -> tuple[int, ...]:
-    """Return the tokens of a row. Raises `InternalError` if the row lacks a part of its text."""
+    """Return the tokens of the text in a plan row. Raises `InternalError` if the row lacks a part of its text."""
     if row.start or row.num_kept or row.num_scheduled != len(row.new_tokens) or not row.new_tokens:
         raise InternalError(
             f"sequence {row.seq_id} is scheduled from position {row.start} to {row.start + row.num_scheduled}; "

@@ -47,8 +47,8 @@ _POOLS: dict[str, Callable[[Tensor], Tensor]] = {  # [num_texts, length, hidden]
 
 
 def embedding_head(modules: Sequence[Module], folder: Path, size: int, device: torch.device) -> tuple[Head, int]:
-    """Return the head of an embedding model over hidden states of `size` values, and the length of its vectors. Raises
-    `UnsupportedModel` if the sizes of consecutive modules do not match."""
+    """Return the head of an embedding model whose hidden states have `size` values, and the length of the head's
+    vectors. Raises `UnsupportedModel` if the sizes of consecutive modules do not match."""
     first, *others = modules
     assert isinstance(first, PoolingLayer)  # other modules were refused before
     size *= len(first.modes)

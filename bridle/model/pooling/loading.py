@@ -1,4 +1,4 @@
-"""Loads a pooling model from its folder into an executor. Each stage may refuse the model, with an error that says
+"""Loads a pooling model from its folder into an executor. If a stage refuses the model, it raises an error that says
 why."""
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def read_encoder(
 
 
 def _without_pooler(settings: PreTrainedConfig) -> dict[str, Any]:
-    """Return the option that leaves out BERT's pooler, if the class has it. The pooler was trained for other purposes,
-    and many checkpoints lack it."""
+    """Return the option that leaves out BERT's pooler, if the model class has this option. The pooler layer was trained
+    for other purposes, and many checkpoints lack it."""
     kind = AutoModel._model_mapping[type(settings)]
     kind = kind[0] if isinstance(kind, (list, tuple)) else kind
     return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind.__init__).parameters else {}

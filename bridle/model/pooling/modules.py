@@ -1,7 +1,7 @@
 """Reads the modules of a sentence-transformers folder as plain data. The modules are the operations on the encoder's
 hidden states. `modules.json` names Python classes, which are not imported. For each known class, bridle has its own
-implementation. Other classes are refused, because the vectors would be wrong without them; the error names the class.
-This module uses no tensors.
+implementation. Unknown classes are refused, because the vectors would be wrong without their operation; the error names
+the class. This module uses no tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-The attention of transformers treats a row as one text. In this file, a module replaces the attention, and projects the
-tokens of all packed texts at once. The module passes the attention handler a function that computes the score bias of a
-block of texts. Outside a packed pass, the attention of transformers is used unchanged.
+The attention of transformers treats a row as one text. In this file, a module replaces an encoder's attention, and
+projects the tokens of all packed texts at once. The module passes the attention handler a function that computes the
+score bias of a block of texts. Outside a packed pass, the attention of transformers is used unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def lower_relative(base: Any) -> None:
 
 
 def by_distance(length: int, values: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """Return a matrix [..., length, length] with a value for each query and key. The function `values` returns values
-    [..., 2 * length - 1] for given distances. A distance is the query's position minus the key's, from 1 - length to
-    length - 1."""
+    """Return a matrix [..., length, length] with one value for each pair of a query and a key. The function `values`
+    returns values [..., 2 * length - 1], one for each of the given distances. A distance is the query's position minus
+    the key's, from 1 - length to length - 1."""
     found = values(torch.arange(1 - length, length, device=device))
     return found.unfold(-1, length, 1).flip(-1)
 
@@ -222,7 +222,7 @@ class _PackedConv(nn.Module):
         self.inner = inner
 
     def forward(self, rows: Tensor, residual: Tensor, mask: Tensor) -> Tensor:
-        """Convolve each text: [1, T, hidden] twice -> the same shape"""
+        """Convolve each packed text separately: both inputs and the result are [1, T, hidden]."""
         handler = handler_or_none()
         if not isinstance(handler, SegmentAttention):
             found: Tensor = self.inner(rows, residual, mask)

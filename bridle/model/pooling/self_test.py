@@ -25,8 +25,8 @@ _LONGEST, _MOST = 40, 400
 
 
 def check_packing(model: PooledModel, family: str, max_len: int) -> None:
-    """Raise `UnsupportedModel` if a text's embedding from a packed pass differs from its embedding alone. Only model
-    families outside `TRIED` are tested."""
+    """Raise `UnsupportedModel` if the embedding of a text in a packed pass differs from its embedding by the attention
+    of transformers. Only model families outside `TRIED` are tested."""
     if family in TRIED:
         return
     error, scale = compare_with_eager(model, max_len)
@@ -40,7 +40,7 @@ def check_packing(model: PooledModel, family: str, max_len: int) -> None:
 
 
 def compare_with_eager(model: PooledModel, max_len: int) -> tuple[float, float]:
-    """Return the largest difference of hidden states between both computations, and the largest magnitude of a hidden
+    """Return the largest difference between the hidden states of both passes, and the largest magnitude of a hidden
     state."""
     texts = _trial_texts(model, max_len)
     segments = Segments([len(text) for text in texts])

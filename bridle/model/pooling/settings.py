@@ -136,8 +136,8 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: dict[str, Any]) -> Activation | None:
-    """Return the activation that sentence-transformers applies to a cross-encoder's logits, or None if not
-    configured."""
+    """Return the activation that sentence-transformers applies to a cross-encoder's logits; None if the folder does not
+    configure it."""
     told = config.get("sentence_transformers")
     name = told.get("activation_fn") if isinstance(told, dict) else None
     name = name or config.get("sbert_ce_default_activation_function")
