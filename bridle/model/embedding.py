@@ -12,7 +12,7 @@ from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The embedding's rows are blocks
+    """Replaces `original`, an `nn.Embedding` or one of its subclasses that scales rows. The embedding's rows are blocks
     [V, bytes] of type `kind`, or come from an output head that shares the weight."""
 
     blocks: Tensor | None
@@ -29,7 +29,7 @@ class QuantizedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return all rows, [V, hidden], decoded in each call."""
+        """Return all rows of the embedding, [V, hidden], which each call decodes again."""
         if self._head is not None:
             return self._head[0].weight
         assert self.blocks is not None

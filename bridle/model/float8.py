@@ -58,7 +58,7 @@ class Float8Linear(nn.Module):
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> Float8Linear:
-        """Make a layer from a weight in floating point, each output scaled by its largest value."""
+        """Make a float8 layer from a floating-point weight, with each output scaled by its largest value."""
         weight = linear.weight.detach()
         scale = (weight.abs().amax(1, keepdim=True).float() / _TOP).clamp_min_(1e-12)  # [out, 1]
         return cls((weight.float() / scale).to(torch.float8_e4m3fn), scale, linear.bias, weight.dtype)
@@ -85,7 +85,7 @@ class Float8Linear(nn.Module):
         return out.view(*rows.shape[:-1], self.out_features)
 
     def multiply(self, rows: RoundedRows) -> Tensor:
-        """Multiply rounded rows: [n, in] -> [n, out]"""
+        """Multiply rows that were rounded to float8: [n, in] -> [n, out]"""
         # torch supports products with a scale for each row and column only with bfloat16 output.
         out: Tensor = torch._scaled_mm(
             rows.values,
@@ -102,15 +102,15 @@ class Float8Linear(nn.Module):
 
 
 def float8_of(product: Callable[[Tensor], Tensor]) -> Float8Linear | None:
-    """Return the `Float8Linear` that computes `product`. Return None if `product` is another layer, or if an adapter or
-    another term is added to its result."""
+    """Return the `Float8Linear` whose forward function is `product`. Return None if `product` is another function, such
+    as one that also adds an adapter's result."""
     layer = getattr(product, "__self__", None)
     is_plain = getattr(product, "__func__", None) is Float8Linear.forward
     return layer if is_plain and isinstance(layer, Float8Linear) else None
 
 
 def missing_for_float8(device: torch.device) -> str | None:
-    """Return the reason why this device cannot compute float8 products, or None."""
+    """Return the requirement of float8 products that this device does not meet, or None."""
     if device.type != "cuda":
         return f"CUDA; the device is {device}"
     found = torch.cuda.get_device_capability(device)
@@ -161,7 +161,8 @@ def _rounded(rows: Tensor) -> Tensor:
 
 def use_float8(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
     """Convert the linear layers of a model, except its output head, to float8, one at a time. Return the number of
-    converted layers. If products in float8 fail on this device, the log says why, and the weights are unchanged."""
+    layers converted to float8. If float8 products fail their test on this device, log the reason and change no
+    weights."""
     problem = find_problem(device, dtype)
     if problem is not None:
         _log.warning("weights stay %s, because float8 products fail: %s", str(dtype).removeprefix("torch."), problem)

@@ -31,8 +31,8 @@ def packed_matrix(
 
 
 class ReorderedInputs(nn.Module):
-    """A quantized layer that reorders its inputs, because the columns of its weight are in another order. Columns
-    cannot be reordered within the quantized blocks, each of which holds neighbouring columns."""
+    """A quantized layer that reorders its inputs to the order of its weight's columns, which differs in the file. The
+    columns cannot be reordered instead, because each quantized block holds neighbouring columns."""
 
     def __init__(self, linear: QuantizedLinear, order: Tensor) -> None:
         super().__init__()

@@ -159,8 +159,8 @@ class _Filling:
     # -- packed ---------------------------------------------------------------------------------------------------
 
     def _fill_together(self, name: str, parts: Sequence[tuple[str, Any]]) -> None:
-        """Replace linear layers with the same input together. Layers that are replaced together, and have blocks of one
-        type, are contiguous in memory."""
+        """Replace linear layers that have the same input by quantized layers. If the blocks of all these layers have
+        one type, the layers' weights are made contiguous in memory."""
         if not all(type(part) is nn.Linear for _, part in parts):
             return
         made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]

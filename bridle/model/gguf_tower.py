@@ -38,8 +38,8 @@ def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype
 
 
 def _spelled(name: str, tower: GgufModel) -> str:
-    """Return a weight's name with the layer number that files use. In transformers, DeepStack layers are counted
-    separately."""
+    """Return a weight's name with the layer number that files use. In transformers, layers that feed the text part
+    (DeepStack) are counted separately."""
     if not name.startswith(_DEEPSTACK):
         return name
     number, _, rest = name.removeprefix(_DEEPSTACK).partition(".")
@@ -53,7 +53,7 @@ def _decode(tower: GgufModel, file: str) -> Tensor:
 
 
 def _shaped(parts: list[Tensor], shape: tuple[int, ...], name: str, tower: GgufModel) -> Tensor:
-    """Join parts to one weight of shape `shape`. Parts of a convolution over time are stacked, other parts
+    """Join the parts to one weight of shape `shape`. Parts of a convolution over time are stacked, other parts
     concatenated."""
     found = parts[0]
     if len(shape) == 5:

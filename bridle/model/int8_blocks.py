@@ -1,7 +1,7 @@
 """Converts KV blocks to 8 bits, which makes a KV store smaller. Each head of a token has a scale.
 
 The error of a value is at most half a step of its scale, 1/254 of the largest value of its head. Recurrent states are
-not converted, because rounding errors would add up.
+not converted to 8 bits, because rounding errors would add up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCALE = np.dtype(np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A part of a block: `count` head vectors of `width` values, with 2 or 4 bytes per value."""
+    """A part of a block: `count` head vectors, each of `width` values of 2 or 4 bytes."""
 
     count: int
     width: int
@@ -41,8 +41,8 @@ class Int8Codec:
         self.num_bytes = sum(run.count * (run.width + _SCALE.itemsize) for run in self._runs)
 
     def encode(self, block: Buffer) -> bytes:
-        """Encode a block in 8 bits. Adjacent parts of one width are encoded together: first their values, then their
-        scales."""
+        """Encode a block in 8 bits. Adjacent parts with vectors of one width are encoded together: first their values,
+        then their scales."""
         pieces, at = [], 0
         for run in self._runs:
             size = run.count * run.width * self._item_size

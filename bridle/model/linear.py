@@ -1,12 +1,12 @@
 """Linear layers whose weights are rearranged once, while loading, for the C kernels or oneDNN (the CPU's matrix
 library).
 
-The C kernels compute float32 at least as fast as oneDNN does with its packed order, and two to three times as fast as
-plain torch (dev/log.md). The C kernels also give a row the same bits in any batch. oneDNN's order is used for bfloat16,
-and for layers that the C kernels do not support. A plain `nn.Linear` rearranges its weights in every call. Measured
-with one thread (docs/models.md), oneDNN's order makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices
-of some million values are 1.5 to 2 times as fast with 2 to 32 rows, and slightly slower otherwise. Smaller matrices
-gain less, and are slower with one row.
+In the C kernels, float32 is at least as fast as with oneDNN's weight order, and two to three times as fast as in
+plain torch (dev/log.md). The C kernels also give a row the same bits in any batch. oneDNN's weight order is used for
+bfloat16, and for layers that the C kernels do not support. A plain `nn.Linear` rearranges its weights in every call.
+Measured with one thread (docs/models.md), oneDNN's order makes bfloat16 1.5 to 2.5 times as fast at any size. Float32
+matrices of some million values are 1.5 to 2 times as fast for 2 to 32 rows, and slightly slower for other numbers of
+rows. Smaller matrices gain less, and are slower for one row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PackedLinear(nn.Module):
 
 
 def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return `linear` as a plain function, without the cost of a module call. The function ignores later replacements
+    """Return `linear` as a plain function, without the cost of a module call. The function ignores a later replacement
     of the layer."""
     if type(linear) is nn.Linear and "forward" not in vars(linear):
         return partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)
@@ -81,7 +81,7 @@ def is_worth_packing(linear: nn.Linear) -> bool:
 
 def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], None] | None = None) -> int:
     """Convert the plain linear layers that the C kernels support, one at a time. Return the number of converted layers.
-    Small layers are converted only if all decoder layers are lean, because then one kernel call computes whole
+    Small layers are converted only if all decoder layers are lean, because one kernel call then computes whole
     layers."""
 
     def is_theirs(linear: nn.Linear) -> bool:
@@ -97,9 +97,9 @@ def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], Non
 
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
     """Replace every plain linear layer that is faster as a `PackedLinear`, one at a time. Return the number of replaced
-    layers. In float32, one or two rows are faster with the usual order. So the weight is also kept in the usual order
-    if this takes no memory, or little of the free memory. For example, an output head that shares the embedding's
-    weight takes no additional memory.
+    layers. In float32, products with one or two rows are faster with the usual weight order. So the weight is also kept
+    in the usual order if this takes no memory, or little of the free memory. For example, an output head that shares
+    the embedding's weight takes no additional memory.
     """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     shared = embedding.weight if isinstance(embedding, nn.Embedding) else None
@@ -121,7 +121,7 @@ def replace_linears(
     progress: Callable[[float], None] | None = None,
 ) -> int:
     """Replace each `nn.Linear` (not its subclasses) for which `wanted` returns true by `make(linear)`. `progress` gets
-    the share of the replaced layers' weights that is done."""
+    the share of the weights to replace that is done."""
     places = [
         (parent, name, child)
         for parent in model.modules()

@@ -104,8 +104,9 @@ def measure_forms(
 
 
 def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
-    """Return the fastest quantized form whose most probable tokens agree with the model's at `MIN_AGREEMENT` of the
-    sample text's positions. Return `none` if no form does. The log has the measured agreement of each form."""
+    """Return the fastest quantized form whose most probable tokens agree with the model's at a share of at least
+    `MIN_AGREEMENT` of positions. Return `none` if there is no such form. The log has the measured agreement of each
+    form."""
     candidates = [form for form in CANDIDATES if is_worthwhile(form)]
     try:
         tokens = read_tokens(folder, SAMPLE)
@@ -128,7 +129,7 @@ def _verb(is_taken: bool) -> str:
 
 @contextmanager
 def answered_by(model: nn.Module, make: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Inside the block, each linear layer or set of experts that would be quantized is replaced by `make(module)`."""
+    """Inside the `with` block, `make(module)` replaces each linear layer or set of experts that would be quantized."""
     layers = [m for m in model.modules() if (type(m) is nn.Linear and is_large(m)) or are_experts(m)]
     try:
         for layer in layers:

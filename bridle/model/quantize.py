@@ -169,10 +169,11 @@ def prepare_quantized(model: nn.Module) -> int:
 
 
 def is_worthwhile(form: str) -> bool:
-    """Return whether this processor computes in `form` at least as fast as in float32; if not, log it.
+    """Return whether this processor computes in `form` at least as fast as in float32; if not, log the reason.
 
-    The C kernels always are. Without C kernels, blocks are decoded to floating point in each call. If the processor has
-    no instructions for integer products, torch multiplies 8-bit integers one by one, a hundred times slower.
+    The C kernels always are at least as fast. Without C kernels, blocks are decoded to floating point in each call. If
+    the processor has no instructions for integer products, torch multiplies 8-bit integers one by one, a hundred times
+    slower.
     """
     if kernels() is not None:
         return True
@@ -193,8 +194,8 @@ def is_worthwhile(form: str) -> bool:
 
 @cache
 def int8_ratio() -> float:
-    """Return the ratio of the times that torch takes for an 8-bit and a float32 product. The result is the smaller
-    ratio of two batch sizes, measured once in this process."""
+    """Return the time that torch takes for an 8-bit product, divided by the time for a float32 product. The result is
+    the smaller ratio for two batch sizes, measured once in this process."""
     linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
     is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     forms = (Int8Linear(linear, is_native=False), PackedLinear(linear, keeps_plain=True) if is_packed else linear)

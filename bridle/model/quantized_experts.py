@@ -1,6 +1,6 @@
 """Mixture-of-experts layers whose matrices stay quantized. In transformers, the matrices of all experts are in one
 tensor, and not quantized. An expert is two or three quantized linear layers. The results of a token's experts are added
-in the order of expert numbers. So a token's result does not depend on the other tokens.
+in the order of expert numbers. A token's result therefore does not depend on the other tokens of the step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PackedExperts(nn.Module):
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield each different number in a sorted sequence, with the begin and end of its run."""
+    """Yield each distinct number in a sorted sequence, with the begin and end of its run."""
     begin = 0
     for number, same in groupby(numbers):
         end = begin + sum(1 for _ in same)

@@ -11,8 +11,8 @@ gives the same bits in any batch.
 Products of integers minus their zero points are exact. The sum over the slots of a run is multiplied by the run's
 scale.
 
-With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it represents
-bfloat16 as integers.
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs `is_wide`, because it stores bfloat16
+values as integers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _values(
     is_float: tl.constexpr,
     has_zeros: tl.constexpr,
 ) -> tl.tensor:
-    """Return code number `part` of each word as a float, minus its zero point. float8 codes are returned divided by
-    256."""
+    """Return the code at index `part` of each word as a float, minus its zero point. float8 codes are returned divided
+    by 256."""
     code = (packed >> (part * bits)) & ((1 << bits) - 1)
     if is_float:
         half = ((code & 128) << 8) | ((code & 127) << 7)

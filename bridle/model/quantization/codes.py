@@ -1,8 +1,9 @@
 """Packed weights in the order that the CUDA kernels read: `Codes` of 2, 4 or 8 bits. Groups of inputs with a common
 scale may have any length, and inputs may be in any order. Inputs are laid out in *slots*. Each group has its own slots,
 whose number is a multiple of `RUN`. So the slots of a run of `RUN` slots share their scales. A word of 32 bits holds
-one slot of each of several runs. So a kernel gets adjacent slots from one load and one shift. If groups are consecutive
-inputs, slot i is input i. If not, `order` has the input of each slot. A slot without an input counts as zero.
+one slot of each of several runs. So a kernel gets adjacent slots from one load and one shift. If each group consists of
+consecutive inputs, slot i is input i. Otherwise, `order` has the input of each slot. A slot without an input counts as
+zero.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def make_codes(grouped: Grouped) -> Codes:
 
 
 def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
-    """Return the weight's values as uint8 codes, and the zero points of these codes."""
+    """Return the weight's values as uint8 codes, and the codes' zero points."""
     values, zeros = grouped.values, grouped.zeros
     if values.dtype is torch.int8:
         moved = torch.full_like(grouped.scales, 128, dtype=torch.int16)

@@ -33,8 +33,8 @@ def has_packed_form(module: nn.Module) -> bool:
 
 
 def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeLayer) -> nn.Module:
-    """Return experts with a separate layer for each matrix. `has` returns whether the files have a tensor of some name,
-    and `make` makes a layer. Raises `UnsupportedModel`."""
+    """Return experts with a separate layer for each matrix. `has(name)` returns whether the files have a tensor with
+    this name, and `make` makes a layer. Raises `UnsupportedModel`."""
     parts = next((parts for parts in _PARTS if has(f"{name}.0.{parts[0]}")), None)
     if parts is None:
         raise UnsupportedModel(f"the checkpoint lacks the matrices of {name!r}, such as '{name}.0.gate_proj.weight'")

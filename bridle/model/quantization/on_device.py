@@ -1,6 +1,7 @@
 """Chooses the form of packed weights on CUDA. Float8 weights with a scale per output are multiplied in float8 if the
-GPU supports it. For all other weights, bridle's kernels read the packed bits. Each form is compared once with plain
-torch. If the results differ, weights of this form are converted to the model's type, and the log has the reason."""
+GPU supports it. bridle's kernels read all other weights in their packed form. Each form is compared with plain torch
+before it is first used. If the results differ, weights of this form are converted to the model's type, and the log has
+the reason."""
 
 from __future__ import annotations
 

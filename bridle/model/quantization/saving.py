@@ -22,7 +22,7 @@ _PART = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
 def save_int8(checkpoint: Checkpoint, model: nn.Module, out: Path, progress: Callable[[float], None]) -> Path:
-    """Write the model of `checkpoint` into the new folder `out`, which appears when it is complete."""
+    """Write the model of `checkpoint` into the new folder `out`, which gets this name when it is complete."""
     tensors, rounded = _tensors(model, progress)
     config = {**checkpoint.config, "tie_word_embeddings": False, "quantization_config": _describe(model, rounded)}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantiz
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The quantization of a checkpoint. `zero_offset` is added to stored zero points. `block` has the two sizes of an
-    FP8 block."""
+    """The quantization of a checkpoint. `zero_offset` is added to the zero points that the checkpoint stores. `block`
+    has the two sizes of an FP8 block."""
 
     method: str
     bits: int = 8

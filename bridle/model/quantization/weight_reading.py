@@ -113,7 +113,7 @@ def _read_experts(
 
 
 class _Files:
-    """The tensors of a checkpoint by module, under their names in transformers. Each tensor can be taken once."""
+    """The tensors of a checkpoint by module, with the names that transformers uses. Each tensor can be read once."""
 
     def __init__(self, stack: ExitStack, checkpoint: Checkpoint, model: Any) -> None:
         self._folder = checkpoint.folder
@@ -135,7 +135,7 @@ class _Files:
         return prefix.removesuffix(".") in self._modules
 
     def take(self, module: str) -> dict[str, Tensor]:
-        """Take all tensors of a module, and return each tensor by the last part of its name."""
+        """Read all tensors of a module, and return them by the last part of their names."""
         names = [name for name in self._modules.get(module, ()) if name in self._homes]
         return {name.rpartition(".")[2]: self._pop(name) for name in names}
 
@@ -149,8 +149,8 @@ class _Files:
         return tensor
 
     def check_empty(self, model: Any) -> None:
-        """Raise `UnsupportedModel` if there are tensors that no module took. Tensors that transformers also ignores are
-        no error."""
+        """Raise `UnsupportedModel` if there are tensors that no module has read. Tensors that transformers also ignores
+        are no error."""
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
         without = model._keys_to_ignore_on_load_unexpected or ()
         left = [name for name in left if not any(re.search(pattern, name) for pattern in without)]
@@ -209,8 +209,7 @@ Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
 
 
 def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -> Maker:
-    """Return a function that makes linear layers on `device` from packed tensors. `put` moves a tensor to the
-    device."""
+    """Return a function that makes linear layers on `device` from packed tensors. `put` moves a tensor to `device`."""
     if device.type == "cpu":
         return lambda name, stored, linear: _on_cpu(
             read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype

@@ -1,8 +1,8 @@
 """Converts the tensors that a quantization method stores for one linear layer to a weight. `read_grouped` returns
-integers, zero points and scales, for kernels that support any combination. `read_weight` returns a format of the CPU
-kernels. The CPU kernels support 8-bit integers with a scale per output, and 4-bit integers with zero point 8. A group
-of 4-bit integers must have a multiple of 32 inputs. Every other weight becomes floating point, and the caller rounds it
-to Q8_0.
+integers, zero points and scales, for kernels that support any combination of these. `read_weight` returns a format of
+the CPU kernels. The CPU kernels support 8-bit integers with a scale per output, and 4-bit integers with zero point 8. A
+group of 4-bit integers must have a multiple of 32 inputs. Every other weight becomes floating point, and the caller
+rounds it to Q8_0.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_fp4(stored: Stored) -> Grouped:
-    """Read NVFP4's tensors. A byte packs two neighbouring values. Groups have scales in float8. A further scale of the
-    whole weight is a factor or a divisor."""
+    """Read NVFP4's tensors. A byte packs two neighbouring values. Groups have scales in float8. The weight also has a
+    single scale for all values, which is a factor or a divisor."""
     packed = stored["weight_packed" if "weight_packed" in stored else "weight"]
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [out, in]
     values = torch.tensor(_FP4_DOUBLED, dtype=torch.int8, device=packed.device)[codes.long()]
