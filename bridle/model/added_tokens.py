@@ -23,8 +23,8 @@ class _Added(msgspec.Struct):
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
     """Raise `UnsupportedModel` if an added token of the folder's files has another id in `backend`, the
-    `tokenizers.Tokenizer` that was made of these files. Tokens that `backend` lacks are no error, because no other
-    token gets their ids.
+    `tokenizers.Tokenizer` that was made of these files. `backend` may lack added tokens, because no other token gets
+    their ids.
     """
     for file, token, stated in _stated(folder, backend):
         loaded = backend.token_to_id(token)

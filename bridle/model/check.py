@@ -51,7 +51,7 @@ def check_model(
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
-        """Change the model as the engine's loader does. Called between the eager and the packed pass."""
+        """Change the model as the engine's loader does. Called after the eager pass and before the packed pass."""
         loader.lower_model(model, discover_geometry(model, support_checks.num_mixing_layers(settings), target))
         if not stays_stored:
             loader.prepare_linears(model, config)
@@ -70,8 +70,8 @@ def check_model(
 
 
 def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
-    """Return the quality loss of each quantized form in `forms` for the checkpoint in folder `path`, in float32 on this
-    CPU."""
+    """Return the quality loss of each quantized form in `forms`, compared with the checkpoint in folder `path` in
+    float32 on this CPU."""
     device = torch.device("cpu")
     checkpoint = inspect_checkpoint(path)
     settings = support_checks.read_config(checkpoint)

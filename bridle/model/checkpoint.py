@@ -1,6 +1,6 @@
 """Inspects the files, sizes and headers of a model folder before anything is loaded. Does not import torch. A
-checkpoint is config.json plus safetensors files. Damage is found by the headers alone, so that a user gets one error
-message instead of a crash minutes later. Pickles and code in a checkpoint are never run.
+checkpoint is config.json plus safetensors files. Damage is detected from the files' headers alone, so that a user gets
+one error message instead of a crash minutes later. Pickles and code in a checkpoint are never run.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Checkpoint:
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
-    """Return the bytes that a GGUF tensor takes in memory. Tensors without quantization become floats. Quantized
-    tensors keep their blocks if kernels support them, and are converted to 8 bits otherwise."""
+    """Return the bytes that a tensor of a GGUF file takes in memory. Tensors without quantization become floats.
+    Quantized tensors keep their blocks if kernels support them, and are converted to 8 bits otherwise."""
     from bridle.cpu_kernels.ggml import TYPES  # which imports torch
 
     if entry.kind.name in FLOATS:

@@ -19,9 +19,9 @@ Progress = Callable[[float], None]
 def fetch(
     model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress | None
 ) -> Path:
-    """Return the folder with a snapshot of a repository's files whose names match `allowed` and not `ignored`. Threads
-    of the hub client call `progress` with the share of bytes received; an error from `progress` ends the download.
-    Raises `UnsupportedModel`."""
+    """Return the folder with a snapshot of the repository's files whose names match `allowed` and do not match
+    `ignored`. Threads of the hub client call `progress` with the share of bytes received; an error from `progress` ends
+    the download. Raises `UnsupportedModel`."""
     from huggingface_hub import snapshot_download
 
     arriving = _Arriving(model, revision, allowed, ignored, progress or on_download())
@@ -44,8 +44,8 @@ def fetch(
 
 class _Arriving:
     """Tracks the progress of a repository's download. The hub client begins files one after the other, and knows only
-    the sizes of the files that it has begun. So bridle asks the hub for the sizes of all files when the first bytes
-    arrive."""
+    the sizes of the files that it has begun. bridle therefore asks the hub for the sizes of all files when the first
+    bytes arrive."""
 
     def __init__(
         self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress
@@ -57,8 +57,8 @@ class _Arriving:
         self._share = -1.0
 
     def tell(self, num_bytes: float, begun: float) -> None:
-        """Report that `num_bytes` bytes were received so far. `begun` is the total size of the files that the client
-        has begun."""
+        """Report that `num_bytes` bytes were received so far. `begun` is the total size in bytes of the files whose
+        download has begun."""
         with self._lock:
             self._total = max(self._total or _num_bytes(*self._wanted), int(begun), 1)
             share = min(num_bytes / self._total, 1.0)

@@ -1,5 +1,5 @@
 """Looks up model names on the hub and in its local cache, without torch. Lists cached models, explains errors of the
-hub, and suggests the closest known name for a wrong one."""
+hub, and suggests the known model name closest to a wrong name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ask_hub(model: str, revision: str | None = None) -> None:
 
 def refusal(error: Exception, model: str, revision: str | None, hint: str = "") -> BridleError:
     """Convert an exception of the hub client to an error whose message has the next step. If the name may be wrong, the
-    message ends with `hint`. Clients of a server get no hint, because it may name other models of the operator."""
+    message ends with `hint`. Clients of a server get no hint, because a hint may name the operator's other models."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -92,8 +92,8 @@ def _offline(model: str, revision: str | None, hint: str) -> UnsupportedModel:
 
 
 def suggestion(model: str) -> str:
-    """Return a question that suggests the known model with the closest name. If no name is close, return the commands
-    that list models."""
+    """Return a question that suggests the known model whose name is closest to a wrong name. If no known name is close,
+    return the commands that list models."""
     found = closest(model, (*DEMO_MODELS, *cached_models(), *POPULAR))
     if found is not None:
         return f". Did you mean {found}?"
@@ -114,7 +114,7 @@ def cached_models() -> Iterator[str]:
 
 
 def is_cached(model: str, revision: str | None = None) -> bool:
-    """Return whether some files of a repository, at that revision, are in the local cache."""
+    """Return whether some files of the repository's `revision` are in the local cache."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
@@ -125,7 +125,7 @@ def is_cached(model: str, revision: str | None = None) -> bool:
 
 
 def is_offline() -> bool:
-    """Return whether the hub must not be contacted."""
+    """Return whether bridle must not contact the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
 
 

@@ -34,13 +34,13 @@ def resolve_model(
     """Return the folder of `model`, which is downloaded or found in the hub's cache.
 
     `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name that `bridle pull` lists.
-    `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder with the weights in one GGUF file
-    means that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the vision tower in
-    the file `mmproj`, if given. A name that `bridle pull` lists means the pulled model, which is downloaded if
+    `owner/name:Q4_K_M` is the GGUF file with this quantization type in a hub repository. If a folder has its weights in
+    one GGUF file, this file is used. The metadata of a GGUF file, and the vision tower in the file `mmproj` if given,
+    are unpacked into a new folder. A name that `bridle pull` lists means the pulled model, which is downloaded if
     necessary.
 
-    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` for any other name, and
-    `UnsupportedModel` if the hub lacks the model or cannot be reached.
+    `progress` gets the share of the bytes downloaded so far. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` for any
+    other name, and `UnsupportedModel` if the hub lacks the model or cannot be reached.
     """
     local = local_path(model)
     if local is not None:
@@ -101,7 +101,7 @@ def _check_pull(entry: LibraryEntry, revision: str | None) -> None:
 
 
 def local_path(model: str) -> Path | None:
-    """Return the folder or GGUF file that a name means on this machine; None if there is none. Raises
+    """Return the folder or GGUF file that a name means on this machine; None if the machine has no such file. Raises
     `UnsupportedModel` for a file of another type."""
     if model in DEMO_MODELS:
         return demo_model_path(model)
@@ -117,7 +117,7 @@ def local_path(model: str) -> Path | None:
 
 
 def hub_name(model: str) -> tuple[str, str | None]:
-    """Return the hub repository that a name means, and the type of GGUF file if the name ends in one. Raises
+    """Return the hub repository that a name means, and the type of GGUF file if the name ends in a type. Raises
     `InvalidRequest` for a name that cannot be a hub id."""
     repository, colon, kind = model.partition(":")
     if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):

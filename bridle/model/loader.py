@@ -1,5 +1,5 @@
-"""Loads the model of a `ModelConfig` in stages: find, inspect, read, check, and prepare its weights. Each stage may
-refuse the model with an error that gives the reason. Code in a checkpoint is never executed.
+"""Loads the model of a `ModelConfig` in stages: find, inspect, read, check, and prepare its weights. Each stage raises
+an error with the reason if it refuses the model. Code in a checkpoint is never executed.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def lower_model(model: nn.Module, geometry: Geometry) -> None:
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
-    """Return the quantization that `auto` selects for this model. On a GPU, and for weights that are stored quantized,
-    `auto` is `none`."""
+    """Return the quantization that `auto` selects for this model. On a GPU, and for weights that the checkpoint stores
+    quantized, `auto` selects `none`."""
     from bridle.model.quality import choose_form
 
     if device.type != "cpu" or came_quantized(model):
@@ -184,7 +184,7 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 def came_quantized(model: nn.Module) -> bool:
     """Return whether a model has weights that the checkpoint stores quantized. The model must not have been quantized
-    after reading."""
+    by bridle after its weights were read."""
     from bridle.cpu_kernels.linear import QuantizedLinear
     from bridle.model.float8 import Float8Linear
     from bridle.model.quantization.code_linear import CodeLinear
@@ -195,7 +195,7 @@ def came_quantized(model: nn.Module) -> bool:
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
-    """Convert the linear layers to their fastest form for this machine; quantize them if requested and not slower."""
+    """Convert the linear layers to their fastest form for this machine, quantized if requested and not slower."""
     from bridle.model.quantize import is_worthwhile, prepare_quantized, quantize_linears
 
     prepare_quantized(model)

@@ -1,7 +1,7 @@
 """Loads a model, with its draft model if there is one, or a pooling model. A model and its draft model have KV pools
-for the same number of tokens, and share one memory budget. The weights of both models are loaded first. The pool of the
-model is sized as if each token took the memory of both pools. The memory of the largest step is measured for the model
-alone, because the two models never compute at the same time.
+for the same number of tokens, and share one memory budget. The weights of both models are loaded first. The KV pool of
+the model is sized as if each token took the memory of a token in both pools. The memory of the largest step is measured
+for the model alone, because the two models never compute at the same time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def load_executor(
 ) -> LocalExecutor | PooledExecutor:
     """Load a model and make it ready to compute.
 
-    `progress(what, share)` is called with the name of the current stage and the progress of loading from 0 to 1. The
-    calling thread ends when loading ends. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, whose messages
-    say what to change.
+    `progress(what, share)` is called with the name of the current stage and the progress of loading from 0 to 1.
+    Loading runs in a separate thread, which ends when loading ends. Raises `UnsupportedModel`, `InvalidRequest` or
+    `OutOfBlocks`, whose messages say what to change.
     """
     report = progress or (lambda what, share: None)
     return run_in_thread(lambda: _load(config, report, sampler), "bridle-load")
@@ -70,7 +70,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 
 
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
-    """Return the executor of a model that has a draft model. The executor contains that of the draft model."""
+    """Return the executor of a model that has a draft model. This executor contains the draft model's executor."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("draft_model: a draft model works only with one shard; set shards to 1", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
@@ -95,8 +95,8 @@ def _late(report: Report) -> Report:
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration. The result is the model's configuration, with the draft model's name and
-    without settings that belong to one checkpoint."""
+    """Return the draft model's configuration. It is the model's configuration with the draft model's name, without the
+    settings that belong to one checkpoint."""
     assert config.draft_model is not None
     return replace(
         config,
@@ -118,6 +118,6 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
     """Return the weights of the draft model, configured for a KV pool of `num_tokens` tokens. Memory for the draft
-    model's pool was reserved before."""
+    model's KV pool was reserved before this call."""
     block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

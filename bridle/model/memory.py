@@ -47,7 +47,7 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    """Call `run`. Return its result, and its peak memory in bytes, minus the memory that it leaves allocated."""
+    """Call `run`. Return its result and its peak memory in bytes, minus the memory that `run` leaves allocated."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
     return_free_memory()

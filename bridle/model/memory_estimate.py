@@ -58,8 +58,8 @@ def free_on(config: ModelConfig) -> int:
 
 
 def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
-    """Set the memory for adapters in both configurations and return them. `engine` gets the sizes of both adapter
-    memories; `config` reserves the device's memory. `num_copies` engines like this one share the machine."""
+    """Set the memory for adapters in both configurations and return them. `engine` gets the adapter memory of host and
+    device; `config` reserves the device's memory. `num_copies` engines with these configurations share the machine."""
     device = choose_device(config.device)
     engine = replace(
         engine,

@@ -210,8 +210,8 @@ def _describe(place: _Place, text: bytes | None) -> Description | None:
 
 
 def _allocate(size: int) -> Bytes:
-    """Return `size` bytes of memory in huge pages. With the file mapped into memory instead, a token would take a sixth
-    longer."""
+    """Return `size` bytes of memory in huge pages. If the file were mapped into memory instead, computing a token would
+    take a sixth longer."""
     data: Bytes = alloc_huge_pages(size).numpy()
     return data
 
@@ -243,8 +243,8 @@ def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[B
 
 @torch.inference_mode()
 def restores_exactly(model: Any, restored: RestoredModel, max_model_len: int) -> bool:
-    """Return whether both models give equal logits, to the bit, for a few tokens, and equal rotary angles for all
-    positions."""
+    """Return whether the original and the restored model give bitwise equal logits for a few tokens, and equal rotary
+    angles for all positions."""
     first, second = DenseModel(model), DenseModel(restored)
     positions = torch.linspace(0, max_model_len - 1, min(max_model_len, 4096)).long().unsqueeze(0)
     turns = [short.rotations(positions) for short in (first, second)]

@@ -1,7 +1,7 @@
 """Converts a dense model to a description and tensors, and back. All layers of the model must be lean layers with
 weights in the order of the kernels. The description holds only numbers and names. A model that is restored from a
-description gives the same bits as the original. `bridle.model.model_cache` compares the two models before it stores a
-description.
+description gives the same bits as the original. `bridle.model.model_cache` compares the restored model with the
+original before it stores a description.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 class CannotDescribe(Exception):
-    """Raised for a part of the model that descriptions cannot represent."""
+    """Raised for a part of the model that a description cannot represent."""
 
 
 class LinearPart(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +80,7 @@ class LayerPart(msgspec.Struct, frozen=True):
 
 
 class TablePart(msgspec.Struct, frozen=True, array_like=True):
-    """Rotary frequencies for the layers that use the table of this name."""
+    """Rotary frequencies for the layers that use the rotation table `name`."""
 
     name: str | None
     frequencies: int
@@ -221,8 +221,8 @@ class Describer:
 
 
 class RestoredModel(nn.Module):
-    """A restored model, with the attribute names of the model class in transformers. Callers use the parts of a
-    restored model, which has no forward pass of its own."""
+    """A restored model, with the attribute names of the model class in transformers. Callers use only the parts of a
+    restored model, because it has no forward pass of its own."""
 
     def __init__(self, part: ModelPart, tensors: Sequence[Tensor], found: Kernels) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The first check of a model: refuses models because of their configuration. `geometry` has the second check, and
 `parity` the third. A refused model is better than a model that loads and gives wrong results. So a model is refused if
-its results depend on more than attention over past tokens and supported recurrent layers. The error's message has the
-reason.
+its results depend on anything other than attention over past tokens and supported recurrent layers. The error's message
+has the reason.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def takes_media(config: PreTrainedConfig) -> bool:
 
 
 def is_compared(config: PreTrainedConfig) -> bool:
-    """Return whether this family's results were compared with transformers before. Families without such a comparison
-    are compared while loading."""
+    """Return whether this family is in the list of families whose results were compared with transformers. A family
+    outside of this list is compared with transformers while a model is loaded."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
     compared = KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
@@ -250,7 +250,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def num_layers(config: PreTrainedConfig) -> int:
-    """Return the number of layers of the part that writes text."""
+    """Return the number of layers in the part of the model that writes text."""
     found = getattr(text_config(config), "num_hidden_layers", None)
     if not isinstance(found, int):
         raise UnsupportedModel(
@@ -260,7 +260,7 @@ def num_layers(config: PreTrainedConfig) -> int:
 
 
 def num_mixing_layers(config: PreTrainedConfig) -> int:
-    """Return the number of layers that mix tokens, by attention or by a recurrent state."""
+    """Return the number of the model's layers that mix tokens, by attention or by a recurrent state."""
     kinds = getattr(text_config(config), "layer_types", None) or ()
     return num_layers(config) - sum(kind in _LOCAL_LAYERS for kind in kinds)
 
@@ -319,8 +319,8 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_experts(name: str, size: int, inner: int) -> None:
-    """Raise `UnsupportedModel` if the experts' matrices are square. Files of this family may store matrices transposed,
-    and only the shapes show whether they do."""
+    """Raise `UnsupportedModel` if the experts' matrices are square. This family's files may store matrices transposed,
+    which only the shapes show."""
     if size in (inner, 2 * inner):
         raise UnsupportedModel(
             f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "

@@ -112,8 +112,8 @@ _hook_before: Any = None
 @contextmanager
 def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
     """Report to `progress` the share of a checkpoint's bytes that transformers has loaded, through transformers' hook
-    for progress bars. `sizes` are the bytes of the tensors. The hook is global to the process, and is set as long as
-    any thread reads weights. Each thread counts its own tensors."""
+    for progress bars. `sizes` are the bytes of the tensors, by name. The hook is global to the process, and is set as
+    long as any thread reads weights. Each thread counts only the tensors that it reads."""
     token = _counting.set(lambda items: _count(items, sizes, progress))
     _hook(1)
     try:

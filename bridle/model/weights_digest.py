@@ -1,6 +1,6 @@
-"""Computes the digest of a checkpoint: of its weights, and of the files that describe its model.
+"""Computes the digest of a checkpoint's weights, and of the files that describe its model.
 
-All bytes are read once. The result is kept in the user's cache until a file changes.
+All bytes are read once. The digest is stored in the user's cache until a file changes.
 """
 
 from __future__ import annotations

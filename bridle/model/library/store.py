@@ -1,8 +1,8 @@
 """The user's folder of pulled models: `$BRIDLE_MODELS`, or `bridle/models` in the user's data folder.
 
-A model is assembled in a temporary folder next to the finished ones. The folder gets its final name after the digest
-was checked, so a finished folder is always complete. The next pull continues an interrupted pull: complete parts are
-not fetched again.
+A model is assembled in a temporary folder next to the finished models. The temporary folder gets its final name after
+the model's digest was checked, so a finished folder is always complete. The next pull continues an interrupted pull: it
+does not fetch complete parts again.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
 
 def _unpack(entry: LibraryEntry, staging: Path) -> None:
     """Unpack the archive in its folder. The archive may hold only plain files, which must stay inside the folder. The
-    total size of the unpacked files is limited to `unpacked_bytes`."""
+    unpacked files may have at most `unpacked_bytes` bytes in total."""
     archive_path = staging / entry.file
     with zipfile.ZipFile(archive_path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
