@@ -113,7 +113,7 @@ class ModelAdapters:
             segments.append(Segment(start, stop, self.on_device[key]))
 
     def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
-        """Inside the block, let the model's layers add the results of `step`'s adapters."""
+        """Inside the `with` block, the model's layers add the results of the adapters in `step`."""
         return self._sites.applied(step)
 
     # -- steps that are captured ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class ModelAdapters:
 
     @contextmanager
     def on_trial(self) -> Iterator[str]:
-        """Inside the block, an adapter with random values for every layer is on the device; yield its key."""
+        """Inside the `with` block, an adapter with random values for every layer is on the device; yield its key."""
         key, layout = "", self._layout_of_all(RANK_STEP)
         flat = torch.randn(layout.num_values, generator=torch.Generator().manual_seed(0))
         for block in layout.blocks.values():
@@ -150,7 +150,7 @@ class ModelAdapters:
 
 
 def check_complete(step: AdapterStep) -> None:
-    """Raise `InternalError` if the model used a layer's weight without calling the layer. Such a step lacks the
-    adapter's result for this layer."""
+    """Raise `InternalError` if the model used a layer's weight without calling the layer. The step would otherwise lack
+    the adapter's result for this layer."""
     if step.num_added != len(step.by_site):
         raise InternalError(f"only {step.num_added} of {len(step.by_site)} layers with adapters were called")

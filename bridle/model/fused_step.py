@@ -1,7 +1,8 @@
 """Computes the lean layers of a dense model on CUDA with few launches. All operations between two matrix products, or
 between a product and attention, are fused into one Triton kernel. A layer takes ten launches, including those of paged
-attention. The lean layers in torch give the same results. While a model loads, the fused kernels are compared with the
-lean layers, using the model's own weights. If Triton is missing or the results differ, the lean layers are used.
+attention. Plain torch gives the same results for the lean layers. While a model loads, the fused kernels are compared
+with the lean layers, using the model's own weights. If Triton is missing or the results differ, plain torch computes
+the layers.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def try_fused_step(
     layers: Sequence[DenseLayer], norm: Norm, attention: PagedAttention, dtype: torch.dtype
 ) -> FusedStep | None:
     """Return a `FusedStep` for hidden states of type `dtype`; None if the kernels are unavailable or give wrong
-    results. If the result is None, the log has the reason, unless the device is a CPU."""
+    results. If so, the log has the reason, unless the device is a CPU."""
     device = attention.cache.device
     missing = missing_for_triton(device)
     if attention.is_plain or (missing is not None and device.type == "cpu"):
@@ -296,7 +297,7 @@ def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: 
 
 
 def _attention_over(cache: KVCache) -> PagedAttention:
-    """Return the attention handler of a step with one sequence whose blocks are scattered over `cache`."""
+    """Return the attention handler of a step with one sequence whose blocks are scattered over the KV cache `cache`."""
     mirror = CachedRequestState()
     mirror.tokens = [0] * _TRIAL_TOKENS
     mirror.add_blocks((2, 0))

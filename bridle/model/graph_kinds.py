@@ -20,7 +20,7 @@ _SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
 
 
 class GraphKind(NamedTuple):
-    """A kind of steps. The fields tell whether a step may have long chunks, and whether its sequences may have
+    """A kind of steps. A kind's fields say whether its steps may have long chunks, and whether their sequences may have
     adapters."""
 
     has_long: bool = False
@@ -39,8 +39,8 @@ class GraphKind(NamedTuple):
         return [size for size in sizes if size <= num_tokens]
 
     def shape(self, size: int, max_seqs: int) -> StepShape:
-        """Return the capacity of a step of `size` tokens. In steps with long chunks, there is space for the logits of
-        one token per sequence. Space for more logits would make the output head's product larger in every step."""
+        """Return the capacity of a step of `size` tokens. In steps with long chunks, there is space for one logits row
+        per sequence. Space for more logits rows would make the output head's product larger in every step."""
         if not self.has_long:
             return StepShape(size, size)
         return StepShape(size, min(size, max_seqs), size // (paged.MAX_SHORT + 1))

@@ -1,9 +1,9 @@
 """Captures a model's CUDA graphs while it is loaded, and compares the results of each graph with the same step without
 a graph.
 
-If the steps of one kind cannot be captured, or their results differ, these steps run without graphs, and the log says
-why. If the first kind fails, all steps run without graphs. With tensor parallelism, either all ranks use graphs or none
-does, because each rank waits for the others. A rank that lacks the memory for graphs ends with an error.
+If the steps of one kind cannot be captured, or their results differ, steps of this kind run without graphs, and the log
+says why. If the first kind fails, all steps run without graphs. With tensor parallelism, either all ranks use graphs or
+none does, because each rank waits for the others. A rank that lacks the memory for graphs ends with an error.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class GraphLoader:
-    """Captures the graphs of one model. `recorder` returns a new graph recorder that holds no memory. If `adapters` is
-    given, graphs for steps with adapters are captured, too."""
+    """Captures the graphs of one model. The function `recorder` returns a new graph recorder that holds no memory. If
+    `adapters` is given, graphs for steps with adapters are captured, too."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class GraphLoader:
 
     @contextmanager
     def _trial_of(self, kind: GraphKind) -> Iterator[Trial]:
-        """Yield the trial of a kind. If the kind of graph has adapters, a random adapter is on the device inside the
-        block."""
+        """Yield the trial of a kind. If the graphs of this kind have adapters, a random adapter is on the device inside
+        the `with` block."""
         with nullcontext("") if self._adapters is None or not kind.has_adapters else self._adapters.on_trial() as key:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
@@ -131,7 +131,7 @@ class GraphLoader:
 
     def _taken(self, sizes: list[int], capture: Callable[[list[int], Report], None], before: int) -> int:
         """Return the estimated bytes of graphs of all `sizes`, from the two largest, which this function captures.
-        `before` bytes were free before."""
+        `before` bytes of device memory were free before the captures."""
         free = [before]
         for size in sizes[:-3:-1]:
             capture([size], silent)
@@ -144,14 +144,14 @@ class GraphLoader:
         return StepGraphs(self._runner, self._kernel, self._geometry, info, self._present, self._adapters)
 
     def _let_go(self) -> None:
-        """Release the memory of the graphs that were captured to measure them."""
+        """Release the memory of the graphs that were captured only to measure their size."""
         present, self._present = self._present, None
         if present is not None:
             present.close()
         self._free()
 
     def _free(self) -> int:
-        """Return the free memory of the device, including memory that was released before."""
+        """Return the free memory of the device, after releasing torch's cached memory."""
         return free_memory(self._runner.attention.cache.device)
 
 
@@ -159,8 +159,8 @@ def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
     """Return a loader of the model's CUDA graphs; None if steps run without graphs. If there is no loader, the log has
-    the reason, unless the operator disabled graphs or the device does not support them. Graphs for steps with adapters
-    are included if memory is reserved for adapters."""
+    the reason, unless graphs are disabled by the operator or not supported by the device. Graphs for steps with
+    adapters are included if memory is reserved for adapters."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None
@@ -173,8 +173,8 @@ def graph_loader(
 
 
 def _reason(failure: Exception) -> str:
-    """Return the failure as text. With tensor parallelism, raise a lack of memory instead, because the other ranks
-    would wait for this rank."""
+    """Return the failure of a capture as text. With tensor parallelism, raise a lack of memory instead, because the
+    other ranks would wait for this rank."""
     if tensor_parallel.num_ranks() > 1 and isinstance(failure, torch.OutOfMemoryError):
         raise failure
     return f"{type(failure).__name__}: {failure}"
@@ -195,7 +195,8 @@ def _missing(geometry: Geometry) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The kind of graphs to test. If `adapters` is given, every other sequence has the adapter called `key`."""
+    """The kind of graphs to test against plain steps. If `adapters` is given, every other sequence has the adapter
+    called `key`."""
 
     kind: GraphKind
     adapters: ModelAdapters | None = None
@@ -216,9 +217,9 @@ def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, tr
 
 
 def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Build the rows of a step, chunks of random prompts, that fill a graph as far as there are blocks. In graphs of
-    more than two tokens, one token stays unused. The first chunk of the step is long if the kind of graph allows long
-    chunks."""
+    """Build the rows of a trial step from chunks of random prompts, which fill a graph as far as there are blocks. In
+    graphs of more than two tokens, the trial step leaves one token unused. The first chunk of the step is long if the
+    kind of graph allows long chunks."""
     generator = torch.Generator().manual_seed(size)
     left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []

@@ -52,7 +52,7 @@ class Graph:
 
 
 class StepGraphs:
-    """The graphs of one model and its KV pool. The pool must not be reallocated later, and must have one block more
+    """The graphs of one model and its KV pool. The KV pool must not be reallocated later, and must have one block more
     than the engine uses."""
 
     def __init__(
@@ -142,7 +142,7 @@ class StepGraphs:
 
     def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
         """Capture steps of these sizes (in tokens), the largest first. The first kind in `KINDS` must be captured
-        before the other kinds. If a step cannot be captured, raises the error of the capture."""
+        before the other kinds. If a step cannot be captured, this method raises the error of the capture."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
             report(f"capturing CUDA graphs{kind}", number / len(sizes))
             adapted = self._adapted(size) if kind.has_adapters else None
@@ -177,7 +177,7 @@ class StepGraphs:
             self._runner.attention = usual
 
     def _recorded(self, work: Work) -> Work:
-        """Record `work` in all ranks, and return its replay function. A rank that runs out of memory raises the error
+        """Record `work` in all ranks, and return its replay function. A rank that runs out of memory raises this error
         without asking the other ranks."""
         replay, failure = None, None
         try:

@@ -86,8 +86,8 @@ class Staging:
         self._turn = 0
 
     def take(self) -> npt.NDArray[Any]:
-        """Return the buffer to write next, with its previous contents. Waits for the device if both buffers are still
-        in use."""
+        """Return the buffer to write next, with its previous contents. This method waits for the device if both buffers
+        are still in use."""
         self._turn = 1 - self._turn
         event = self._events[self._turn]
         if event is not None and not event.query():
@@ -96,7 +96,7 @@ class Staging:
         return numbers
 
     def send(self, count: int) -> None:
-        """Copy the first `count` values of the buffer that `take` returned last."""
+        """Copy to the device the first `count` values of the buffer that `take` returned last."""
         self._target[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
         if self._target.device.type != "cpu":
             event = self._events[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ _PARTIAL = (".experts.", ".indexer.", ".compressor.")
 
 
 class Site:
-    """A linear layer as the model computes it, to whose outputs adapters can add results."""
+    """A linear layer of the model, to whose outputs adapters can add results."""
 
     def __init__(self, number: int, module: nn.Module) -> None:
         self.number = number
@@ -71,8 +71,8 @@ class Site:
 
 
 class Sites:
-    """All sites of a model. `layers` are the layers that adapters may change, by name. `places` maps each layer to the
-    site that computes it."""
+    """All sites of a model. `layers` are the linear layers that adapters may change, by name. `places` maps each layer
+    to the site that computes it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: dict[str, LayerShape] = {}
@@ -119,8 +119,8 @@ class Sites:
     def _add_layer(
         self, name: str, share: Share, num_inputs: int, site: int, columns: IndexRange, is_transposed: bool = False
     ) -> None:
-        """Register a layer of transformers. This process computes its part `share` at `site`, in the range `columns` of
-        the site's outputs."""
+        """Register a layer of transformers. The site `site` computes this process's part `share` of the layer, in the
+        range `columns` of the site's outputs."""
         full_inputs = num_inputs * (share.count if share.dim == 1 else 1)
         full_outputs = columns.size * (share.count if share.dim == 0 else 1)
         self.layers[name] = LayerShape(full_inputs, full_outputs, is_transposed)
@@ -145,8 +145,8 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the lean layers and the other linear layers with their names. The output head, and layers that get only
-    some tokens of a step at a time, are left out."""
+    """Yield the lean layers and the other linear layers with their names. The output head is left out, and so are
+    layers that get only some of a step's tokens at a time."""
     head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
@@ -168,15 +168,15 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[IndexRange, IndexRange]:
-    """Return the ranges of a layer's inputs and outputs that this process computes, which have these sizes."""
+    """Return the ranges of a layer's inputs and outputs, of these sizes, that this process computes."""
     inputs = share.rank * num_inputs if share.dim == 1 else 0
     outputs = share.rank * num_outputs if share.dim == 0 else 0
     return IndexRange(inputs, inputs + num_inputs), IndexRange(outputs, outputs + num_outputs)
 
 
 def _sizes(names: tuple[str, ...], *sizes: int) -> dict[str, int]:
-    """Return the number of outputs of each layer of transformers by name. If transformers has one joined layer, return
-    the total."""
+    """Return the number of outputs of each transformers layer in `names`. If `names` has one joined layer, its number
+    of outputs is the sum of `sizes`."""
     return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
 
 

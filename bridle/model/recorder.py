@@ -99,8 +99,8 @@ def _index(device: torch.device) -> int:
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """Raise an error at the end of the block if this thread waited for the device. The check of torch applies to the
-    whole process. So torch's check is set to warn only, which lets other threads wait as usual."""
+    """At the end of the `with` block, raise an error if this thread waited for the device. The check of torch applies
+    to the whole process. torch's check is therefore set to warn only, which lets other threads wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -132,8 +132,8 @@ def refusing_waits() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collection in the block, because memory that is freed during a capture could become part of the
-    graph."""
+    """Disable garbage collection in the `with` block, because memory that is freed during a capture could become part
+    of the graph."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

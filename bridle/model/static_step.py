@@ -1,8 +1,8 @@
 """The inputs of a step at fixed device addresses, where a captured CUDA graph reads them. Every token is a separate
-row, like a sequence with one new token. All keys and values are written before attention runs. So decode tokens, forced
-tokens and short chunks are handled in the same way, and a graph depends only on the number of tokens. A step is padded
-with tokens of a dummy sequence, in a dummy block. In graphs for long chunks, these chunks have separate entries, and
-their tokens are rows of length 0.
+row, like a sequence with one new token. All keys and values are written before attention runs. Decode tokens, forced
+tokens and short chunks are therefore handled in the same way, and a graph depends only on the number of tokens. A step
+is padded with tokens of a dummy sequence, in a dummy block. In graphs for long chunks, each long chunk has an entry of
+its own, and its tokens are rows of length 0.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -
 
 
 def _write_long(parts: RowNumbers, chunks: Sequence[tuple[PackedRow, int]]) -> None:
-    """Write the long chunks with their rows of the block table, and their tiles. Unused tiles have a number that no
-    chunk has, so that their programs end at once."""
+    """Write the long chunks with their rows of the block table, and their tiles. Unused tiles have the number of a
+    chunk that does not exist, so that their programs end at once."""
     parts.long[:] = 0
     for number, (row, seat) in enumerate(chunks):
         parts.long[number] = row.offset, row.length, row.context, 0, seat
