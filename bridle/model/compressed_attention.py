@@ -1,6 +1,6 @@
 """Attention over a sliding window of tokens, and over compressed entries for the tokens before it (DeepSeek V4). An
-entry summarizes a fixed number of tokens. The KV cache holds the keys, which are also the values. In the place of
-values, the cache holds the entries, each at the last token that it covers. The compressors' inputs of each token, and
+entry summarizes a fixed number of tokens. The KV cache holds the keys, which are also the values. The cache stores
+entries in the place of values, each at the last token that the entry covers. The compressors' inputs of each token, and
 the entries of an indexer, are cached as an additional layer (see `compressed_windows`). Layers without a compressor
 have ordinary attention.
 """
@@ -33,8 +33,8 @@ def lead_compressors(model: nn.Module) -> None:
 
 
 def _attend_later(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run an attention layer's original forward function. Inside steps, the layer's compressor is delayed until
-    attention runs."""
+    """Run an attention layer's original forward function. Inside steps, the layer's compressor runs later, when
+    attention is computed."""
     if handler_or_none() is not None:
         found = Compressed(module.compressor, module.num_heads, module.sliding_window)
         options |= {"past_key_values": found, "attention_mask": found}
@@ -80,7 +80,7 @@ def attend_compressed(
 def _attend(
     query: Tensor, start: int, piece: Piece, layer: LayerCache, slots: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Return the attention of `query`, the tokens of `piece`. The first token of `piece` is at position `start`."""
+    """Return the attention of the queries `query` of `piece`. The first token of `piece` is at position `start`."""
     assert options.window is not None
     end = start + len(query)
     first = max(0, start - options.window + 1)

@@ -1,8 +1,8 @@
 """A cache for DeepSeek V4's compressors, which compress each window of tokens into one entry. The compressors of
-transformers buffer the tokens of an incomplete window, so their cache cannot be rolled back. This cache stores the
-compressors' inputs of every token, and a window's entry at its last token. So a cached value depends only on its token
-and earlier tokens, like keys and values. All operations on KV blocks therefore work for this cache. The modules of
-transformers compress the windows, sequence by sequence.
+transformers buffer the tokens of an incomplete window, so their cache cannot be rolled back. bridle's cache stores the
+compressors' inputs of every token, and a window's entry at the window's last token. So a cached value depends only on
+its token and earlier tokens, like keys and values. All operations on KV blocks therefore work for this cache. The
+modules of transformers compress the windows, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Columns(NamedTuple):
 
 class Piece(NamedTuple):
     """Consecutive tokens of a row, from `first` to `end` (exclusive). `entries` [W, D] are the entries of all windows
-    up to the last of these tokens. The mask `seen` [n, W] has the entries that each token attends to."""
+    up to the last token of the piece. The mask `seen` [n, W] marks the entries that each token attends to."""
 
     first: int
     end: int
@@ -46,8 +46,8 @@ class Piece(NamedTuple):
 
 
 class Compressed:
-    """Collects the tokens of a step for a layer's compressor. The layer gets a `Compressed` object in the place of its
-    cache and mask. The tokens of a sequence are compressed when attention asks for the sequence's entries."""
+    """Collects the tokens of a step for a layer's compressor. In the place of its cache and mask, the layer gets a
+    `Compressed` object. The tokens of a sequence are compressed when attention asks for the sequence's entries."""
 
     def __init__(self, compressor: Any, num_heads: int, window: int) -> None:
         indexer = getattr(compressor, "indexer", None)
@@ -74,7 +74,7 @@ class Compressed:
 
     def pieces(self, offset: int, length: int, start: int, records: TokenRecords) -> Iterator[Piece]:
         """Compress `length` packed tokens of one sequence, from packed token `offset` and position `start` on. Yield
-        the compressed tokens in pieces."""
+        the compressed tokens in pieces of consecutive tokens."""
         num_seen = self._window + (start + length) // self._ratio
         most = max(min(MAX_SCORES // (self._num_heads * num_seen), self._window), 1)
         for first in range(0, length, most):

@@ -1,8 +1,8 @@
 """A leaner form of the decoder layer that most dense families share. The lean form replaces the layer of transformers.
-On a CPU, a small model spends more time in Python code of transformers than in arithmetic. The lean form computes
-queries, keys and values as one product, and gate and up projections as another. The lean form rotates all heads in
-three operations, and calls no nested modules. A layer is replaced only if both forms give the same result on the same
-input. Layers of other kinds are unchanged.
+On a CPU, a small model spends more time in Python code of transformers than in arithmetic. The lean form computes the
+query, key and value projections as one product, and the gate and up projections as another product. The lean form
+rotates all heads in three operations, and calls no nested modules. A layer is replaced only if both forms give the same
+result on the same input. Layers of other kinds are unchanged.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class DenseLayer(nn.Module):
 
 
 class Norm:
-    """RMS norm in float32. The norm's weight is multiplied in the model's own type. In Gemma the factor is 1 plus the
-    weight, in float32."""
+    """RMS norm in float32. The norm's weight is multiplied in the model's own type. In Gemma the row is multiplied by 1
+    plus the weight, in float32."""
 
     def __init__(self, norm: Any) -> None:
         self.is_wide = type(norm).__name__.startswith("Gemma")
@@ -130,8 +130,8 @@ class Norm:
 
 
 class HeadNorm(Norm):
-    """The norm of query and key heads. The norm applies to each head separately, or to all query heads together and all
-    key heads together. The norm's weight is [Hq + Hkv, D]."""
+    """The norm of query and key heads. The norm covers each head separately, or all query heads together and all key
+    heads together. The norm's weight is [Hq + Hkv, D]."""
 
     def __init__(self, queries: Any, keys: Any, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         super().__init__(queries)
@@ -210,7 +210,7 @@ def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
 
 
 def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
-    """Return the properties that the results of a layer's two forms depend on, other than weights. Layers with equal
+    """Return the layer's properties, other than weights, on which the results of both forms depend. Layers with equal
     properties are compared once."""
     norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
     return (
@@ -253,8 +253,8 @@ def is_close(want: Tensor, have: Tensor) -> bool:
 def attend_causally(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
 ) -> Tensor:
-    """Compute causal attention for trials, with one sequence and no cache. Window and soft-cap change the result's
-    scale, so that a trial detects if a layer does not pass them."""
+    """Compute causal attention over one sequence without a cache, for comparisons of layer forms. Window and soft-cap
+    change the result's scale, so that a comparison detects a layer that does not pass them."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -285,9 +285,9 @@ def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def _norms_of(layer: Any) -> tuple[Any, ...]:
-    """Return the norms before attention, after attention, before the MLP, and after the MLP. If a layer has norms after
-    attention and MLP, the name `post_attention_layernorm` means the norm after attention. In other layers, this name
-    means the norm before the MLP."""
+    """Return a layer's norms in this order: before attention, after attention, before the MLP, and after the MLP. If a
+    layer has norms after attention and MLP, the name `post_attention_layernorm` means the norm after attention. In
+    other layers, this name means the norm before the MLP."""
     before, after = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
     last = getattr(layer, "post_feedforward_layernorm", None)
     if last is None:

@@ -1,7 +1,7 @@
 """Computes a whole dense model by one short function. All decoder layers must be lean layers.
 
-The function avoids the work that transformers does in every call around the layers: argument handling, masks, output
-objects. The function is used only after a trial in which it gave the same logits as the model itself.
+The function avoids the work of transformers around the layers in every call: argument handling, masks, output objects.
+The function is used only after a trial in which it gave the same logits as the model itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridle.model.restored import RestoredModel
 
 
 class DenseModel:
-    """The short function for `model`, which must be of a dense family with only `DenseLayer` layers."""
+    """The short forward function for `model`, which must be of a dense family with only `DenseLayer` layers."""
 
     def __init__(self, model: Any) -> None:
         body = model.model
@@ -81,8 +81,8 @@ class DenseModel:
         attend: AttentionHandler,
         look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Compute logits [R, V] from ids and positions [1, T] and R indices into T. `look` puts image features into the
-        embedded rows [T, hidden]."""
+        """Compute logits [R, V] from ids and positions [1, T] and R indices into T. `look` writes image features into
+        the embedded rows [T, hidden]."""
         return self.logits(self.run_layers(input_ids, position_ids, logits_rows, attend, look))
 
     def run_layers(
@@ -143,8 +143,8 @@ def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def try_lower_model(model: Any) -> DenseModel | None:
-    """Return the short function for `model`; None if the model has another structure or the function gives other
-    logits."""
+    """Return the short forward function for `model`; None if the model has another structure or the function gives
+    other logits."""
     if not are_lean(model):
         return None
     try:

@@ -1,6 +1,6 @@
 """Determines the shapes of a model's attention by a dry forward pass, in which every attention call is recorded. The
-configuration is not enough: its field names differ between families, head sizes may differ between layers, and values
-may be narrower than keys. The dry pass also checks the model: each layer must call attention, and no layer may pass a
+configuration is not enough: field names differ between families, head sizes may differ between layers, and values may
+be narrower than keys. The dry pass also checks the model: each layer must call attention, and no layer may pass a
 keyword argument that the kernels would ignore.
 """
 
@@ -133,8 +133,8 @@ class GeometryRecorder:
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Shapes of a model's caches by layer number: keys and values, recurrent states, and index keys. `vocab_size` is
-    the width of a logits row. The halves of an index key are cached as a key and a value. `indexes` also has the values
-    that compressors store for each token (see `compressed_windows`)."""
+    the width of a logits row. An index key has two halves, which are cached as a key and a value. `indexes` also has
+    the values that compressors store for each token (see `compressed_windows`)."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int

@@ -48,9 +48,9 @@ Network = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """The description of a layer for the kernels, and its linear layers `parts`. `network` is a second half that
-    transformers computes. The results of the linear layers `inner` are used inside a mixer, so adapters cannot change
-    them."""
+    """The description of a layer for the kernels, and its linear layers `parts`. `network` is the layer's second half
+    (its MLP) if transformers computes it. The results of the linear layers `inner` are used inside a mixer, so adapters
+    cannot change them."""
 
     layer: Layer
     parts: Parts
@@ -72,16 +72,16 @@ def _is_special(layer: LayerGeometry) -> bool:
 
 
 class LayerReader:
-    """Describes the layers of one model. Keeps small matrices in the order in which they are read, because the kernels
-    do not have them yet."""
+    """Describes the layers of one model. Converts small matrices to the order of the kernels; large matrices must have
+    been converted before."""
 
     def __init__(self, geometry: Geometry, found: Kernels, is_rotated: bool) -> None:
         self._geometry, self._found, self._is_rotated = geometry, found, is_rotated
         self.heads = heads_of(geometry)
 
     def read(self, layer: Any) -> list[HybridLayer]:
-        """Describe a layer. If several mixers read the same hidden states, return one description per mixer, in order.
-        Raises `CannotDescribe`."""
+        """Describe a layer. If several mixers read the same hidden states, return one description per mixer, in the
+        order of the mixers. Raises `CannotDescribe`."""
         names = next((pair for pair in _NORMS if all(hasattr(layer, name) for name in pair)), None)
         if names is None:
             raise CannotDescribe(f"{type(layer).__name__} has no norms under known names")
@@ -211,13 +211,13 @@ def _part(module: Any, names: Sequence[str]) -> Any:
 
 
 def _number(name: str, *owners: Any) -> float:
-    """Return the attribute `name` of the first of `owners` that has it, or 1, as float."""
+    """Return the attribute `name` of the first of `owners` that has it, as a float; 1 if no owner has it."""
     return next((float(getattr(owner, name)) for owner in owners if hasattr(owner, name)), 1.0)
 
 
 def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
-    """Return the factors for the outputs of `first`, the linear layers before a mixer; None if all factors are 1.
-    `given` is the factor of the inputs."""
+    """Return the factors for the outputs of the linear layers `first` before a mixer; None if all factors are 1.
+    `given` is the factor by which the layer's inputs are multiplied."""
     if given != 1.0 and any(getattr(each, "bias", None) is not None for each in first):
         raise CannotDescribe("a bias is not scaled like its layer's inputs")
     widths = [each.out_features for each in first]

@@ -39,8 +39,7 @@ def norm_weight(norm: Any) -> tuple[Tensor, float]:
 
 
 def reordered(mixer: Mixer | None, last: ReorderedInputs) -> Mixer:
-    """Return the description of a delta net that writes its heads in the order of the columns of `last`, the matrix
-    after it."""
+    """Return the description of a delta net that orders its heads as the columns of `last`, the matrix after it."""
     if mixer is None or mixer.kind != "delta_net":
         raise CannotDescribe("the output columns of this mixer are reordered, which is not supported")
     blocks = last.inputs.view(mixer.heads, mixer.columns)  # for each output position
@@ -80,8 +79,8 @@ def delta_net(module: Any) -> Mixer:
 
 
 def _runs_by_key_head(module: Any) -> Tensor:
-    """Return where queries, keys, values, gates, rates and decays are in input rows that are ordered by key head. The
-    result is int32 [n, 2]: the start and the length of each run of inputs."""
+    """Return where queries, keys, values, gates, rates and decays are in input rows whose heads are grouped by key
+    head. The result is int32 [n, 2]: the start and the length of each run of inputs."""
     keys, copies = int(module.head_k_dim), int(module.num_v_heads) // int(module.num_k_heads)
     values = copies * int(module.head_v_dim)
     runs, base = [], 0

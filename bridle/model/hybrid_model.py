@@ -44,7 +44,7 @@ _ROUNDING = 1e-6
 
 
 class HybridModel:
-    """The short function for `model`. Raises `CannotDescribe` if the model has another structure."""
+    """The short forward function for `model`. Raises `CannotDescribe` if the model has another structure."""
 
     def __init__(self, model: Any, geometry: Geometry) -> None:
         found, body = kernels(), model.model
@@ -140,8 +140,8 @@ class HybridModel:
 
 
 def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
-    """Return the short function for `model`; None if the kernels cannot compute its layers, or one layer gives another
-    result."""
+    """Return the short forward function for `model`; None if the kernels cannot compute its layers, or a layer gives
+    another result."""
     try:
         short = HybridModel(model, geometry)
         _compare(model, geometry, short)
@@ -153,8 +153,7 @@ def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
 
 @torch.inference_mode()
 def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
-    """Raise `CannotDescribe` unless each layer and the output head give the same results as in transformers for the
-    same inputs."""
+    """Raise `CannotDescribe` unless each layer and the output head give the same results as in transformers."""
     limit, wanted = (_ROUNDED_TOLERANCE if short.is_rounded else _TOLERANCE), []
     step, attention = _trial(geometry)
     ids, positions = step.input_ids, step.position_ids

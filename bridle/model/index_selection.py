@@ -11,8 +11,8 @@ from torch import Tensor
 
 class IndexRow(NamedTuple):
     """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
-    keys)` stores the index keys [n, D] of the tokens from `first` on. `keep` returns all keys [L, D] of the sequence,
-    including the new ones."""
+    keys)` stores the index keys [n, D] of the tokens from `first` on. `keep` also returns all index keys [L, D] of the
+    sequence, including the new ones."""
 
     offset: int
     length: int
@@ -25,7 +25,7 @@ class IndexHandler(Protocol):
     """An attention handler that also stores index keys."""
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """Return the packed tokens of the pass, sequence by sequence."""
+        """Return the packed tokens of the forward pass, sequence by sequence."""
         ...
 
 
@@ -40,6 +40,6 @@ class Selected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The positions that an indexer selected in a pass. Each row is a list of pieces."""
+    """The positions that an indexer selected in a forward pass. Each batch row is a list of pieces."""
 
     rows: list[list[Selected]]

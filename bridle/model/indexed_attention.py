@@ -39,14 +39,14 @@ def lead_indexers(model: nn.Module) -> None:
 
 
 def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
-    """Inside steps, pass the selection unchanged to attention. Outside of steps, let GLM-5.3 convert the selection to a
-    mask."""
+    """Inside steps, pass the selected positions unchanged to attention. Outside of steps, let GLM-5.3 convert the
+    selected positions to a mask."""
     return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
 
 
 def _with_mask(forward: Callable[..., Any], hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-    """Run the forward pass of a layer that slices its attention mask before it calls the indexer. Inside steps there is
-    no mask, so the layer gets a dummy mask."""
+    """Run the forward pass of a layer that slices the attention mask before it calls the indexer. Inside steps there is
+    no mask, so the layer gets a dummy mask to slice."""
     if handler_or_none() is not None:
         options["attention_mask"] = hidden_states.new_empty(1, 1, 1, 1)
     return forward(hidden_states, *args, **options)
@@ -96,12 +96,11 @@ class _Keys:
         return self
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens that have index keys, including tokens that were just added. GLM-5.3 calls
-        this."""
+        """Return the number of tokens that have index keys, including the tokens added last. GLM-5.3 calls this."""
         return self.keys.shape[1]
 
     def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
-        """Add keys [1, n, D]; return all keys [1, L, D]."""
+        """Add the index keys [1, n, D] of new tokens; return all index keys [1, L, D] of the sequence."""
         self.keys = self._keep(keys[0]).unsqueeze(0)
         return self.keys
 
@@ -134,8 +133,8 @@ def attend_selected(
     options: AttentionOptions,
     selection: Selection,
 ) -> Tensor:
-    """Return attention [T, Hq, Dv] over the selected positions. `dense` computes attention over all positions, for
-    tokens that select all positions."""
+    """Return attention [T, Hq, Dv] over the positions that the indexer selected. `dense` computes attention over all
+    positions, for tokens that select all positions."""
     pieces = [
         (row, piece)
         for row, chosen in zip(rows, selection.rows, strict=True)

@@ -1,7 +1,7 @@
 """The text part of a multimodal model, as a separate model. The text part gives the same logits for text, and takes
 features of images or sound as input rows. The text part shares embedding, layers and output head with the whole model.
-The whole model is kept, because its tower turns images into features. All later changes (lean layers, weight formats,
-adapters) apply to the text part only; the tower stays as transformers made it.
+The whole multimodal model is kept, because its tower turns images into features. Later changes, such as lean layers,
+weight formats and adapters, apply to the text part only; the tower stays as transformers made it.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
 
 
 def _attend_causally(text: Any) -> None:
-    """Make the text part causal if the configuration declares bidirectional attention. Instead, each prompt states the
-    ranges of image tokens that attend to each other."""
+    """Make the text part attend causally even if the configuration declares bidirectional attention. Each prompt states
+    the ranges of image tokens that attend to each other."""
     value = getattr(text, "use_bidirectional_attention", None)
     if isinstance(value, bool):  # PaliGemma
         text.use_bidirectional_attention = False
 
 
 def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
-    """Return the attention function for each part of a model of which only the text part is used. The towers get
-    `eager`, because some of them support no other function."""
+    """Return the attention function for each part of a model of which only the text part is used. The towers (encoders
+    of images or sound) get `eager`, because some towers support no other function."""
     text = settings.get_text_config(decoder=True)
     names = {
         part: ATTENTION_NAME if getattr(settings, part, None) is text else "eager" for part in settings.sub_configs
@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
 
     @property
     def media_ids(self) -> frozenset[int]:
-        """Return the ids of tokens that stand for images or sounds, or mark their begin and end."""
+        """Return the ids of tokens that stand for images or sounds, or that mark their begin and end."""
         return self._ids_named("")
 
     def _ids_named(self, *begins: str) -> frozenset[int]:
@@ -212,7 +212,7 @@ def _is_captured(ids: Tensor) -> bool:
 
 
 def _body_of(whole: Any) -> Any:
-    """Return the module with the text embedding and layers; None if it has no known name."""
+    """Return the module with the text embedding and layers; None if it is not under a known name."""
     inner = getattr(whole, "model", whole)
     for name in ("language_model", "text_model"):
         if (found := getattr(inner, name, None)) is not None:

@@ -1,6 +1,6 @@
 """Taps read or change the hidden states after each layer: they add control vectors and record states. A tap is called
 with the number of a layer and its output. Steps without a tap compute the layers as usual. For layers of transformers,
-forward hooks call the tap while a step with a tap runs.
+forward hooks call the tap during steps with a tap.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProbeReader:
             self._found.append((logits_row, number, rows[position].float() @ unit))
 
     def readings(self) -> dict[int, tuple[float, ...]]:
-        """Return the values of each row's probes, by logits row. Waits for the device."""
+        """Return the values of each row's probes, by the index of the row's logits. Waits for the device."""
         found: dict[int, dict[int, float]] = {}
         for logits_row, number, value in self._found:
             found.setdefault(logits_row, {})[number] = float(value)

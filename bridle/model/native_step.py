@@ -35,8 +35,8 @@ _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 class NativeStep:
-    """The layers of one model as the C kernels compute them. `numbers` are the layers' numbers in the caches. `parts`
-    has the linear layers of each layer's four products."""
+    """The layers of one model as the C kernels compute them. `numbers` are the layer numbers under which the caches
+    store keys, values and states. `parts` has the linear layers of each layer's four products."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class NativeStep:
                 self._know(compute, 0)
 
     def _know(self, compute: Compute, position: int) -> None:
-        """Cache the angles of all positions up to `position`. Angles are computed in pieces whose bounds are always the
-        same."""
+        """Cache the angles of all positions up to `position`. Angles are computed in pieces of positions, whose bounds
+        are always the same."""
         assert self.angles is not None
         num_positions = self.angles[0].shape[1]
         while self._num_known <= min(position, num_positions - 1):
@@ -96,8 +96,8 @@ class NativeStep:
 
     @contextmanager
     def first_layers(self) -> Iterator[Sequence[int]]:
-        """In this block, compute only the first layer of each kind. A pass over one layer of each kind takes as much
-        memory as a full pass, but less time. Yields the numbers of the computed layers."""
+        """In this `with` block, compute only the first layer of each kind. A pass over one layer of each kind takes as
+        much memory as a full pass, but less time. Yields the numbers of the computed layers."""
         whole = self.described, self._numbers, self._parts
         kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())
@@ -128,7 +128,7 @@ class NativeStep:
         states: StatePool | None = None,
     ) -> Tensor:
         """Compute all layers: [T, hidden] -> [T, hidden]. Keys and values are written to `cache`, and recurrent states
-        to `states`. `compute` computes angles that are not cached yet."""
+        to `states`. `compute` computes the rotary angles that are not cached yet."""
         layers = self._over(cache, states)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = self._turns(compute, position_ids)

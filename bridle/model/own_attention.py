@@ -275,8 +275,8 @@ _BIASED: dict[str, Callable[[Any, _Positions], None]] = {
 
 
 def _lead_llama4(model: nn.Module) -> None:
-    """Change Llama 4. In transformers, its layers express chunks by a mask, and scale queries by their index in the
-    pass instead of their position."""
+    """Change Llama 4. In transformers, Llama 4's layers express chunks by a mask, and scale queries by their index in
+    the pass instead of their position."""
     config: Any = model.config
     positions = _Positions(model)
     for module in _layers_with(model, "attn_temperature_tuning"):
@@ -288,8 +288,8 @@ def _lead_llama4(model: nn.Module) -> None:
 
 
 def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
-    """Add a component to keys and queries whose sign differs between even and odd chunks, so that other chunks get no
-    weight. A window covers at most two chunks, so two signs are enough."""
+    """Add a component to keys and queries whose sign differs between even and odd chunks, so that keys of other chunks
+    get no weight. A window covers at most two chunks, so two signs are enough."""
     signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
     added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
     added[:, 0] = signs

@@ -96,16 +96,16 @@ class PackedStates(TorchFunctionMode):
         self.num_scans = 0  # of this pass: some mixers scan each head separately
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the gates' torch functions by operations whose rounding does not depend on a value's position in a
-        tensor."""
+        """Replace torch functions in the mixer's gates by operations whose rounding does not depend on a value's
+        position in a tensor."""
         other = _GATES.get(func)
         return other(args[0]) if other is not None and len(args) == 1 and not kwargs else func(*args, **(kwargs or {}))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: the convolution itself reads the state."""
+        """Return None, because the convolution itself reads the state."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: the recurrence itself reads the state."""
+        """Return None, because the recurrence itself reads the state."""
 
     def update_conv_state(self, rows: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
         """Record the arguments for the next call of the convolution."""
@@ -113,7 +113,7 @@ class PackedStates(TorchFunctionMode):
         return rows
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Do nothing: the recurrence has already written the state."""
+        """Do nothing, because the recurrence has already written the state."""
         return recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -213,9 +213,9 @@ class PackedStates(TorchFunctionMode):
     def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
-        """Yield the spans with their states, in groups that have at most one span per sequence. The states of a group
-        must be complete when the next group is requested. States of a completed group are saved where the plan requests
-        it."""
+        """Yield the spans with their states, in groups that have at most one span per sequence. Before the caller
+        requests the next group, it must have written the states of the current group. Then the states of the current
+        group are saved where the plan requests it."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):

@@ -37,7 +37,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """Outcome of a comparison. Errors are absolute differences of logits; `largest_logit` gives their scale."""
+    """Outcome of a comparison. Errors are absolute differences of logits, to be compared with `largest_logit`."""
 
     model: str
     family: str
@@ -87,7 +87,8 @@ def compare_with_eager(
     """Compare a loaded model's results in packed steps over a paged cache with the eager attention of transformers.
 
     `prepare` is called between the eager and the packed pass, while windows are narrowed, and may change the model. All
-    other changes of the model are undone. With `floats`, quantized layers are computed in floating point.
+    changes of the model, except those by `prepare`, are undone. With `floats`, quantized layers are computed in
+    floating point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
@@ -118,8 +119,8 @@ def compare_with_eager(
 
 
 def _largest_error(want: Tensor, have: Tensor) -> float:
-    """Return the largest absolute difference between two logits tensors. Both tensors must have infinities at the same
-    positions, because some models forbid ids by infinite logits. NaN counts as infinite."""
+    """Return the largest absolute difference between two logits tensors. Both logits tensors must have infinities at
+    the same positions, because some models forbid ids by infinite logits. NaN counts as infinite."""
     same = want == have
     error = torch.where(same, torch.zeros_like(want), (want - have).abs())
     return float(torch.nan_to_num(error, nan=float("inf")).max())
@@ -212,15 +213,15 @@ def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) 
 
 
 def _chunk(sequence: int, step: int) -> int:
-    """Return the number of tokens of a sequence in a step. Each sequence has long chunks, short chunks and single
-    tokens, at different times."""
+    """Return the number of tokens of a sequence that one step of the trial computes. Each sequence has long chunks,
+    short chunks and single tokens, at different times."""
     return (17, 1, 9, 1, 2, 30, 1)[(step + 2 * sequence) % 7]
 
 
 @contextmanager
 def narrowed(model: nn.Module, size: int) -> Iterator[None]:
-    """Inside the block, narrow every sliding window to `size` tokens, and let indexers select at most `size` positions.
-    Both the paged and the eager pass use the narrow windows."""
+    """Inside the `with` block, narrow every sliding window to `size` tokens, and let indexers select at most `size`
+    positions. Both the paged and the eager pass use the narrow windows."""
     config: Any = model.config
     holders = [config.get_text_config(), config, *model.modules()]
     holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]

@@ -2,8 +2,8 @@
 imported, because the import takes longer than reading a small model.
 
 The decoders support Llama's layers, with biases, the head norms of Qwen and Gemma, and sliding windows. A model with
-any other feature is computed by transformers. `bridle.model.dense_layer` replaces the layers of these decoders, like
-those of transformers, with lean layers.
+any other feature is computed by transformers. `bridle.model.dense_layer` replaces the layers of these decoders with
+lean layers, as it does for layers of transformers.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
-    """Fix the frequencies of all rotary modules for `max_model_len`; return descriptions of the changes."""
+    """Fix the frequencies of all rotary modules for `max_model_len`; return a text about each change."""
     notes = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -79,8 +79,8 @@ def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
 
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
-    """Return the rotation tables of `num_positions` positions, computed by `compute`. Return None if the tables take
-    too much memory, or if the two halves of a head have different angles."""
+    """Return the rotation tables of `num_positions` positions, whose angles `compute` computes. Return None if the
+    tables take too much memory, or if the two halves of a head have different angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
         last = min(first + POSITIONS, num_positions)
@@ -95,7 +95,7 @@ def make_tables(compute: Compute, num_positions: int, device: torch.device) -> t
 
 
 def fits_memory(compute: Compute, num_positions: int) -> bool:
-    """Return whether the rotation tables of `num_positions` positions, as computed by `compute`, fit the memory
+    """Return whether the rotation tables of `num_positions` positions, whose angles `compute` computes, fit the memory
     limit."""
     one = sum(cos.nbytes + sin.nbytes for cos, sin in compute(torch.zeros(1, 1, dtype=torch.int64)))
     return one * num_positions <= MAX_TABLE_BYTES

@@ -24,13 +24,13 @@ class StateHandler(Protocol):
     """An attention handler that also stores recurrent states."""
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """Return the packed tokens of the pass as spans in order, with their states in a layer. A sequence may have
-        several spans. So a span's state must be written before the next span is read."""
+        """Return the packed tokens of the pass as spans in order, with the states of their sequences in a layer. A
+        sequence may have several spans. A span's state must therefore be written before the next span is read."""
         ...
 
 
 def wrap_mixers(model: nn.Module) -> int:
-    """Wrap the mixers of a model whose recurrence `packed_mixer` supports. Return the number of supported mixers."""
+    """Wrap the mixers of a model whose recurrence `packed_mixer` supports. Return the number of these mixers."""
     count = 0
     for module in model.modules():
         forward = packed_forward(module) if keeps_states(module) else None
@@ -43,9 +43,9 @@ def wrap_mixers(model: nn.Module) -> int:
 
 
 def _use_configured_limit(module: Any) -> None:
-    """Set the bounds of time steps to those in the configuration. One family's mixer raises the lower bound when it
-    computes several tokens at once. The mixer's results would then depend on the number of tokens, and the model was
-    trained without this bound."""
+    """Set the bounds of the mixers' time steps to those in the configuration. The mixer of one family raises the lower
+    bound when it computes several tokens at once. Its results would then depend on the number of tokens, and the model
+    was trained without this bound."""
     limit = getattr(getattr(module, "config", None), "time_step_limit", None)
     if limit is not None and hasattr(module, "time_step_limit"):
         module.time_step_limit = tuple(limit)
@@ -58,7 +58,7 @@ def keeps_states(module: nn.Module) -> bool:
 
 
 class StateMixer:
-    """Replaces a mixer's `forward` function. Outside of packed steps, the original function is called."""
+    """Replaces the `forward` function of a mixer. Outside of packed steps, the mixer's original function is called."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._compute = module.forward

@@ -2,7 +2,7 @@
 layers.
 
 A layer keeps several tensors, such as the last inputs of a convolution and the state of a recurrence. Shapes and types
-are determined by a dry pass. The engine, not this module, records which sequence owns which slot.
+are determined by a dry forward pass. The engine, not this module, records which sequence owns which slot.
 """
 
 from __future__ import annotations
