@@ -1,7 +1,7 @@
 """The attention function that the models of transformers call, and its handler for the engine's steps. The handler also
 gives recurrent layers their states. The function is registered in transformers' attention registry, under the name
-`bridle`. The mask registry has no such entry, so transformers builds no mask and does not guess packing from positions.
-Only a step's rows and block tables determine which tokens attend to each other.
+`bridle`. transformers' mask registry has no entry of this name, so transformers builds no mask and does not guess
+packing from positions. Only a step's rows and block tables determine which tokens attend to each other.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the C kernels may compute whole layers. The result is false if another attention kernel was
-        requested."""
+        """Return whether the C kernels may compute whole layers of the model. The result is false if another attention
+        kernel was requested."""
         return self.step is not None and self.kernel.name == "native"
 
     @property
     def is_plain(self) -> bool:
-        """Return whether attention is computed by CPU kernels or by the reference. If it is, no part of a layer has a
-        GPU kernel."""
+        """Return whether attention is computed by CPU kernels or by the reference. If so, no GPU kernel computes any
+        part of a layer."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(
@@ -133,7 +133,8 @@ class PagedAttention:
 
 
 def _row_spans(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Span]:
-    """Yield the spans of a row. A span ends where a recurrent state is saved, and at the end of the row."""
+    """Yield the spans of consecutive tokens in a batch row. A span ends at the end of the row and where a recurrent
+    state is saved."""
     tensors = pool.view(layer, row.state)
     for length, is_fresh, slots in row.pieces():
         after = partial(_save, pool, layer, row.state, slots) if slots else None

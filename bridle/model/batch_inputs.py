@@ -1,6 +1,6 @@
 """Packs the sequences of a step into one row of tokens, as input of the model and of the attention kernels. All
-sequences are concatenated without padding. Each step builds this input from the executor's copies of the sequences. The
-input contains no KV.
+sequences are concatenated without padding. Each step builds the packed row from the executor's copies of the sequences.
+The packed row contains no KV.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bridle.model.sequence_state import CachedRequestState, Span
 class PackedRow:
     """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions `context -
     length` to `context - 1`. Each pair (first, end) in `mutual` is a range of positions that attend to each other in
-    both directions. The sequence's recurrent state is in slot `state`, and `saves` lists the copies to make of this
-    state."""
+    both directions. The sequence's recurrent state is in slot `state`, and `saves` lists the copies of this state that
+    the step must make."""
 
     offset: int
     length: int
@@ -39,8 +39,8 @@ class PackedRow:
 
     @property
     def spans(self) -> list[Span]:
-        """Return the contiguous runs of cache slots that hold positions 0 to `context - 1`. Only CPU kernels use spans,
-        because a sequence in scattered blocks has many."""
+        """Return the contiguous runs of cache slots that hold the sequence's positions 0 to `context - 1`. Only CPU
+        kernels read cache spans, because a sequence in scattered blocks has many spans."""
         if not self._spans:
             self._spans = self.mirror.spans(0, self.context, self.block_size)
         return self._spans
@@ -50,8 +50,8 @@ class PackedRow:
         return self.context - self.length
 
     def pieces(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """Yield the pieces of the row: length, whether the recurrent state starts from zero, and the slots to save the
-        state to. A piece ends where the state is saved, or at the end of the row."""
+        """Yield the pieces of the row: length, whether the recurrent state starts from zero, and the slots to which the
+        state is saved. A piece ends where the state is saved, or at the end of the row."""
         begin = self.start
         ends = {save.position for save in self.saves if begin < save.position < self.context}
         for end in sorted(ends | {self.context}):
@@ -59,8 +59,8 @@ class PackedRow:
             begin = end
 
     def visible(self, window: int | None) -> tuple[int, list[Span]]:
-        """Return the first position that any token of the row can attend to, and the spans from that position on. The
-        window does not limit tokens that attend to each other in both directions."""
+        """Return the first position that any token of the row can attend to, and the cache spans from that position on.
+        The window does not limit tokens that attend to each other in both directions."""
         first = max(0, self.start - window + 1) if window is not None else 0
         if self.mutual:
             first = min(first, self.mutual[0][0])
@@ -164,9 +164,9 @@ def pack_step(
     words: Words | None = None,
     packer: Packer | None = None,
 ) -> PackedStep:
-    """Pack `plan_rows` into one step. `mirrors` are the executor's copies of their sequences, in the same order, after
-    the plan was applied. `words` returns further input of the attention kernel. If `packer` supports the step, it packs
-    the step."""
+    """Pack `plan_rows` into one step. `mirrors` are the executor's copies of the sequences in these rows, in the same
+    order, after the plan was applied. The function `words` returns additional input for the attention kernel. `packer`
+    packs the step if it supports a step of these rows."""
     columns = _Columns()
     rows = [columns.add(plan, mirror, block_size) for plan, mirror in zip(plan_rows, mirrors, strict=True)]
     if packer is not None and packer.takes(plan_rows):

@@ -38,7 +38,7 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
 
 
 def _init_of(model: Any, path: str) -> Callable[[Any], None]:
-    """Return the method that sets the constants of a module: the module's own method, or that of the nearest enclosing
+    """Return the method that sets the constants of a module: the module's own, or that of the nearest enclosing
     model."""
     while path:
         if (found := getattr(model.get_submodule(path), "_init_weights", None)) is not None:

@@ -1,7 +1,8 @@
-"""Copies KV blocks and recurrent states between a GPU and bytes in host memory. The engine asks for a copy of a block
-before the block is reused. The block is first copied on the device, in the stream of the steps, and then transferred to
-the host on a parallel stream. Data from the host is also written on a parallel stream. Such a write waits for all steps
-that were started, and goes to blocks that no step reads. So no step waits for a transfer between host and device.
+"""Copies KV blocks and recurrent states between a GPU and bytes in host memory. The engine requests a copy of a KV
+block before the block is reused. The block is first copied on the device, in the stream of the steps, and then
+transferred to the host on a parallel stream. Data from the host is also written on a parallel stream. A write waits for
+all steps that were started, and goes to blocks that no step reads. So no step waits for a transfer between host and
+device.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from bridle.model.state_pool import StatePool
 
 
 class DeviceCopy:
-    """Implements `bridle.kv_store.Snapshot`: a copy `row` of a block's bytes on the device, made in the stream of the
-    steps."""
+    """Implements `bridle.kv_store.Snapshot`: `row` is a copy of a KV block's bytes on the device, made in the stream of
+    the steps."""
 
     def __init__(self, row: Tensor, beside: SideStream) -> None:
         self._row, self._beside = row, beside

@@ -57,9 +57,9 @@ def choose_threads(num_threads: int | None) -> None:
 
 
 def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the data type for `config.dtype`. `auto` is float32 on a CPU. On other devices `auto` is the checkpoint's
-    own type if that is half precision, otherwise bfloat16. With half precision, a GPU uses its matrix units, and reads
-    half as many bytes."""
+    """Return the data type for `config.dtype`. `auto` is float32 on a CPU. On other devices, `auto` is the checkpoint's
+    own type if it is a half-precision type, otherwise bfloat16. With half precision, a GPU uses its matrix units, and
+    reads half as many bytes."""
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if device.type == "cpu":

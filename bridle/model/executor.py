@@ -1,7 +1,7 @@
 """The in-process executor: it gets step plans and returns tokens. The executor keeps copies of the sequences, packs the
 rows of each plan, runs the model once, and passes the logits to the sampler. Only one thread calls the executor. After
-an error in a step, the executor forgets all sequences, and the process stays alive. After such an error, the engine
-computes the sequences again, one at a time, so that only the sequence that causes the error ends.
+an error in a step, the executor forgets all sequences, and the process stays alive. The engine then computes the
+sequences again, one at a time, so that only the sequence that causes the error ends.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class LocalExecutor:
 
     @property
     def kv_blocks(self) -> CacheBlocks | DeviceBlocks | None:
-        """Return access to KV blocks and recurrent states for a KV store; None unless the device is a CPU or a CUDA
-        GPU."""
+        """Return access to KV blocks and recurrent states for a KV store; None for devices other than CPUs and CUDA
+        GPUs."""
         if self._identity is None or self._device.type not in ("cpu", "cuda"):
             return None
         attention = self._require_runner().attention
@@ -85,8 +85,8 @@ class LocalExecutor:
 
     @property
     def int8_blocks(self) -> Int8Blocks | None:
-        """Return `kv_blocks` with values converted to 8 bits; None if `kv_blocks` is None or the cache itself has 8-bit
-        values."""
+        """Return `kv_blocks` with values converted to 8 bits; None if `kv_blocks` is None or the KV cache already has
+        8-bit values."""
         blocks, cache = self.kv_blocks, self._require_runner().attention.cache
         layers = [(layer.keys, layer.values) for layer in cache.layers.values()]
         dtypes = {str(part.dtype).removeprefix("torch.") for parts in layers for part in parts}
@@ -103,10 +103,10 @@ class LocalExecutor:
         return beside if self._runner is None else self._runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. On CUDA this method returns before the device is done. Raises
-        `InternalError` for a stale or inconsistent plan, for example if an adapter is not on the device; in this case
-        the plan changes nothing. Also raises `InternalError` if the step fails after it began; the executor then
-        forgets all sequences and their KV.
+        """Apply the plan, and run the model on the plan's rows. On CUDA, this method returns before the device has
+        finished the step. Raises `InternalError` for a stale or inconsistent plan, for example if an adapter is not on
+        the device; in this case the plan changes nothing. Also raises `InternalError` if the step fails after it began;
+        the executor then forgets all sequences and their KV.
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -141,7 +141,7 @@ class LocalExecutor:
 
     @property
     def is_async(self) -> bool:
-        """Return whether `sample_async` returns before the device is done."""
+        """Return whether `sample_async` returns before the device has sampled."""
         return self._device.type == "cuda" and self._early is not None
 
     def sample_async(self, batch: SampleBatch) -> None:
@@ -161,8 +161,8 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {self._step}") from error
 
     def await_forward(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the device has computed the last forward pass. Return whether the pass is
-        complete."""
+        """Wait at most `seconds` until the device has computed the last forward pass. Return whether the forward pass
+        is complete."""
         return self.async_sampling.await_forward(seconds)
 
     def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
@@ -186,7 +186,7 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {batch.step}") from error
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the last forward pass's inputs of the output head for these rows, scaled to length 1."""
+        """Return the last forward pass's inputs of the output head for `logits_rows`, scaled to length 1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
             raise InternalError(f"got step {step} for embeddings; the last forward pass was step {self._step}")
@@ -200,14 +200,14 @@ class LocalExecutor:
         return [array("f", vector.tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget every sequence. Step numbers may start again."""
+        """Forget every sequence. The next step may have any number."""
         self._mirrors.clear()
         self.async_sampling.reset()
         self._step = self.logits = None
 
     @contextmanager
     def trying(self, num_blocks: int) -> Iterator[None]:
-        """In this block, steps allocate their usual memory but may skip some layers, so their results are meaningless.
+        """In the `with` block, steps allocate their usual memory but may skip layers, so their results are meaningless.
         The first `num_blocks` blocks of the KV pool are filled with zeros, so that no step reads undefined values."""
         runner = self._require_runner()
         with runner.first_layers() as layers:
@@ -272,8 +272,8 @@ class LocalExecutor:
 
     def _lose(self, error: Exception, what: str) -> BridleError:
         """Forget all copies of sequences, because a step failed and left them in an unknown state. Return an
-        `InternalError` for the step, so that the engine searches for the sequence that causes it. If the device itself
-        failed, return `DeviceLost`."""
+        `InternalError` for the failed step, so that the engine searches for the sequence that causes the failure. If
+        the device itself failed, return `DeviceLost`."""
         self._mirrors.clear()
         self.logits = None
         if not is_sound(self._device):

@@ -51,13 +51,13 @@ MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
 def build_executor(
     loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0, report: Report = silent
 ) -> LocalExecutor:
-    """Build an executor with a KV pool that fits into memory. For each token in the pool, `token_bytes_beside` bytes
-    stay free for the KV pool of a draft model. Raises `OutOfBlocks` or `InvalidRequest`."""
+    """Build an executor with a KV pool that fits into memory. For each token in this KV pool, `token_bytes_beside`
+    bytes stay free for the KV pool of a draft model. Raises `OutOfBlocks` or `InvalidRequest`."""
     return _ExecutorBuilder(loaded, token_bytes_beside).build(sampler, report)
 
 
 class _ExecutorBuilder:
-    """The parts of one executor. `_allocate` replaces the runner's KV pool; the other parts stay the same."""
+    """The parts from which an executor is built. `_allocate` replaces only the runner's KV pool."""
 
     def __init__(self, loaded: LoadedWeights, token_bytes_beside: int) -> None:
         config, geometry, dtype, device = loaded.config, loaded.geometry, loaded.dtype, loaded.device
@@ -168,7 +168,7 @@ def _num_mutual_rows(model: nn.Module) -> int:
 def make_control_vectors(
     model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
 ) -> ControlVectors | None:
-    """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""
+    """Return the store of the model's control vectors; None if the model does not support control vectors."""
     if getattr(model.config, "hc_mult", 1) > 1:  # of which layers have several streams
         return None
     try:
@@ -179,7 +179,7 @@ def make_control_vectors(
 
 
 def _info_of(loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int) -> ExecutorInfo:
-    """Return the information about the model that the engine needs, for a pool of one block."""
+    """Return the model's properties that the engine needs, for a KV pool of one block."""
     step_tokens = STEP_TOKENS[loaded.device.type]
     if loaded.geometry.states:
         step_tokens = min(step_tokens, RECURRENT_STEP_TOKENS)

@@ -1,7 +1,7 @@
 """The attention handler of the current forward pass. Models of transformers call a registered attention function. A
-model cannot pass the step's data to this function, because several models drop unknown keyword arguments. So the caller
-of a forward pass sets a handler with the step's data, and the registered function calls this handler. Each thread has
-its own handler, because each loaded model has its own engine thread.
+model cannot pass the step's data to this function, because several models drop unknown keyword arguments. The caller of
+a forward pass therefore sets a handler with the step's data, and the registered function calls this handler. Each
+thread has its own handler, because each loaded model has its own engine thread.
 """
 
 from __future__ import annotations

@@ -54,17 +54,17 @@ class CacheBlocks:
 
 
 def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], list[Tensor]]:
-    """Return views of the cache that together hold all blocks, and views that hold all recurrent states. Each view is
-    [blocks or slots, bytes]."""
+    """Return views of the cache that together hold all KV blocks, and views that together hold all recurrent states.
+    Each view is [blocks or slots, bytes]."""
     parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
     slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
     return [part.view(torch.uint8) for part in parts], [part.view(torch.uint8) for part in slots]
 
 
 def _stacked(parts: Sequence[Tensor]) -> _Parts:
-    """Return the parts as views [parts, blocks or slots, bytes]. Parts of equal size at equal distances in memory share
-    a view, for example if all layers are alike. A view is copied in one operation, which does not block other Python
-    threads."""
+    """Return the tensors `parts` as views [parts, blocks or slots, bytes]. Parts of equal size at equal distances in
+    memory share a view, for example if all layers are alike. A view is copied in one operation, which does not block
+    other Python threads."""
     found: list[list[NDArray[np.uint8]]] = []
     for part in (each.numpy() for each in parts):
         if not (found and _continues(found[-1], part)):

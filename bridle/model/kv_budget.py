@@ -1,5 +1,5 @@
 """Computes the default size of a KV cache in bytes: the largest useful size for the model that fits into memory. The
-functions only compute with sizes that callers pass. The functions do not inspect the machine, and allocate nothing.
+functions only compute with sizes that callers pass. They do not inspect the machine, and allocate nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def choose_room(
 ) -> KVBudget:
     """Return the KV budget of one process, if a device of this `kind` has `free` bytes for `num_sharers` processes. A
     request of the longest length takes `context_bytes`, the weights take `weight_bytes`, and at most `max_seqs`
-    sequences run at once. `most` is this model's limit, a part of the operator's limit for all models."""
+    sequences run at once. `most` is the limit of this model's cache, a part of the operator's limit for all models."""
     share = SHARE.get(kind, SHARE["cpu"])
     contexts = min(MOST_CONTEXTS, max(max_seqs, CACHED_CONTEXTS))
     rooms = [
@@ -50,8 +50,8 @@ def choose_room(
 
 def _modest(free: int, context_bytes: int, weight_bytes: int, num_sharers: int) -> KVBudget:
     """Return the default budget on a machine shared with other programs. A small model on a large machine gets a part
-    of the free memory. A large model gets as many bytes as its weights. In any case, a request of the maximum length
-    fits if memory allows."""
+    of the free memory. A large model gets as many bytes as its weights. In any case, one request of the maximum length
+    fits if there is enough memory."""
     return max(
         KVBudget(context_bytes, "what one request of the longest length takes"),
         KVBudget(weight_bytes, "as much as the weights"),

@@ -60,7 +60,7 @@ class LayerCache:
         return LayerKV(self.keys, self.values, self.key_scales, self.value_scales)
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store `key` [T, Hkv, D] and `value` [T, Hkv, Dv] at `slots` [T]."""
+        """Store the keys `key` [T, Hkv, D] and the values `value` [T, Hkv, Dv] at `slots` [T]."""
         for numbers, scales, new in ((self.keys, self.key_scales, key), (self.values, self.value_scales, value)):
             if scales is not None:
                 new, scale = round_heads(new)
@@ -76,7 +76,7 @@ class LayerCache:
         return self._restore(keys, values, slice(slot, slot + count), dtype)
 
     def gather(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values as `view` does, for any slots [L]."""
+        """Return copies of keys and values for any slots [L], in the shapes that `view` returns."""
         keys, values = (pool.index_select(0, slots).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values))
         return (keys, values) if keys.dtype is dtype else self._restore(keys, values, slots, dtype)
 
@@ -91,7 +91,7 @@ class LayerCache:
         return first, second
 
     def blocks_of(self, part: Tensor) -> Tensor:
-        """Return a view [blocks, values] of a tensor in `parts`."""
+        """Return a view [blocks, values] of a tensor that consists of `parts`."""
         return part.view(-1, self.block_size * part[0].numel())
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
@@ -123,7 +123,7 @@ def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class KVCache:
-    """The caches of all layers and of index keys, by layer number (see `Geometry.cached`)."""
+    """The caches of all layers, and of index keys, by layer number (see `Geometry.cached`)."""
 
     def __init__(
         self,

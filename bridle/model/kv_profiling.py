@@ -1,8 +1,8 @@
-"""Determines the size of the KV pool. The pool has the requested size, or the size that the model can use and that the
-largest step leaves free. To measure the memory of the largest step, this module runs it in a trial pool. The trial pool
-holds one full context and one block for every other sequence. On a GPU, the trial pool takes at most half of the free
-memory, and is halved until the step fits as well. The step's peak memory is then reserved, and `choose_room` computes
-the pool's size from the remaining memory.
+"""Determines the size of the KV pool. The pool has the requested size; by default, it has the size that the model can
+use and that the largest step leaves free. To measure the memory of the largest step, this module runs it in a trial
+pool. The trial pool holds one full context and one block for every other sequence. On a GPU, the trial pool takes at
+most half of the free memory, and is halved until the largest step fits, too. The peak memory of this step is then
+reserved, and `choose_room` computes the pool's size from the remaining memory.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ LEAST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """The values that determine the size of a KV pool. `block_bytes` is the size of a block in all layers, plus its
-    share of the memory for recurrent states. The largest step has `step_tokens` tokens of `step_seqs` sequences.
+    """The values that determine the size of a KV pool. `block_bytes` is the size of a KV block in all layers, plus the
+    memory for recurrent states per block. The largest step has `step_tokens` tokens of `step_seqs` sequences.
     `weight_bytes` is the size of the weights in memory."""
 
     config: ModelConfig
@@ -86,7 +86,7 @@ class PoolNeeds:
 @dataclass(frozen=True, slots=True)
 class StateNeeds:
     """The bytes of one sequence's recurrent state; 0 if the model has none. States get the same amount of memory as KV
-    blocks, but not more than one state per block."""
+    blocks, but there is at most one state per block."""
 
     num_bytes: int
 
@@ -117,7 +117,7 @@ Measure = Callable[[ExecutorInfo], int]
 
 
 def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
-    """Allocate the pool, and return its number of blocks. Memory for CUDA graphs stays free. Raises `OutOfBlocks` or
+    """Allocate the KV pool, and return its number of blocks. Memory for CUDA graphs stays free. Raises `OutOfBlocks` or
     `InvalidRequest`, with the sizes, if the requested or the smallest useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
@@ -172,7 +172,7 @@ def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
 
 
 def _set_aside(needs: PoolNeeds) -> str:
-    """Return a text for messages about memory that is reserved for other uses than the pool."""
+    """Return a text for messages about memory that is reserved for other uses than the KV pool."""
     if not needs.reserved:
         return ""
     what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
@@ -224,8 +224,8 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
 
 
 def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tuple[LargestStep, int]]:
-    """Run the largest step in a trial pool, which is made smaller until step and pool fit. With tensor parallelism, all
-    ranks would have to shrink the pool together, so a rank whose step fails raises an error instead."""
+    """Run the largest step in a trial pool, which is made smaller until step and pool fit. With tensor parallelism, a
+    rank whose step fails raises an error, because all ranks would have to shrink the pool together."""
     num_blocks = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
     least = min(needs.blocks_for(needs.step_tokens) + needs.step_seqs, num_blocks)
     executor = allocate(num_blocks)
@@ -329,13 +329,12 @@ def _most_blocks(needs: PoolNeeds) -> int:
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
     """Return how many blocks fit into `num_bytes`. Raise an error if a request of the maximum length does not fit into
-    this number of blocks."""
+    `num_blocks` blocks."""
     return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
-    """Run the largest step; return its description, and the peak bytes that it takes in addition to weights and
-    pool."""
+    """Run the largest step; return its description, and its peak memory in bytes in addition to weights and pool."""
     info = executor.info
     beside = needs.step_seqs * needs.block_size  # a block for each of the other sequences
     room = info.num_blocks * needs.block_size - beside
@@ -356,7 +355,7 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
 
 def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
     """Return whether there is enough memory for the largest step next to the allocated pool. With tensor parallelism, a
-    rank whose step fails raises an error instead, because all ranks would have to shrink the pool together."""
+    rank whose step fails raises an error, because all ranks would have to shrink the pool together."""
     try:
         _try_step(needs, executor)
     except OutOfBlocks:

@@ -20,8 +20,8 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 class LocalMedia:
     """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features.
-    The features take at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of
-    `reserved_bytes` caches the features of single images."""
+    The features take at most `reserved_bytes` of memory. In models that encode whole prompts, the cache for the
+    features of single images takes a quarter of `reserved_bytes`."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0
@@ -55,9 +55,9 @@ class LocalMedia:
                 self.kept_features[medium.key] = features
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
-        """Return the first of `media`, and those media that can be encoded together with it. On a CPU each medium is
-        encoded alone, because batching gains little there. So on a CPU, the features of an image have the same bits
-        whatever other images there are."""
+        """Return the first of `media`, and the other media that can be encoded together with the first. On a CPU each
+        medium is encoded alone, because batching gains little there. The features of an image on a CPU therefore have
+        the same bits whatever other images there are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):

@@ -101,8 +101,8 @@ class MediaEncoder:
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
     def _with_markers(self, rows: Tensor, tokens: Tensor, markers: Tensor) -> Tensor:
-        """Return one row [hidden] for each of `tokens`: for image tokens the next of `rows`, for marker tokens their
-        embedding in `markers`."""
+        """Return one row [hidden] for each of `tokens`: the next of `rows` for an image token, and the embedding in
+        `markers` for a marker token."""
         is_row = tokens == self._inner.config.image_token_id
         if int(is_row.sum()) != len(rows):
             return rows
@@ -113,8 +113,8 @@ class MediaEncoder:
         return placed
 
     def _prompt(self, medium: MultiModalItem) -> Features:
-        """Return the features of a whole prompt: at each position a feature row of an image, or the embedding of the
-        token."""
+        """Return the features of a whole prompt: for each position, a feature row of an image, or the embedding of the
+        position's token."""
         ids, *pictures = medium.arrays
         tokens = self._tensor(ids)  # [N]
         places = (tokens == self._inner.config.image_token_id).nonzero()[:, 0]
@@ -125,8 +125,8 @@ class MediaEncoder:
         return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
-        """Return the feature rows of one image in a prompt. If an earlier prompt had an image with this key, the rows
-        come from the cache."""
+        """Return the feature rows of one image in a prompt. If an earlier prompt had an image with this key, the
+        feature rows come from the cache."""
         rows = None if key is None else self.known.find(key)
         if rows is None or len(rows) != num_rows:
             rows = self._picture((picture,), num_rows).rows

@@ -49,21 +49,21 @@ class ModelRunner:
         self._tap: LayerTap | None = None  # of the current step
 
     def keep_angles(self, num_positions: int) -> None:
-        """Compute the rotary angles of `num_positions` positions in advance, if the model's short function uses
+        """Compute the rotary angles of `num_positions` positions in advance, if the model's short forward function uses
         them."""
         short = self.lowered or self.hybrid
         if short is not None:
             short.keep_angles(num_positions)
 
     def use_hybrid(self, short: HybridModel | None) -> None:
-        """From now on, compute steps by the short function of a model with recurrent layers, if it supports the
+        """From now on, compute steps by the short forward function of a model with recurrent layers, if it supports the
         step."""
         self.hybrid = short
         self._is_native = short is not None and short.is_whole
 
     def first_layers(self) -> AbstractContextManager[Sequence[int]]:
-        """In this block, a pass may skip layers that do not change its peak memory. Yields the numbers of the layers
-        that are computed."""
+        """In this `with` block, a pass may skip layers that do not change its peak memory. Yields the numbers of the
+        layers that are computed."""
         native = None if self.lowered is None else self.lowered.native
         if native is not None and self.attention.kernel.name == "native" and native.fits(self.attention.cache):
             return native.first_layers()
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @contextmanager
     def tapped(self, tap: LayerTap | None) -> Iterator[None]:
-        """Call `tap` after each layer in the steps of this block. Steps with a tap must not run as CUDA graphs."""
+        """In this `with` block, steps call `tap` after each layer. Steps with a tap must not run as CUDA graphs."""
         hooks = nullcontext() if tap is None or self.lowered is not None else hooked(self.model, tap)
         self._tap = tap
         try:
@@ -108,7 +108,7 @@ class ModelRunner:
 
     def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
         """Compute the same as `run`. On a CPU, large logits are computed later, when they are sampled, if this gives
-        the same result."""
+        the same results."""
         short = self._short_form(step)
         size = 0 if short is None else short.vocab_size
         is_small = step.logits_rows.numel() * size <= partial_logits.MAX_LOGITS
@@ -133,7 +133,7 @@ class ModelRunner:
 
     @contextmanager
     def _computing(self, step: PackedStep) -> Iterator[None]:
-        """In this block, the attention handler is set up for `step`."""
+        """In this `with` block, the attention handler is set up for `step`."""
         self.attention.step = step
         self.attention.kernel.begin(step)
         with torch.inference_mode(), self._threads():
@@ -152,7 +152,7 @@ class ModelRunner:
 
     def _seen(self, step: PackedStep, further: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the indices [N] of the packed tokens that belong to images, and their features [N, hidden]. With
-        `further`, return the features that this layer adds (DeepStack)."""
+        `further`, return the features that this layer adds to its output (DeepStack)."""
         assert self.features is not None  # otherwise no plan names images
         numbers = [number for sight in step.sights for number in range(sight.offset, sight.offset + sight.length)]
         parts = []

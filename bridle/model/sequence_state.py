@@ -17,8 +17,8 @@ Span = tuple[int, int]  # first slot, number of slots
 
 @dataclass(slots=True, eq=False)
 class BlockTableRow:
-    """A sequence's row in the block table on a device, last used in step `last_step`. The first `num_told` blocks of
-    the sequence have been uploaded to the row."""
+    """A sequence's row in the block table on a device, which step `last_step` was the last to use. The first `num_told`
+    blocks of the sequence have been uploaded to the row."""
 
     number: int
     last_step: int

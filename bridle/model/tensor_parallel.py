@@ -5,11 +5,11 @@ belongs to one process. The output head is split by tokens, and each process get
 processes run the same passes at the same time, and each has all embeddings and norms. `torch.distributed` gives the
 rank of this process, and does the communication.
 
-A layer has three implementations: transformers, lean, and fused. Each implementation sums twice per pass, over rows of
-the same size and type, so processes may use different implementations. CUDA graphs pad steps, so either all processes
-use graphs or none does (`all_agree`). While implementations of a layer are compared, sums are skipped (`unsummed`),
-because another process may not run the same comparison. On GPUs a sum is queued in the compute stream, and the host
-does not wait for the result.
+A layer has three implementations: transformers, lean, and fused. In each implementation, a layer sums over processes
+twice per pass, on rows of the same size and type, so processes may use different ones. CUDA graphs pad steps, so either
+all processes use graphs or none does (`all_agree`). While implementations of a layer are compared, sums over processes
+are skipped (`unsummed`), because another process may not run the same comparison. On GPUs, a sum over processes is
+queued in the compute stream, and the host does not wait for the result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 
 def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
-    """Connect to the other processes, which find each other by the file `store`. Each process has its own device.
+    """Connect to the other processes, which use the file `store` to find each other. Each process has its own device.
     Blocks until all processes have connected and computed a test sum. Raises `ShardUnavailable` if the processes cannot
     connect."""
     is_cpu = device.type == "cpu"
@@ -101,7 +101,7 @@ def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
 
 def split_model(model: nn.Module, plan: dict[str, str]) -> None:
     """Reduce each layer that the plan names to this process's part. Raises `UnsupportedModel` if a layer cannot be
-    split."""
+    split among the processes."""
     rank, count = dist.get_rank(), dist.get_world_size()
     body = model.base_model
     assert isinstance(body, nn.Module)
@@ -144,8 +144,8 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 
 @contextmanager
 def unsummed() -> Iterator[None]:
-    """In this block, row-parallel layers in this thread return the result of this process without the sum over
-    processes. Comparisons of layer implementations use this block."""
+    """In this `with` block, row-parallel layers in this thread return the result of this process without the sum over
+    processes. Comparisons of layer implementations run in this block."""
     token = is_summing.set(False)
     try:
         yield
@@ -177,7 +177,7 @@ def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a linear layer that a process has: a part of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
+    """The part of a linear layer that a process has: some of its outputs (`dim` 0) or some of its inputs (`dim` 1)."""
 
     dim: int = 0
     rank: int = 0
@@ -220,8 +220,8 @@ class RowParallel(nn.Module):
 
 
 class VocabParallelHead(nn.Module):
-    """An output head whose vocabulary is split over the processes. Each process computes the logits of its part; the
-    last parts may be empty. All processes then get the logits of all tokens."""
+    """An output head whose vocabulary is split over the processes. Each process computes the logits of its part of the
+    vocabulary; the last parts may be empty. All processes then get the logits of all tokens."""
 
     def __init__(self, head: nn.Linear, rank: int, count: int) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
 
 def all_agree(is_right: bool, device: torch.device) -> bool:
     """Return whether `is_right` is true in all processes. All processes get the same result, so that they take the same
-    path. Processes on different paths would wait for each other forever."""
+    path in the code. Processes on different paths would wait for each other forever."""
     return bool(agree_on_least(int(is_right), device))
 
 
