@@ -110,7 +110,7 @@ class RecurrenceKernels:
         out: Tensor,  # [T, H, V]
     ) -> None:
         """Update the states by the delta rule, which moves a state's result for each key closer to the key's value.
-        Then write the states' results for the queries to `out`."""
+        Then write the results of the updated states for the queries to `out`."""
         (tokens, groups, size), (_, heads, columns) = key.shape, value.shape
         decays = decay.numel() // max(tokens * heads, 1)
         require(0 < size <= MAX_SIZE and heads % groups == 0 and decays in (1, size), f"keys of {size}, {heads} heads")
@@ -136,8 +136,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [H, P, N]
         out: Tensor,  # [T, H, P]
     ) -> None:
-        """Let the states decay, and add the inputs times `write`. Then write the product of states and `read` to
-        `out`."""
+        """Let the states decay, and add the inputs times `write`. Then write the product of the updated states and
+        `read` to `out`."""
         (tokens, heads, rows), (_, groups, size) = inputs.shape, write.shape
         require(heads % groups == 0 and write.shape == read.shape and write.shape[0] == tokens, f"{heads} heads")
         table = _table(stretches, tokens, heads * rows * size)
