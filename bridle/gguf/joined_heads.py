@@ -11,7 +11,7 @@ from bridle.gguf.shards import GgufModel
 
 
 def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> None:
-    """Drop `num_key_value_heads` and `head_dim`, which the configuration of such a family lacks. Raises
+    """Drop `num_key_value_heads` and `head_dim`, which the configurations of families with joined heads lack. Raises
     `UnsupportedModel` if these two fields differ from the values that the family implies."""
     found = (config.pop("num_key_value_heads"), config.pop("head_dim"))
     if found != (wanted, config["hidden_size"] // config["num_attention_heads"]):

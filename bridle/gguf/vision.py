@@ -198,8 +198,8 @@ def _qwen3(tower: GgufModel) -> Config:
 
 
 def _qwen_processor(least: int, most: int) -> Callable[[GgufModel], Config]:
-    """Return a function that reads the image processor's settings. An image has `least` to `most` rows, because files
-    do not state these bounds."""
+    """Return a function that reads the image processor's settings. `least` and `most` bound the rows of an image,
+    because files do not state bounds."""
 
     def read(tower: GgufModel) -> Config:
         patch, merged = _size(tower, "patch_size"), _size(tower, "spatial_merge_size", 2)

@@ -1,6 +1,6 @@
-"""Converts the tokenizer of a GGUF file to a `tokenizer.json`, so that the usual libraries can read it. These kinds are
-supported: byte-level BPE (`gpt2`), SentencePiece BPE as scores (`llama`) or as merges (`gemma4`), SentencePiece unigram
-(`t5`), and WordPiece (`bert`). For other kinds, the error names the kind.
+"""Converts the tokenizer of a GGUF file to a `tokenizer.json`, so that the usual libraries can read it. These kinds of
+tokenizers are supported: byte-level BPE (`gpt2`), SentencePiece BPE as scores (`llama`) or as merges (`gemma4`),
+SentencePiece unigram (`t5`), and WordPiece (`bert`). For other kinds, the error names the kind.
 """
 
 from __future__ import annotations
@@ -295,7 +295,8 @@ _KNOWN = ", ".join(_BUILDERS)
 
 
 def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
-    """Return whether BOS, and whether EOS, is added to a text. Files without these flags get llama.cpp's defaults."""
+    """Return whether BOS, and whether EOS, is added to a text. Files without flags for BOS and EOS get llama.cpp's
+    defaults."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
     begins = kind in ("llama", "bert") or (kind == "gpt2" and rule is not None and rule.adds_bos)
     if kind == "gemma4":  # in all its files
