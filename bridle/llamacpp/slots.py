@@ -1,7 +1,7 @@
 """Maps the engine's sequences to llama.cpp's slots, and updates this mapping from step plans.
 
-The engine's sequence numbers are unlimited, while llama.cpp has a fixed number of slots. Two sequences share their KV
-in llama.cpp after a fork, until one of them continues.
+The engine's sequence numbers are unlimited, while llama.cpp has a fixed number of slots. After a fork, two sequences
+share their KV in llama.cpp until one of the two sequences continues.
 
 A recurrent state cannot be truncated. Copies of the state are therefore stored: before tokens that may be rolled back,
 and at least every `_COPY_EVERY` tokens. A rolled-back sequence continues from the last copy before its new end, or from
