@@ -1,6 +1,6 @@
-"""LoRA adapters: checks their untrusted files, decides which are in memory, and applies many of them in one batch. The
-package is independent of requests, plans and models. Importing the package does not import torch; its modules with
-tensors do.
+"""LoRA adapters: checks their untrusted files, decides which adapters are in memory, and applies many adapters in one
+batch. The package is independent of requests, plans and models. Importing the package does not import torch; its
+modules with tensors do.
 """
 
 from bridle.lora.cache_policy import AdapterState as AdapterState

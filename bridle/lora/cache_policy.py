@@ -76,7 +76,7 @@ class Residency:
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys` that the next step can compute with. The returned adapters stay on the
-        device until the next call. The other adapters in `keys` are marked as wanted, so that they are loaded. Adapters
+        device until the next call. All other adapters in `keys` are marked as wanted, so that they are loaded. Adapters
         outside `keys` are no longer wanted.
         """
         self._busy = frozenset(keys)

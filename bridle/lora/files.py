@@ -69,8 +69,8 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
     """Inspect the two files of the adapter in `folder`. With all links resolved, the files must be under `root` (None:
-    under the folder itself). The weights' header is checked before the rest is read. The weights are read in pieces, so
-    they need little memory."""
+    under the folder itself). The header of the weights' file is checked before the weights are read. The weights are
+    read in pieces, so they need little memory."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)
@@ -87,7 +87,7 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
 
 
 def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
-    """Inspect an adapter as `open_adapter` does. Also return the inspected bytes of its weights' file."""
+    """Inspect an adapter as `open_adapter` does. Also return the inspected bytes of the adapter's weights' file."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)

@@ -1,5 +1,5 @@
 """Remembers adapters that recently could not be used, with the reason, so that many requests for such an adapter read
-its files only once.
+the files only once.
 
 A failure is remembered until the adapter's files change (their times or sizes) or some seconds have passed. So a
 repaired adapter works at once, and bridle tries an unchanged adapter again after some seconds.

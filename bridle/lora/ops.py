@@ -50,8 +50,8 @@ class AdapterKernel(Multiplier, Protocol):
     """Interface of a kernel that multiplies adapters."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do slow work for the first adapter of a shape, such as compiling kernels. Called before steps use the
-        adapter, by the thread that loaded the adapter to the device."""
+        """Do slow work for the first adapter of a shape, such as compiling kernels. The thread that loaded the adapter
+        to the device calls this method before steps use the adapter."""
         ...
 
     def clear(self) -> None:

@@ -21,9 +21,9 @@ from bridle.threads import conclude_all
 
 
 class AdapterPool:
-    """Manages the adapters of one model on one device. Any thread may call the first group of methods, which register
-    and remove adapters. Only the engine's thread may call the methods of the second group. When an adapter was loaded
-    into memory, a loading thread calls `on_change`. `item_size` is the size of one value of the model; all sizes are in
+    """Manages the adapters of one model on one device. Any thread may call the methods that register and remove
+    adapters. Only the engine's thread may call the methods for requests and steps. When an adapter was loaded into
+    memory, a loading thread calls `on_change`. `item_size` is the size of one value of the model; all sizes are in
     bytes. An adapter whose files could not be read is tried again after some time on `clock`, or when its files change.
     """
 

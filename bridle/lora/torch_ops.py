@@ -1,4 +1,4 @@
-"""Applies adapters in plain torch. Used on CPUs, and as the reference for `fused`.
+"""Applies adapters in plain torch. The module is used on CPUs, and as the reference for `fused`.
 
 A long segment is multiplied separately. Many short segments are multiplied as one product: their adapters' weights are
 stacked, and their rows are padded to one length. The stack is kept between steps, and only the weights of adapters that

@@ -158,7 +158,7 @@ class Mover:
         self, held: CachedAdapter | None, leavers: list[CachedAdapter] | None, tier: dict[str, CachedAdapter]
     ) -> _Move | None:
         """Begin a transfer: remove the adapters `leavers` from the tier. Returns None if there is no adapter to load,
-        or no memory for it. Called with the lock held."""
+        or no memory for it. The caller must hold the pool's lock."""
         if held is None or leavers is None:
             return None
         for other in leavers:
@@ -222,7 +222,8 @@ class Mover:
 
     def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
         """Record that an adapter cannot be loaded, so that requests stop waiting for it. If the device is unreachable,
-        raise the device's error instead, so that loading the adapter is tried again. Called with the lock held."""
+        raise the device's error instead, so that loading the adapter is tried again. The caller must hold the pool's
+        lock."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s cannot be loaded: %s", held.key, held.files.folder, failure.error)
