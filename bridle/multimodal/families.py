@@ -220,8 +220,8 @@ def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Lay out one row per patch. In transformers, positions are counted from 1 instead of 0. This makes no difference,
-    because rotary positions are relative."""
+    """Lay out one row per patch. In transformers, positions are counted from 1 instead of 0. The offset of 1 makes no
+    difference, because rotary positions are relative."""
     return PlaceholderLayout((_side(config) ** 2,))
 
 

@@ -150,7 +150,7 @@ def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
 
 
 def behind_frames(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """Lay out one run for every two frames, followed by the time of the first of them in seconds."""
+    """Lay out one run for every two frames, followed by the time of the first frame in seconds."""
     _, height, width = seen.grid
     parts: list[int | str] = []
     text = ""

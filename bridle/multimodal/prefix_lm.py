@@ -1,7 +1,7 @@
 """Prompts in which all tokens, including text, attend in both directions (prefix LM), such as PaliGemma's prompts with
-images. Each position of such a prompt depends on all of its tokens and pixels. So the whole prompt is handled like one
-image. The prompt's key covers ids and pixels, no chunk splits the prompt, and the prefix cache never shares a part of
-it. Sampled tokens after the prompt attend causally.
+images. Each position of a prefix-LM prompt depends on all tokens and pixels of the prompt. So the whole prompt is
+handled like one image. The prompt's key covers ids and pixels, no chunk splits the prompt, and the prefix cache never
+shares a part of it. Sampled tokens after the prompt attend causally.
 """
 
 from __future__ import annotations

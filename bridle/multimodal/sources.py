@@ -101,8 +101,8 @@ def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def has_remote(messages: Iterable[Any]) -> bool:
-    """Return whether any file in the messages has to be fetched from another server. This function ignores invalid
-    parts, which raise an error when they are read."""
+    """Return whether any file in the messages has to be fetched from another server. Invalid parts are ignored here,
+    and raise an error when they are read."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     lists = (content for content in contents if isinstance(content, Sequence) and not isinstance(content, str))
     return any(_is_remote_part(part) for content in lists for part in content)

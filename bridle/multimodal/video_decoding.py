@@ -203,7 +203,8 @@ def _check_samples(data: bytes) -> None:
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
     """Return a clip from frames that a Python program passes: a list of images, or an array (frames, height, width, 3).
-    If only frames are given, all of them are used. If a rate is given as well, frames are sampled as from a video."""
+    If only frames are given, the model reads all frames. If a rate is given as well, frames are sampled as from a
+    video."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
         frames, rate = value

@@ -139,7 +139,7 @@ def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]
 
 def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
     """Convert frames [height, width, 3] to patches [N, 3 x temporal x patch x patch], with the patches of one feature
-    row adjacent. Also return the numbers of these patches in time, height and width. If the number of frames is not a
+    row adjacent. Also return the numbers of patches in time, height and width. If the number of frames is not a
     multiple of `temporal`, the last frame is repeated."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
