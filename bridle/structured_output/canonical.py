@@ -1,7 +1,7 @@
 """Canonical tokenization: sequences of tokens that the tokenizer itself would produce.
 
-A mask allows every way to split a text into tokens. Most of these splits never occur in training, so a model that is
-forced into one of them generates worse text. `canonical_pairs` knows which tokens may follow one another; this module
+A mask allows every way to split a text into tokens. Most splits never occur in training, so a model that is forced into
+an unusual split generates worse text. `canonical_pairs` knows which tokens may follow one another; this module
 restricts masks to such tokens.
 """
 

@@ -2,8 +2,8 @@
 the first.
 
 A complement is needed for `not`, `if` and overlapping `oneOf`, which llguidance does not support. Not every schema has
-a complement that can be written without `not` (a schema with a regex has none); `NoEquivalent` is raised for such a
-schema. A keyword restricts only values of one type, so the complement names this type.
+a complement that can be written without `not`; for example, a schema with a regex raises `NoEquivalent`. A keyword
+restricts only values of one type, so the complement names this type.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Adds limits to a schema that states none. Without limits, a weak model would generate digits and properties without
 end.
 
-These limits only narrow a schema, so every text that they allow fits the schema. If a schema states a limit, that limit
-applies. If narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is narrowed.
-A schema can override these limits: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
+The added limits only narrow a schema, so every text that they allow fits the schema. If a schema states a limit, that
+limit applies. If narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is
+narrowed. A schema can override these limits: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
 """
 
 from __future__ import annotations

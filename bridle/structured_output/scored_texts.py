@@ -42,8 +42,7 @@ class ScoredTexts:
         return Decision.choose(options, mask) if options else None
 
     def is_chosen(self, ask: Ask, matcher: Matcher) -> bool:
-        """Return whether the engine has appended one of the whole texts, which ends the output. If so, no token was
-        sampled."""
+        """Return whether the engine, without sampling, has appended a whole text, which ends the output."""
         if not self.options or ask.sampled is not None:
             return False
         return matcher.num_tokens == len(ask.tokens) and ask.tokens in self.options

@@ -37,8 +37,8 @@ Unit = Literal["word", "char"]
 
 
 class Constraint:
-    """Base of all constraints. Pass a constraint to `LLM.generate(..., constraint=...)`, or set it as the `controller`
-    of an engine request."""
+    """Base class of all constraints. Pass a constraint to `LLM.generate(..., constraint=...)`, or set it as the
+    `controller` of an engine request."""
 
     #: Constrained text is never rolled back, so it can be shown at once.
     max_rewind: ClassVar[int] = 0

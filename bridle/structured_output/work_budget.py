@@ -1,8 +1,8 @@
 """Evaluates the patterns and values of a client's schema, with a limit on the work.
 
 The checks of a schema multiply with its parts, so all checks of one document share a `WorkBudget`. A backtracking
-matcher can take years for a short regex. So only safe patterns are evaluated, which have few repetitions, none of them
-around alternatives or another repetition.
+matcher can take years for a short regex. So only safe patterns are evaluated, which have few repetitions, and no
+repetition around alternatives or another repetition.
 """
 
 from __future__ import annotations
