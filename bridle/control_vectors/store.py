@@ -51,8 +51,8 @@ class _Entry:
 
 class ControlVectors:
     """Control vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type
-    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. This
-    process then imports torch only to read a file."""
+    `dtype` on `device`. If `device` is None, the model is in another process, which gets the directions by key. The
+    process of this object then imports torch only to read a file."""
 
     def __init__(
         self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
