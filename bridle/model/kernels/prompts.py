@@ -76,8 +76,8 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention by cuDNN if the chunk is the whole context, and by `flash` otherwise. Later chunks need a mask,
-    which torch cannot pass to cuDNN."""
+    """Compute attention by cuDNN if the chunk is the whole context, and by `flash` otherwise. Chunks after the first
+    one need a mask, which torch cannot pass to cuDNN."""
     if len(query) != len(keys):
         return flash(query, keys, values, options)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

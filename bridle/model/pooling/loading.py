@@ -58,7 +58,7 @@ def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Rep
 
 
 def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelConfig) -> None:
-    """Raise an error if the configuration or a setting is not supported. Called before any weight is read."""
+    """Raise an error if the configuration or a setting is not supported. The check runs before any weight is read."""
     name = settings.model_type
     known = MODEL_MAPPING_NAMES if pooling.task == "embed" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if name not in known:

@@ -2,7 +2,8 @@
 not import torch.
 
 A folder holds an embedding model if sentence-transformers saved it, or if its model is an encoder or a decoder without
-a head. A folder holds a classifier if its configuration names a classifier class. All other models generate text.
+a head. A folder holds a classifier if its configuration names a classifier class. All models without these properties
+generate text.
 """
 
 from __future__ import annotations

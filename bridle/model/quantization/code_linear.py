@@ -154,8 +154,8 @@ class CodeLinear(nn.Module):
 
 
 def share_blocks(num_blocks: int, num_columns: int) -> int:
-    """Return the number of blocks of slots in a share. The number depends only on the weight's shape, so that results
-    have the same bits in any batch and on any GPU."""
+    """Return the number of blocks of slots in a share. The number of blocks in a share depends only on the weight's
+    shape, so that results have the same bits in any batch and on any GPU."""
     wanted = -(-ENOUGH // -(-num_columns // COLUMNS))
     num_shares = max(min(wanted, num_blocks // MIN_BLOCKS), 1)
     return -(-num_blocks // num_shares)

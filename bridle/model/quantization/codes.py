@@ -2,8 +2,8 @@
 scale may have any length, and inputs may be in any order. Inputs are laid out in *slots*. Each group has its own slots,
 whose number is a multiple of `RUN`. So the slots of a run of `RUN` slots share their scales. A word of 32 bits holds
 one slot of each of several runs. So a kernel gets adjacent slots from one load and one shift. If each group consists of
-consecutive inputs, slot i is input i. Otherwise, `order` has the input of each slot. A slot without an input counts as
-zero.
+consecutive inputs, slot i is input i. If a group's inputs are not consecutive, `order` has the input of each slot. A
+slot without an input counts as zero.
 """
 
 from __future__ import annotations

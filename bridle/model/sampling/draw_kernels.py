@@ -203,8 +203,8 @@ def find_edges(
     block_heads: tl.constexpr,
 ) -> None:
     """Find the bounds of top-k and top-p: the smallest logit that is kept, and how many logits equal to it are kept.
-    Program axis: cut rows. Usually the bound is among the best logits. If the bound is not among the best logits, a
-    bitwise search over the whole row finds it."""
+    Program axis: cut rows. Usually the bound of top-k and top-p is among the best logits. If the bound is not among the
+    best logits, a bitwise search over the whole row finds it."""
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)

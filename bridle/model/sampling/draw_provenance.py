@@ -27,8 +27,8 @@ from bridle.traces import Draw, Odds
 @dataclass(slots=True)
 class RowProvenance:
     """The distributions from which the tokens of some rows were sampled. For rows that mask or bias changed, `after` is
-    the distribution after this change. In this case, `shares` [R, 2] has the number of allowed tokens and the removed
-    probability. Row i is reported with its `sizes[i]` best tokens."""
+    the distribution after this change. For changed rows, `shares` [R, 2] has the number of allowed tokens and the
+    removed probability. Row i is reported with its `sizes[i]` best tokens."""
 
     before: LogprobQuery
     sizes: list[int]

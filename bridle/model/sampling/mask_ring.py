@@ -54,8 +54,8 @@ class MaskRing:
         return slots
 
     def release(self) -> None:
-        """Record that all kernels that read the masks were launched. Later writes to the slots of these masks wait for
-        those kernels."""
+        """Record that all kernels that read the masks were launched. Later writes to the slots of the placed masks wait
+        for those kernels."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))

@@ -111,8 +111,8 @@ def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pair
 
 
 def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
-    """Return arrays of tokens and values. If a token occurs several times in `pairs`, the token's values are added in
-    order."""
+    """Return a bias as arrays of token ids and values. If a token occurs several times in `pairs`, the token's values
+    are added in order."""
     total: dict[int, float] = {}
     for token, value in pairs:
         total[token] = total.get(token, 0.0) + value

@@ -68,8 +68,8 @@ def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tens
 
 def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the same as `top` for rows with few chunks. The columns form G groups: column j belongs to group j mod G.
-    A group with one of the largest values also has one of the largest maxima. So most columns are compared only once,
-    with vector instructions."""
+    A group of columns with one of the largest values also has one of the largest maxima. So most columns are compared
+    only once, with vector instructions."""
     num_groups = work.shape[1] // _PER_GROUP
     if num_groups < 4 * size:
         values, places = work.topk(size, dim=1)

@@ -1,16 +1,16 @@
 """Top-n-sigma, dynamic temperature and XTC. The caller has subtracted each row's largest logit. Removed tokens are set
-to -inf in place. Each function gets only the rows that use its method.
+to -inf in place. Each function gets only the rows that use its sampling method.
 
 Top-n-sigma (Tang et al., arXiv 2411.07641): a token is kept if its logit is at most n standard deviations below the
-largest one. This is the standard deviation of the logits of all allowed tokens, before the temperature. So the
-temperature does not change which tokens are kept.
+largest one. This deviation is that of the logits of all allowed tokens, before the temperature. So the temperature does
+not change which tokens are kept.
 
 Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is temperature - range if the next token is
 certain, and temperature + range if all tokens are equally likely. In between, the temperature grows with the normalized
 entropy (entropy divided by its largest possible value) to the power of the exponent.
 
 XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. XTC removes
-all tokens with a probability of at least `threshold`, except for the least likely of them.
+all tokens with a probability of at least `threshold`, except for the least likely token among them.
 """
 
 from __future__ import annotations
