@@ -1,8 +1,8 @@
 """LoRA adapters in steps that are captured as CUDA graphs. Adapter tiles have a fixed address on the device, and each
 step writes its own tiles to that address. A launch of the adapter kernels always has the size of the largest possible
 step. The largest possible step has the maximum number of tiles, adapters in every layer, and ranks up to `MOST_RANKS`.
-Programs for unused tiles end at once, because such a tile has no rows, and a table without sites. Programs for ranks,
-parts and sites that an adapter lacks end at once, too.
+Programs for unused tiles end at once, because an unused tile has no rows, and a table without sites. Programs for
+ranks, parts and sites that an adapter lacks end at once, too.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the C kernels may compute whole layers of the model. The result is false if another attention
+        """Return whether the C kernels may compute whole layers of the model. The result is False if another attention
         kernel was requested."""
         return self.step is not None and self.kernel.name == "native"
 

@@ -218,8 +218,8 @@ def _have_grids(rows: Sequence[PackedRow]) -> bool:
 
 
 def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
-    """Return positions [3, 1, T] in time, height and width. A text token has three equal positions. An image token has
-    its position in the image's grid."""
+    """Return positions [3, 1, T] in time, height and width. A text token has the same position in all three dimensions.
+    An image token has its position in the image's grid."""
     parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
     return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
 

@@ -51,7 +51,8 @@ def check_model(
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
-        """Change the model as the engine's loader does. Called after the eager pass and before the packed pass."""
+        """Change the model as the engine's loader does. This is called after the eager pass and before the packed pass
+        of the comparison."""
         loader.lower_model(model, discover_geometry(model, support_checks.num_mixing_layers(settings), target))
         if not stays_stored:
             loader.prepare_linears(model, config)

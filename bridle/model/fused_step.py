@@ -209,7 +209,7 @@ def try_fused_step(
     layers: Sequence[DenseLayer], norm: Norm, attention: PagedAttention, dtype: torch.dtype
 ) -> FusedStep | None:
     """Return a `FusedStep` for hidden states of type `dtype`; None if the kernels are unavailable or give wrong
-    results. If so, the log has the reason, unless the device is a CPU."""
+    results. If the kernels cannot be used, the log has the reason, unless the device is a CPU."""
     device = attention.cache.device
     missing = missing_for_triton(device)
     if attention.is_plain or (missing is not None and device.type == "cpu"):

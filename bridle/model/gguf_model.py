@@ -1,6 +1,6 @@
 """Reads the weights of a GGUF file into the model class of transformers. Quantized matrices stay quantized. The model
 is made without memory, then each parameter gets its tensor. Quantized matrices become `QuantizedLinear`, and quantized
-experts `PackedExperts`. A quantized embedding decodes only the rows that are looked up. All other tensors become
+experts `PackedExperts`. A quantized embedding decodes only the rows that are looked up. Tensors of other kinds become
 floats. Every parameter must get a tensor, and every tensor must be used.
 """
 

@@ -3,7 +3,7 @@ a graph.
 
 If the steps of one kind cannot be captured, or their results differ, steps of this kind run without graphs, and the log
 says why. If the first kind fails, all steps run without graphs. With tensor parallelism, either all ranks use graphs or
-none does, because each rank waits for the others. A rank that lacks the memory for graphs ends with an error.
+no rank does, because each rank waits for all other ranks. A rank that lacks the memory for graphs ends with an error.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def _missing(geometry: Geometry) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The kind of graphs to test against plain steps. If `adapters` is given, every other sequence has the adapter
-    called `key`."""
+    """The kind of CUDA graphs to compare with steps without graphs. If `adapters` is given, every other sequence has
+    the adapter called `key`."""
 
     kind: GraphKind
     adapters: ModelAdapters | None = None

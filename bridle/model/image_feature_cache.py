@@ -22,7 +22,8 @@ class PictureRows:
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def find(self, key: bytes) -> Tensor | None:
-        """Return the feature rows of an image, or None. The rows become the most recently used ones."""
+        """Return the feature rows of an image, or None. The returned rows become the most recently used rows of the
+        cache."""
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)

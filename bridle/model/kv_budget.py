@@ -1,5 +1,5 @@
 """Computes the default size of a KV cache in bytes: the largest useful size for the model that fits into memory. The
-functions only compute with sizes that callers pass. They do not inspect the machine, and allocate nothing.
+functions only compute with sizes that callers pass. No function inspects the machine or allocates memory.
 """
 
 from __future__ import annotations

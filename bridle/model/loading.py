@@ -70,7 +70,8 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 
 
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
-    """Return the executor of a model that has a draft model. This executor contains the draft model's executor."""
+    """Return the executor of a model that has a draft model. The returned executor contains the draft model's
+    executor."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("draft_model: a draft model works only with one shard; set shards to 1", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
@@ -95,8 +96,8 @@ def _late(report: Report) -> Report:
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration. It is the model's configuration with the draft model's name, without the
-    settings that belong to one checkpoint."""
+    """Return the draft model's configuration: the model's configuration with the draft model's name, without settings
+    that belong to one checkpoint."""
     assert config.draft_model is not None
     return replace(
         config,

@@ -131,7 +131,7 @@ SOURCES: tuple[ModelSource, ...] = (Packaged(), Library(), HubCache())
 
 
 def stored_models() -> Iterator[StoredModel]:
-    """Yield the models of all sources that are on this machine. Each of these models can be used by name, without a
+    """Yield the models of all sources that are on this machine. Each model of a source can be used by name, without a
     path."""
     for source in SOURCES:
         yield from source.stored()

@@ -38,7 +38,7 @@ def free_memory(device: torch.device) -> int:
 
 def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None:
     """Raise `UnsupportedModel` if weights of `needed` bytes do not fit into the device's free memory. `item_size` is
-    the bytes of one value, for the message. Called before the weights are read."""
+    the bytes of one value, for the message. The check runs before the weights are read."""
     free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(

@@ -113,7 +113,7 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
 
 
 def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
-    """Write a cache entry for a model that was loaded from its checkpoint for `config`, if such a model can be cached.
+    """Write a cache entry for the model that was loaded from its checkpoint for `config`, if this model can be cached.
     Return whether the model was cached."""
     place, found = _place(config, loaded.checkpoint.folder), kernels()
     model: Any = loaded.model

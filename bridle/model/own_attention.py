@@ -40,8 +40,8 @@ ChangedHeads = tuple[Tensor, Tensor, int | None]
 
 
 def lead_to_bridle(model: nn.Module) -> nn.Module:
-    """Make the layers of a model call bridle's attention, if its family is in `LIBRARY_ATTENTION`. Other models are
-    unchanged. Returns the model."""
+    """Make the layers of a model call bridle's attention, if its family is in `LIBRARY_ATTENTION`. Models of other
+    families are unchanged. Returns the model."""
     config: Any = model.config
     if config.model_type == "llama4_text":
         _lead_llama4(model)

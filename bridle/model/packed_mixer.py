@@ -214,8 +214,8 @@ class PackedStates(TorchFunctionMode):
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
         """Yield the spans with their states, in groups that have at most one span per sequence. Before the caller
-        requests the next group, it must have written the states of the current group. Then the states of the current
-        group are saved where the plan requests it."""
+        requests the next group, it must have written the states of the current group. The states of the current group
+        are then saved where the plan requests it."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):

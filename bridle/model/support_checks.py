@@ -319,7 +319,7 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_experts(name: str, size: int, inner: int) -> None:
-    """Raise `UnsupportedModel` if the experts' matrices are square. This family's files may store matrices transposed,
+    """Raise `UnsupportedModel` if the experts' matrices are square. Files of this family may store matrices transposed,
     which only the shapes show."""
     if size in (inner, 2 * inner):
         raise UnsupportedModel(

@@ -199,7 +199,7 @@ def shared(module: nn.Module, share: Share) -> nn.Module:
 
 class RowParallel(nn.Module):
     """A linear layer whose inputs are split over the processes. Each process computes its part of the sum. `add(out,
-    rows)` may change this part before the parts are summed."""
+    rows)` may change this process's part before the parts are summed."""
 
     add: Callable[[Tensor, Tensor], None] | None = None
 
