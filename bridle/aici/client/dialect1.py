@@ -8,7 +8,7 @@ them.
 
 The runtime runs the pre phase for every live sequence, also if the engine did not ask about it. The answer for such a
 sequence is kept until the engine asks about it. The answer is dropped if the token of the last mid phase is not sampled
-yet: then the controller has no new decision.
+yet, because the controller cannot decide anew before that.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Dialect1:
         self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
 
     def _adopt(self, seq_id: int, parent: int) -> None:
-        """Give a fork of the engine the message number that its parent's mid phase assigned to it."""
+        """Give a forked sequence the message number that its parent's mid phase assigned to it."""
         told = self._told.get(parent)
         if told is not None and told.children:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """Return the changes of the sequence since its last ask. Returns None if there are no changes, or if the
-        runtime already knows the changes."""
+        """Return the changes of the sequence since the engine last asked about it. Returns None if there are no
+        changes, or if the runtime already knows the changes."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None

@@ -175,7 +175,8 @@ def own_words(logs: str) -> str:
 
 
 def stored_values(commands: list[replies.StorageCommand]) -> tuple[StoredValue, ...]:
-    """Return the written variables, in order, without reads. Raises `ProtocolError` for an invalid command."""
+    """Return a controller's writes to variables, in order, without its reads. Raises `ProtocolError` for an invalid
+    command."""
     return tuple(_stored(command.write) for command in commands if isinstance(command.write, replies.WriteVar))
 
 

@@ -1,8 +1,8 @@
 """The control runtime of an operator's policies: a separate pool for the modules that policies name.
 
 The policies' processes, workers and limits are separate from those of users' controllers, so users cannot use up the
-resources of policies. Most servers have no such policy, so the runtime starts when the first request needs it. The
-creator of the pool passes a function that creates the runtime.
+resources of policies. Most servers have no policy with a Wasm module, so the runtime starts when the first request
+needs it. The creator of the pool passes a function that creates the runtime.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Prompt = tuple[int, ...]
 
 
 class PolicyPool(DelegatingPool):
-    """Runs the Wasm controllers of policies. `start` starts the runtime for them. If the start fails, the requests that
-    wait for the runtime fail, and the next request tries again. `wake` is called from other threads."""
+    """Runs the Wasm controllers of policies, in a runtime that the function `start` starts. If the start fails, the
+    requests that wait for the runtime fail, and the next request tries again. `wake` is called from other threads."""
 
     def __init__(self, start: Callable[[], RuntimePool]) -> None:
         super().__init__(NoopPool())  # until the runtime is started

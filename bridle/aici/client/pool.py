@@ -140,8 +140,8 @@ class RuntimePool(ControllerPool):
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:
-        """Return whether `controller` is a `WasmController` that a user chose. `PolicyPool` accepts those that a policy
-        demands."""
+        """Return whether `controller` is a `WasmController` that a user chose. `PolicyPool` accepts Wasm controllers
+        that a policy demands."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -210,8 +210,8 @@ class RuntimePool(ControllerPool):
         return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the decisions of the controller's clones for these draft tokens, up to the first token that they did
-        not see."""
+        """Return the decisions of the controller's clones for these draft tokens, up to the first token that no clone
+        has seen."""
         known: list[Decision] = []
         for token, (told, answer) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
             if token != told or answer.decision is None:
@@ -345,13 +345,13 @@ class RuntimePool(ControllerPool):
         self._sync()
 
     def _learn_patience(self) -> None:
-        """Update the average time between a request to the runtime and the engine's need for the reply: about one
-        forward pass. Controllers may use this time."""
+        """Update the average time, about one forward pass, between a request to the runtime and the engine's need for
+        the reply. Controllers may compute for this long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Return whether the last ask of a sequence reports nothing new. Then its controller is freed without a call."""
+    """Return whether a sequence's last ask reports nothing new, so that its controller is freed without a call."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

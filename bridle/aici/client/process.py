@@ -2,9 +2,9 @@
 
 The engine's side creates all shared objects under a fresh prefix, and removes their names after the runtime's first
 answer. From then on the objects live as long as the two processes. Any runtime with the command line of the original
-AICI runtime works, as bridle's own does. The latter is started before the objects are created, so that it can remove
-the names if this process is killed. This process holds the runtime's standard input, through which the runtime learns
-that all objects exist, and that this process has ended.
+AICI runtime works, as bridle's own does. Bridle's runtime is started before the objects are created, so that it can
+remove their names if this process is killed. This process holds the runtime's standard input, through which the runtime
+learns that all objects exist, and that this process has ended.
 """
 
 from __future__ import annotations
@@ -178,16 +178,16 @@ class RuntimeProcess:
 
     @property
     def pid(self) -> int:
-        """The runtime's process id. This number is also the id of the process group of all processes that the runtime
+        """The runtime's process id, which is also the id of the process group of all processes that the runtime
         started."""
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
-        """Return whether the process runs. Every wait for the runtime checks this."""
+        """Return whether the process runs. Every wait for a reply checks the result."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the runtime and all processes that it started. Idempotent, from any thread."""
+        """End the runtime and all processes that it started. Idempotent; may be called from any thread."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

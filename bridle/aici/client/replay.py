@@ -44,9 +44,9 @@ class ReplyDifference:
 
 def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[ReplyDifference | None]:
     """Replay the traces of a file, each with a new runtime. Yields one item per exchange: the difference, or None if
-    the reply is the same. A controller gets `step_ms` for a step, so that a busy machine does not make it late; after
-    that time it ends. Raises `InvalidRequest` for a file that is not a trace of a runtime, and at the end of a
-    truncated trace."""
+    the reply is the same. A controller may compute for `step_ms` milliseconds in a step, so that a busy machine does
+    not make it late. A controller that takes longer is ended. Raises `InvalidRequest` for a file that is not a trace of
+    a runtime, and at the end of a truncated trace."""
     patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
     config = replace(config, extra_args=(*config.extra_args, *patient), trace=None)
     player: _Player | None = None
@@ -87,8 +87,8 @@ def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
 
 @dataclass(slots=True)
 class _Said:
-    """Output of a sequence up to its next answer, in the trace or in the replay. `answer` is that answer if it has
-    arrived."""
+    """Output of a sequence up to its next answer, in the trace or in the replay; `answer` is None until the answer
+    arrives."""
 
     logs: str = ""
     storage: list[Any] = field(default_factory=list)
@@ -121,7 +121,7 @@ class _Player:
         self._now: dict[str, _Said] = {}
 
     def play(self, number: int, exchange: ExchangeRecord) -> ReplyDifference | None:
-        """Replay one exchange. Returns its difference from the record, or None."""
+        """Replay one exchange. Returns the difference between the new reply and the recorded reply, or None."""
         request, reply = exchange.request, exchange.reply
         if not isinstance(request, dict) or not isinstance(reply, dict):
             raise InvalidRequest(

@@ -24,8 +24,8 @@ _LOOK = 0.25
 
 
 class SideChannel:
-    """Makes concurrent calls over the side channel of one runtime process. The channel begins with `start`, and ends
-    with the process or an invalid reply. Then `on_end` is called with the reason, from the channel's thread."""
+    """Makes concurrent calls over the side channel of one runtime process. The channel begins with `start`. When the
+    process ends or sends an invalid reply, the channel's thread calls `on_end` with the reason."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process

@@ -2,7 +2,7 @@
 
 A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed. So the
 thread that uses the main channel takes an instance and closes it. The supervisor closes an instance that ends before it
-is taken. All other methods may be called from any thread. This module does not depend on sequences.
+is taken. Methods that do not use the main channel are thread-safe. This module does not depend on sequences.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LIVED_WELL = 10.0
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One process of the runtime. `error` is the reason why it ended. `is_taken` is set once a thread uses its main
-    channel."""
+    """One process of the runtime. `error` is the reason why it ended. `is_taken` is set once a thread uses the
+    process's main channel."""
 
     process: RuntimeProcess
     side: SideChannel
