@@ -141,8 +141,8 @@ def _syscall_number() -> int:
 
 
 def _make_fence() -> Callable[[], object]:
-    """Return a function that orders plain stores to memory. On x86 it does nothing, because x86 orders stores; on other
-    machines it calls libatomic's fence."""
+    """Return a function that orders plain stores to memory. On x86, which orders stores itself, the function does
+    nothing; on other machines it calls libatomic's fence."""
     if platform.machine() == "x86_64":
         return lambda: None
     try:

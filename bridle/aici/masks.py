@@ -141,8 +141,8 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """Reads masks from a dialect-2 region, for the engine. It uses the layout in the runtime's reply, and never reads
-    the region's header."""
+    """Reads masks from a dialect-2 region, for the engine. The layout comes from the runtime's reply, not from the
+    region's header."""
 
     def __init__(self, region: Any) -> None:
         self._region = region

@@ -152,7 +152,7 @@ class GetTags(Message, tag="get_tags"):
 
 
 class GetModule(Message, tag="get_module"):
-    """Addition: request the module that an id or a name means now. The runtime downloads nothing for it."""
+    """Addition: request the module that an id or a name means now, without a download by the runtime."""
 
     module_id: str
 
@@ -204,7 +204,7 @@ Request = (
 
 
 class Auth(Struct):
-    """The user that sends a request. Without this object, the user is `local`, without admin rights."""
+    """The user that sends a request. A request without a user comes from the user `local`, who has no admin rights."""
 
     user: str
     is_admin: bool
@@ -257,7 +257,7 @@ def auth_of(request: Message) -> Auth:
 
 
 def trace_of(request: Message) -> str | None:
-    """Return the W3C trace context of a request, or None. A malformed one counts as absent, as the standard demands."""
+    """Return the W3C trace context of a request, or None. A malformed context is ignored, as the standard demands."""
     told = request.traceparent
     return told if isinstance(told, str) and _TRACEPARENT.fullmatch(told) else None
 

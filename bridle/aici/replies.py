@@ -57,7 +57,7 @@ class StorageCommand(Struct):
 
 class SeqResult(Struct, Generic[Result]):
     """The result of a callback for one sequence. `micros` is the callback's run time in microseconds, rounded down to a
-    multiple of 10. Additions: `ahead` are the answers of clones to the first of the likely tokens. After an
+    multiple of 10. Additions: `ahead` are the answers of clones to the first of the draft tokens. After an
     instantiation, `module_id` is the id of the instance's module."""
 
     error: str = ""

@@ -183,8 +183,8 @@ class Compilers:
 def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the compiler reports or ends. The time limit is `limit` milliseconds. This limit is extended if a busy
-    machine gave the compiler less processor time. Raises `InvalidRequest`."""
+    """Wait until the compiler reports or ends. The time limit is `limit` milliseconds. This limit is extended if the
+    compiler got less processor time, because the machine was busy. Raises `InvalidRequest`."""
     begin = clock()
     poll = select.poll()
     poll.register(report, select.POLLIN)

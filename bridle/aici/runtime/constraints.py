@@ -1,8 +1,8 @@
 """Host functions of module `bridle` for constraints, which guests refer to by handles.
 
-A guest passes a constraint once and gets a small number as its handle. Possible are a regex, a JSON schema, a grammar
-and every other constraint of `bridle.structured_output`. The host computes the masks, so guests need no memory for a
-grammar engine or masks. A fork copies handles together with the rest of the instance.
+A guest passes a constraint once and gets a small number as its handle. The constraint may be of any kind in
+`bridle.structured_output`, such as a regex, a JSON schema or a grammar. The host computes the masks, so guests need no
+memory for a grammar engine or masks. A fork copies handles together with the rest of the instance.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec_length: int) -> int:
-    """Create a constraint. Returns its handle, from 1. An invalid specification also gets a handle, whose status is
-    failed; `constraint_error` returns the reason. So a script can raise its own exception."""
+    """Create a constraint. Returns the constraint's handle, a number from 1. An invalid specification also gets a
+    handle, whose status is failed; `constraint_error` returns the reason. So a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
         raise GuestFault(
@@ -73,8 +73,8 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Roll back the constraint's last tokens. Returns 1 if that was possible. Afterwards the texts of a choice are no
-    longer passed to the engine."""
+    """Roll back the constraint's last tokens. Returns 1 if that was possible. After a rollback, the texts of a choice
+    are no longer passed to the engine."""
     guest.choices.pop(handle, None)
     return int(_matcher(guest, handle).rollback(count))
 
@@ -131,7 +131,7 @@ def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
 
 
 class _Refused:
-    """Replaces the matcher of an invalid specification: it allows no token and has the error."""
+    """Substitute for the matcher of an invalid specification: it allows no token, and has the error."""
 
     def __init__(self, error: str) -> None:
         self._error = error

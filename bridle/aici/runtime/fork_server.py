@@ -55,8 +55,8 @@ _NICE = 10
 
 @dataclass(slots=True)
 class Process:
-    """A process that the supervisor can watch and end. A process handle (pidfd) makes this safe if the process id is
-    reused."""
+    """A process that the supervisor can watch and end, through a process handle (pidfd) that stays correct if the
+    process id is reused."""
 
     pid: int
     handle: int
@@ -98,7 +98,8 @@ class ForkServer:
         self.handle = os.pidfd_open(pid)  # readable when the fork server has ended
 
     def worker(self, descriptors: list[int]) -> Process:
-        """Fork a worker. `descriptors` are its ring memory, doorbell, side socket and, optionally, storage socket."""
+        """Fork a worker. `descriptors`: the worker's ring memory, doorbell, side socket and, optionally, storage
+        socket."""
         return self._spawn(_WORKER, descriptors)
 
     def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:

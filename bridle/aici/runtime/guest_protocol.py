@@ -221,8 +221,8 @@ class Guest2(_Guest):
             branch.options, branch.splices = options, []
 
     def _mask_index(self, name: int) -> int:
-        """Return the index of a mask from its name in this call. Guests of dialect 2.0 always pass 0, which means the
-        last mask."""
+        """Return the index of a mask from its name, a number that the guest got in this callback. Guests of dialect 2.0
+        always pass 0, which means the last mask."""
         count = len(self.instance.masks)
         index = count - 1 if self.instance.program.facts.old_bias and name == 0 else name - 1
         if not 0 <= index < count:

@@ -348,8 +348,8 @@ class GuestSequence:
         self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
 
     def _resting(self) -> BranchReply:
-        """Return the waiting branch, with the events that end the wait. If such an event has already happened, the
-        guest is called in the next step."""
+        """Return the waiting branch, with the events that end the wait. If an event that ends the wait has already
+        happened, the guest is called in the next step."""
         wait = self._stage.wait
         if wait is None or wait.ms is not None or wait.variable is None:
             return resting()

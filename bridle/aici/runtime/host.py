@@ -94,7 +94,7 @@ def self_seq_id(guest: Instance) -> int:
 
 
 def return_process_result(guest: Instance, source: int, length: int) -> None:
-    """Keep the JSON result of the running callback. If there are several calls, the last one counts."""
+    """Keep the JSON result of the running callback. If a callback stores several results, the last one counts."""
     limit = guest.surroundings.limits.max_result
     if length > limit:
         raise GuestFault(f"the result has {length} bytes; at most {limit}")

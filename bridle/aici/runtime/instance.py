@@ -33,7 +33,7 @@ _STORE = ("_exports", "_functions", "_store", "memory")
 
 
 class NoMemory(GuestMemory):
-    """Replaces the guest's memory until the instance has one."""
+    """Substitute for the guest's memory, until the instance has one."""
 
     size = 0
 
@@ -163,8 +163,8 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Record that this instance failed. The error text then also has the memory that the instance used, if known,
-        and the memory limit."""
+        """Record that this instance failed. The memory that the instance used, if known, and the memory limit are added
+        to the error text."""
         size, limit = self.memory.size, self.surroundings.limits.max_memory
         text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]

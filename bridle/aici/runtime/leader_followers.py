@@ -23,7 +23,7 @@ MAX_THREADS = 24
 
 
 class WorkItem:
-    """A task of a worker. Only its method `run` may take long."""
+    """A task of a worker. Only the function `run` may take long."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run

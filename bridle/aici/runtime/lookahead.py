@@ -2,8 +2,8 @@
 
 A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
 guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. Lookahead stops at an
-answer that does more than sample one token, and if the guest fails or takes long. Lookahead also stops if the guest
-cannot be cloned. Such guests are forked with their process, or use variables shared with other sequences.
+answer that does more than sample one token, or if the guest fails or takes long. Lookahead is not possible for guests
+that cannot be cloned: they are forked with their process, or use variables shared with other sequences.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ModuleStore:
     def add(self, wasm: bytes, auth: Auth) -> str:
         """Store a module. Returns its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If the space
         of the user or of the store is used up, the user's oldest untagged modules are removed. Raises `Overloaded` if
-        that is not enough."""
+        removing them does not free enough space."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
             raise InvalidRequest(f"the module has {len(wasm)} bytes; at most {self._limits.max_module_bytes}", "binary")

@@ -1,7 +1,7 @@
 """Opens the kernel's files about this process's memory, before the sandbox makes them inaccessible.
 
-A worker forked from another worker must not read its parent's memory through these files. The sandbox does not let it
-open its own files. So such a worker cannot read any memory this way.
+A worker forked from another worker must not read its parent's memory through these files. The sandbox does not let the
+forked worker open its own memory files, so it cannot read any memory through such files.
 """
 
 from __future__ import annotations

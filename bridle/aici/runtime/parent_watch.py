@@ -1,8 +1,8 @@
 """Ends a runtime together with the engine that started it.
 
 A bridle engine connects the runtime's standard input to a pipe before it creates shared memory. A byte in the pipe
-reports that all shared objects exist. So one of the two processes can always remove the shared memory. Other engines
-have no such pipe. Then the runtime watches its parent process, whose id it must read before that process can end.
+reports that all shared objects exist. So either the engine or the runtime can always remove the shared memory. Without
+a pipe, the runtime watches its parent process, whose id it must read before that process can end.
 """
 
 from __future__ import annotations

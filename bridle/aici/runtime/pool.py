@@ -118,7 +118,7 @@ class WorkerPool:
         return self._start(request, alone)
 
     def _start(self, request: RequestState, alone: bool) -> WorkerHandle | None:
-        """Start a worker process. If necessary, it replaces an idle worker of another tenant."""
+        """Start a worker process. If necessary, the new process replaces an idle worker of another tenant."""
         if self._full(alone):
             warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
             if not warm:

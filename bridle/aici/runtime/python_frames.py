@@ -1,7 +1,7 @@
 """Finds the line that a CPython guest was running when it was ended, by reading the guest's memory.
 
 Reading the memory costs the interpreter no time. For debuggers, CPython has a table of its memory layout, which begins
-with known bytes. This module supports only 32-bit CPython 3.14, which components use. It finds nothing in other
+with known bytes. This module supports only 32-bit CPython 3.14, which components use, and finds nothing in other
 versions.
 """
 
@@ -66,8 +66,8 @@ class _Layout:
 
 
 def whereabouts() -> str:
-    """Return the call stacks of the Python guests in this process, the innermost line last. Empty if there are none, or
-    if the sandbox hides them."""
+    """Return the call stacks of the Python guests in this process, the innermost line last. The text is empty if the
+    process has no Python guests, or if the sandbox hides their memory."""
     with contextlib.suppress(OSError):
         for memory in memories(own_memory()):
             frames = _frames_in(memory)

@@ -1,8 +1,8 @@
 """Shared variables of a request whose sequences run in different processes: the worker's client and the supervisor's
 server.
 
-Each such process sends requests to the supervisor over its own socket, and waits for each reply. The supervisor serves
-all of these processes, so each variable has one order of versions.
+Each worker process sends requests to the supervisor over its own socket, and waits for each reply. The supervisor
+serves all workers, so each variable has one order of versions.
 """
 
 from __future__ import annotations

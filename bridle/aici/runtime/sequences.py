@@ -33,9 +33,9 @@ class RuntimeSequence:
 
 
 class SequenceTable:
-    """All sequences, by the engine's sequence number. Instances without a number are listed by request. The main thread
-    uses the table, and side threads use it for instances without a number. Every method is a single atomic change or
-    runs under its caller's lock."""
+    """All sequences, by the engine's sequence number. Instances without a sequence number are listed by request. The
+    main thread uses the table; side threads use it only for instances without a sequence number. Every method is a
+    single atomic change or runs under its caller's lock."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits

@@ -103,7 +103,7 @@ def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
 
 
 def _imported_globals(body: bytes) -> int:
-    """Return the number of imported globals, which come first in the global indices. A module with such imports will
+    """Return the number of imported globals, which come first in the global indices. A module that imports globals will
     not link."""
     count, position = _leb(body, 0)
     found = 0

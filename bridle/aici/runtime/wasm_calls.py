@@ -114,8 +114,8 @@ class Crossing:
 
 
 class GuestMemory:
-    """A guest's linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`. The
-    view is created again whenever the memory has grown."""
+    """A guest's linear memory. Every access is checked against the memory's present size; a bad pointer raises
+    `GuestFault`. The Python view of the memory is created again whenever the memory has grown."""
 
     __slots__ = ("_context", "_memory", "_memory_address", "_size", "_view")
 
