@@ -59,7 +59,7 @@ def load(
     revision
         Branch, tag or commit of a hub id.
     replace
-        Take the place of a loaded adapter of this name. Running requests keep the old one.
+        Take the place of a loaded adapter of this name. Running requests keep the old adapter.
     model
         Model of the adapter. Default: the first model.
     """

@@ -54,8 +54,8 @@ def list_entries(
 
 @app.command
 def clear(*names: str, kv_store: Store = "auto") -> int:
-    """Remove cached files. Running processes continue. Afterwards, models are loaded and prompts are computed as for
-    the first time.
+    """Remove cached files. Running processes continue. After this command, models are loaded and prompts are computed
+    as for the first time.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def check(
     quantization
         Quantization to compare as well, by perplexity and share of unchanged most likely tokens; `auto` compares all.
     text
-        File of text for that comparison. Default: a short sample.
+        File of text for the comparison of quantizations. Default: a short sample.
     """
     check_models(name, revision=revision)
     from bridle.load_progress import shown

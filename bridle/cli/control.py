@@ -102,7 +102,7 @@ def run(
         Text to start from.
     messages
         JSON file with the messages to start from: a list, or an object with `messages` and optionally `tools`. The
-        model's chat template renders them.
+        model's chat template renders the messages.
     watch
         Run again whenever the files are saved, until Ctrl-C.
     """

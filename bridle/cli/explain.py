@@ -30,8 +30,8 @@ def explain(
     """Explain how a traced request got its tokens.
 
     `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl` shows where the mask excluded tokens
-    that the model preferred. It also shows the time of controllers and the wasted work. The output is printed with a
-    colour for the origin of each token.
+    that the model preferred. The output also shows the time of controllers and the wasted work. The output is printed
+    with a colour for the origin of each token.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def command_names(path: str) -> set[str]:
 
 @cache
 def variable_names(only: str | None = None) -> set[str]:
-    """Return the environment variables of all flags, or those of command `only`. All flags take half a second."""
+    """Return the environment variables of all flags (which takes half a second), or those of command `only`."""
     from bridle.cli.app import app
 
     return {

@@ -33,7 +33,7 @@ def new_controller(
     module
         Build a module with a Python interpreter instead of a Python script.
     into
-        Folder to create it in. Default: the current one.
+        Folder in which the new folder is created. Default: the current folder.
     """
     from bridle.controllers import templates
 

@@ -224,7 +224,7 @@ else:
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(_Derived):
-    """Options for sampling. Flags for all other sampling parameters are derived from `SamplingParams`."""
+    """Options for sampling. Flags that this class does not declare are derived from `SamplingParams`."""
 
     max_tokens: Count = 256
     "Maximum number of output tokens."

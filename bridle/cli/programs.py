@@ -1,5 +1,5 @@
-"""Files with controllers: scripts for the standard controllers, and Wasm modules. Such a file is sent to a server, or
-used with a model that this process loads."""
+"""Files with controllers, scripts or Wasm modules, that are sent to a server or used with a model that this process
+loads."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command of `arguments` and return its exit code. None means the arguments of the process."""
+    """Run the command of `arguments`, by default the arguments of the process, and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         signals.listen()
@@ -168,8 +168,8 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
-    """Return the message for a mistake on the command line. For a misplaced flag, or a flag of another server, it says
-    what to write instead."""
+    """Return the message for a mistake on the command line. For a misplaced flag, or a flag of another server, the
+    message says what to write instead."""
     from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     from bridle.cli.typo_suggestions import unknown_command, unknown_flag

@@ -90,7 +90,7 @@ def run_batch(
     file
         File of requests, one JSON object a line.
     model
-        Model that answers. Requests may name it, one of its adapters, or no model.
+        Model that answers. Requests may name this model, one of its adapters, or no model.
     """
     from bridle.logs import configure_logs
 

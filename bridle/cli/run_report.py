@@ -45,7 +45,7 @@ class RunReport:
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:
-        """Add an event of the stream. None means that the stream has ended."""
+        """Add an event of the stream. `item` is None when the stream has ended."""
         if item is None:
             self._flush_logs()
             self._say(3, "[DONE]")

@@ -23,7 +23,7 @@ _MAX_SHOWN_CHARS = 2_000
 def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
     """Run the control runtime by itself.
 
-    It hosts controllers for an engine over shared memory. `bridle runtime --help` lists its own options.
+    The runtime hosts controllers for an engine over shared memory. `bridle runtime --help` lists its own options.
     """
     from bridle.aici.runtime.main import main
 

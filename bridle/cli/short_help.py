@@ -57,8 +57,8 @@ def epilogue(command: str) -> str:
 
 @contextmanager
 def asked_for(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield `words` with `--help-all` replaced by `--help`. If `words` had that flag, help pages show every flag inside
-    the block. Words after `--` stay unchanged."""
+    """Yield `words` with `--help-all` replaced by `--help`. If `words` had the flag `--help-all`, help pages show every
+    flag inside the block. Words after `--` stay unchanged."""
     end = words.index("--") if "--" in words else len(words)
     token = _shows_all.set(ALL in words[:end])
     try:

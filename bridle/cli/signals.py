@@ -1,8 +1,8 @@
 """Handles Ctrl-C in a bridle process: at any time, Ctrl-C prints one line and ends the process with exit code 130.
 
-While modules are imported and models are loaded, Ctrl-C ends the process at once. A Python exception would not be safe
-then: C++ code may mistake it for another error, and loading threads cannot be stopped. No cleanup is needed, because
-child processes notice the end of this process themselves. At any other time, Ctrl-C raises `KeyboardInterrupt`.
+While modules are imported and models are loaded, Ctrl-C ends the process at once. A Python exception would not be safe:
+C++ code may mistake it for another error, and loading threads cannot be stopped. No cleanup is needed, because child
+processes notice the end of this process themselves. At any other time, Ctrl-C raises `KeyboardInterrupt`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def top(
     interval
         Seconds between updates.
     once
-        Print one update and exit. Speeds are then averages since the server started.
+        Print one update and exit. Speeds in a single update are averages since the server started.
     as_json
         Print one line of JSON for each update, as in `/v1/status`.
     """

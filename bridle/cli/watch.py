@@ -32,7 +32,7 @@ def _one(path: Path) -> tuple[int, int]:
 
 def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], look: float = _INTERVAL) -> None:
     """Call `run`, and call it again each time one of the files was saved. Never returns. `run` receives a function that
-    returns whether a file was saved since then, so that it can stop early. Errors of `run` are printed.
+    returns whether a file was saved since `run` began, so that it can stop early. Errors of `run` are printed.
     """
     shown = ", ".join(str(path) for path in paths)
     while True:
