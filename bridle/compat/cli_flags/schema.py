@@ -1,7 +1,7 @@
 """Rows of the tables of flags: a flag of another server, and its equivalent in `bridle serve`.
 
 A flag has the same name in bridle, is replaced by one of bridle's flags, or is refused with a reason. A name that ends
-with a star stands for all flags with this prefix that have no separate row. Such a family of flags is always refused.
+with a star stands for all flags with this prefix that have no separate row, and is always refused.
 """
 
 from __future__ import annotations
