@@ -80,7 +80,7 @@ def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
 
 
 def attempt(work: Callable[[], None]) -> pb.Failure | None:
-    """Run `work`. Returns its error as a protocol buffer message, or None if it succeeded."""
+    """Run `work`. Returns the error of `work` as a protocol buffer message, or None without an error."""
     try:
         work()
     except Exception as error:

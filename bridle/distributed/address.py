@@ -1,6 +1,6 @@
 """Address of a shard: a unix socket or a TCP port, with TLS on networks. A shard on this machine has an address like
-`unix:/path/to/socket`, any other `host:port`. Without TLS only loopback addresses are allowed, because every process
-that can connect to a shard can use it."""
+`unix:/path/to/socket`; a shard on another machine has `HOST:PORT`. Without TLS only loopback addresses are allowed,
+because every process that can connect to a shard can use it."""
 
 from __future__ import annotations
 

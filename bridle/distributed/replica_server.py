@@ -1,7 +1,7 @@
 """The replica's end: offers this process's engine to a router in another process.
 
 One event loop reads requests, and sends the events that all streams get in a step as one frame. Only one router can be
-connected at a time. When it disconnects, its requests are cancelled.
+connected at a time. When the router disconnects, its requests are cancelled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The control vectors of several replicas. The router keeps the list of vectors; each replica has all vectors of the
 list, by name.
 
-A replica learns of a change before any request that comes later.
+A replica gets each change of the list before the requests that are sent after the change.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class ReplicaSet:
         return len(self._up)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on the replica that has the longest part of its prefix. If no replica is connected, the
-        request waits."""
+        """Start a request on the replica that has the longest part of the prompt's prefix. If no replica is connected,
+        the request waits."""
         assert self._intake is not None, "not started"
         assert self._hello is not None
         self._intake.check(request)
@@ -298,7 +298,7 @@ class ReplicaSet:
                 self._place(live)
 
     def note_absent(self, number: int) -> None:
-        """End the waiting requests whose deadlines have passed. A link calls this while its replica is still
+        """End the waiting requests whose deadlines have passed. A link calls this method while its replica is
         unreachable."""
         now = self._clock()
         with self.changed:

@@ -48,7 +48,7 @@ class SessionAffinity:
 
     def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
         """Return the replica that retains the KV of the prompt's prefix, or of the conversation of an earlier request.
-        Also return the number of retained tokens. None means that there is no such replica."""
+        Also return the number of retained tokens. Returns None if no replica retains the KV."""
         self._expire(now)
         if not self.homes:
             return None
@@ -61,7 +61,7 @@ class SessionAffinity:
         return None
 
     def release(self, request_id: str) -> int | None:
-        """Forget the conversation that a request has left. Returns its replica, or None if unknown."""
+        """Forget the conversation that a request has left. Returns the conversation's replica, or None if unknown."""
         home = self._drop(request_id)
         return None if home is None else home.replica
 

@@ -1,7 +1,8 @@
 """Distinguishes a hanging process from one that waits for a busy machine.
 
-Neither of these processes sends a heartbeat in time. Restarting a process that waits for a processor would make the
-machine busier, and the new process would be late too. A stopped or deadlocked process does not wait for a processor.
+Neither a hanging nor a waiting process sends a heartbeat in time. Restarting a process that waits for a processor would
+make the machine busier, and the new process would be late too. A stopped or deadlocked process does not wait for a
+processor.
 """
 
 from __future__ import annotations

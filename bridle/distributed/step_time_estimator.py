@@ -15,8 +15,8 @@ _FADING = 0.99
 
 
 class StepTimeEstimator:
-    """Learns the duration of steps. The time limit is at least `least` seconds. Before any step was measured, it is
-    `first` seconds."""
+    """Learns the duration of steps. The time limit of a step is at least `least` seconds, and `first` seconds before
+    any step was measured."""
 
     def __init__(self, least: float = 15.0, first: float = 300.0) -> None:
         self._least = least

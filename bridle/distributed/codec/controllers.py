@@ -55,14 +55,14 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 
 
 def is_repeatable(controller: object | None) -> bool:
-    """Return whether generating an output again under this controller gives the same output. User code does not
-    guarantee this."""
+    """Return whether generating an output again under this controller gives the same output. For controllers written by
+    users the result is False, because their code may behave differently each time."""
     return all(isinstance(part, (Constraint, ReasoningThenGrammar, ThinkingBudget)) for part in parts_of(controller))
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
-    """Return the constraint that must be compiled before the controller can be unpacked; None for most controllers. A
-    request has at most one such constraint."""
+    """Return the constraint that must be compiled before the controller can be unpacked; None for most controllers. At
+    most one constraint of a request needs compiling."""
     for part in plain.get("composed", [plain]) if plain else ():
         form = part.get("free", {}).get("then")
         if form is not None:
@@ -133,7 +133,7 @@ def _make_demanded(place: str, argument: Any) -> Controller:
 
 
 class _Unmade(Controller):
-    """Replaces a policy's controller that could not be created. Raises the error when it starts."""
+    """Substitute for a policy's controller that could not be created; it raises the error when it starts."""
 
     def __init__(self, error: BridleError) -> None:
         self._error = error

@@ -24,7 +24,7 @@ def require_embedder(executor: Executor) -> Embedder:
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
-    """Compute the embedding vectors that `message` requests. Raises `ProtocolError` if they do not fit into one
+    """Compute the embedding vectors that `message` requests. Raises `ProtocolError` if the vectors do not fit into one
     message."""
     embedder, size = require_embedder(executor), executor.info.embedding_size
     num_rows = len(message.logits_rows)

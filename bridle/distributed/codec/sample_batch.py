@@ -61,7 +61,7 @@ def _add_scores(message: pb.Batch, scores: Sequence[ScoreRun]) -> None:
 
 
 def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
-    """Decode a sample batch. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a sample batch. Raises `ProtocolError` if the message's columns have inconsistent lengths."""
     what = f"batch of step {message.step}"
     for sampling in message.samplings:
         slots.learn(sampling)

@@ -88,7 +88,7 @@ def _add_runs(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
 
 
 def decode_plan(message: pb.Plan) -> StepPlan:
-    """Decode a step plan. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a step plan. Raises `ProtocolError` if the message's columns have inconsistent lengths."""
     what = f"plan of step {message.step}"
     seq_ids = list(message.seq_ids)
     columns = (message.starts, message.num_scheduled, message.num_logits, message.num_kept, message.num_kept_blocks)

@@ -59,7 +59,7 @@ def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
 
 
 def decode_result(message: pb.Result) -> StepResult:
-    """Decode a step result. Raises `ProtocolError` if its columns have inconsistent lengths."""
+    """Decode a step result. Raises `ProtocolError` if the message's columns have inconsistent lengths."""
     what = f"result of step {message.step}"
     tokens = list(message.tokens)
     logprobs: list[Logprob | None] = [None] * len(tokens)
@@ -100,7 +100,7 @@ def _decode_odds(message: pb.Logprobs, what: str) -> list[Odds]:
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
-    """Return the result if it matches the batch. Raises `ProtocolError` otherwise, because the engine relies on it."""
+    """Return the result. Raises `ProtocolError` if it does not match the batch, because the engine relies on it."""
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
