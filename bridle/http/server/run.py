@@ -250,8 +250,8 @@ class DrainingServer(uvicorn.Server):
         self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Wait for running requests until the grace period ends. Then cancel the remaining requests and close the
-        models."""
+        """Wait until running requests have ended or the grace period is over, then cancel the remaining requests and
+        close the models."""
         admission = self._http.admission
         _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
         try:

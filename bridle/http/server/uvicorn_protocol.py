@@ -2,14 +2,13 @@
 on the number of connections.
 
 uvicorn's parser has no limit on headers. Here, headers that are too large are answered with 431, and headers that take
-too long with 408. The kernel closes a connection whose client does not read for too long. On connections beyond the
-maximum number, all requests except health checks are refused as on an overloaded server. Earlier connections are not
-affected.
+too long with 408. The kernel closes a connection whose client does not read for too long. If a new connection exceeds
+the maximum number, its requests are refused as on an overloaded server, except health checks.
 
-A request that is refused early never becomes a task of the application. If its body is small, the body is read and
-dropped, so that the connection can be used again. Otherwise the connection is closed. The server first reads the bytes
-in transit, because closing with unread bytes would drop the response. After a refusal, the connection is not read until
-the scheduler gives its user the next turn.
+A request that is refused early never becomes a task of the application. A small body of a refused request is dropped,
+so that the connection can be used again. With a larger body, the connection is closed. Before closing, the server reads
+the bytes in transit, because closing with unread bytes would drop the response. After a refusal, the connection is not
+read until the scheduler gives its user the next turn.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read the responses to refused requests. While the application
-        answers, reading continues, because it detects a disconnect."""
+        answers a request, reading continues, because only reading detects a disconnect."""
         super().pause_writing()
         if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()

@@ -1,7 +1,7 @@
-"""Mounts servers for WebSockets, such as LMTP, on the port of the HTTP routes.
+"""Mounts front-ends for WebSockets, such as LMTP's, on the port of the HTTP routes.
 
-Such a front-end is an ASGI application. The HTTP application passes WebSockets at the front-end's paths to it, and
-closes it at the end.
+A front-end is an ASGI application. The HTTP application passes WebSockets at the front-end's paths to it, and closes it
+at the end.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """uvicorn's WebSocket protocol with an additional limit on the number of frames that are handled at a time for a
 connection.
 
-A frame can be six bytes long, so one read can return tens of thousands of frames. Without a limit, all of these frames
-would be handled before another connection is handled. Here a few frames are handled at a time. Further frames wait as
-bytes until the application has processed the earlier frames, and until the scheduler gives the user a turn. Meanwhile
-the connection is not read, so that its memory is bounded. This rule applies from the first byte on, before the user is
-known.
+A frame can be six bytes long, so one read can return tens of thousands of frames. Without a limit, all frames of one
+read would be handled before another connection is handled. This protocol handles only a few frames at a time. Further
+frames wait as bytes until the application has processed the earlier frames, and until the scheduler gives the user a
+turn. Meanwhile the connection is not read, so that its memory is bounded. The limit applies from the first byte on,
+before the user is known.
 
-Pings, unsolicited pongs and empty parts of messages count as useless frames. If a client sends too many of them, the
-server closes the connection and reports this reason.
+If a client sends too many useless frames (pings, unsolicited pongs, empty parts of messages), the server closes the
+connection and reports this reason.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
                 self._leave(str(error))
 
     def _leave(self, reason: str) -> None:
-        """Close the connection. Bytes in transit are dropped first, because closing with unread bytes would drop the
-        reason."""
+        """Close the connection. Received bytes are dropped first, because closing with unread bytes would drop the
+        reason for the close."""
         self.rest, self._num_to_drop = b"", MAX_DROPPED
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
