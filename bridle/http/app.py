@@ -106,7 +106,7 @@ def create_app(
 
 @cache
 def _routes() -> list[BaseRoute]:
-    """Return the routes of all APIs, which all applications share. FastAPI needs 20 ms to analyze them."""
+    """Return the routes of all APIs, which all applications share. FastAPI needs 20 ms to analyze the routes."""
     whole = APIRouter()
     for router in ROUTERS:
         whole.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))

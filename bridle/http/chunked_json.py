@@ -1,4 +1,4 @@
-"""Sends JSON responses of many megabytes in pieces. Building such a response as a whole would copy it several times,
+"""Sends JSON responses of many megabytes in pieces. A response that is built as a whole would be copied several times,
 and would block other requests meanwhile."""
 
 from __future__ import annotations

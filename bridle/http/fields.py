@@ -77,7 +77,7 @@ class ControllerFields(Fields):
 
 
 class InnerFields(Fields):
-    """Base class of objects inside request bodies. In such objects, fields of other systems are not converted."""
+    """Base class of objects inside request bodies. Inside these objects, fields of other systems are not converted."""
 
     has_text: ClassVar[bool] = False
 

@@ -56,8 +56,8 @@ async def list_calls(request: Request) -> Response:
 
 @router.post("/v1/websocket_tickets", summary="Get a ticket for one WebSocket")
 async def issue(request: Request) -> Response:
-    """Return a ticket for pages and programs that cannot send a key over a WebSocket. Such clients connect to
-    `/?ticket=TICKET`. A ticket opens one connection as the user whose key requested the ticket."""
+    """Return a ticket for pages and programs that cannot send a key over a WebSocket, and connect to `/?ticket=TICKET`
+    instead. A ticket opens one connection as the user whose key requested the ticket."""
     ticket = http_state(request).tickets.issue(identity_of(request))
     response = json_response({"object": "websocket_ticket", "ticket": ticket, "expires_in": TICKET_SECONDS})
     response.headers["cache-control"] = "no-store"

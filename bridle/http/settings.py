@@ -47,8 +47,8 @@ BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 class HttpSettings:
     """Settings of one HTTP application, mostly limits. Sizes are in bytes, times in seconds.
 
-    A request body has at most `max_body_bytes`. None means `BODY_BYTES`, or `SEEING_BODY_BYTES` if a model reads
-    images.
+    A request body has at most `max_body_bytes`. If `max_body_bytes` is None, the maximum is `BODY_BYTES`, or
+    `SEEING_BODY_BYTES` if a model reads images.
 
     `max_requests` and `max_prompt_tokens` limit all waiting and running requests together; further requests get a 429.
     One prompt that fits the model is always accepted. `max_prompts` and `max_choices` limit one request. `max_uploads`
@@ -124,16 +124,16 @@ class ServeSettings:
     """All settings of `serve`: models, engines, limits, and the address to listen on.
 
     Port 0 means any free port. After the first SIGTERM or SIGINT, running requests have `grace_period` seconds to
-    finish. If `drain_parked` is `wait`, the next requests of conversations with retained KV are accepted in this time
-    too. `model` has the load settings, and the model's name unless `models` names several models or models to load on
-    demand. `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name in the APIs
-    (None: the name of its folder or hub id). `aliases` are further names of the first model. `control` has the settings
-    of the runtime for Wasm controllers. `keys` is the file of API keys. Without keys, the server is for a single user
-    and listens on loopback only, unless `no_auth` allows all users. `tls` turns on HTTPS. `otlp_endpoint` is the
-    collector of trace spans (None: the collector that OpenTelemetry's environment variables name, if any). `tools` are
-    the tools that controllers may call. `restarts` limits the time of a step and the number of restarts of an engine.
-    `front_ends` is the number of processes that write streams to clients, including the server. `make_loader` creates
-    the loader of models; by default models are loaded in this process.
+    finish. If `drain_parked` is `wait`, the next requests of conversations with retained KV are accepted during this
+    period, too. `model` has the load settings, and the model's name unless `models` names several models or models to
+    load on demand. `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name in the
+    APIs (None: the name of its folder or hub id). `aliases` are further names of the first model. `control` has the
+    settings of the runtime for Wasm controllers. `keys` is the file of API keys. Without keys, the server is for a
+    single user and listens on loopback only, unless `no_auth` allows all users. `tls` turns on HTTPS. `otlp_endpoint`
+    is the collector of trace spans (None: the collector that OpenTelemetry's environment variables name, if any).
+    `tools` are the tools that controllers may call. `restarts` limits the time of a step and the number of restarts of
+    an engine. `front_ends` is the number of processes that write streams to clients, including the server.
+    `make_loader` creates the loader of models; by default models are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -103,7 +103,7 @@ class SseWriter:
         await self.write(b"".join(map(sse_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
-        """Prepare JSON events and OpenAI's line `[DONE]`. These events are sent together with the end of the body."""
+        """Prepare JSON events and OpenAI's line `[DONE]`, which are sent together with the end of the body."""
         self.rest = b"".join((*map(sse_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class SseWriter:
                 self._patience.end()
 
     def close(self) -> None:
-        """Stop the writer's timer. Nothing may be sent afterwards."""
+        """Stop the writer's timer. Nothing may be sent after this call."""
         self._patience.close()
 
 

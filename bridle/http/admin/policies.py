@@ -23,7 +23,7 @@ async def policies(request: Request) -> Response:
 
 @router.post("/v1/policies/reload", summary="Read the file of policies again (admins)")
 async def reload(request: Request) -> Response:
-    """Reload the policy file. New requests use its policies; running requests keep their policies. An invalid file
+    """Reload the policy file. New requests use the new policies; running requests keep their policies. An invalid file
     changes nothing."""
     check_admin(request)
     book = http_state(request).policies

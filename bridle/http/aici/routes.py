@@ -1,7 +1,7 @@
 """AICI's REST API: upload controllers, tag them, run them. Requests and responses follow AICI's description of its REST
 API.
 
-Every other generation route also accepts controllers. Only `/v1/run` streams all output of a controller, for each fork.
+All routes that generate text accept controllers, but only `/v1/run` streams all output of a controller, for each fork.
 """
 
 from __future__ import annotations
@@ -318,8 +318,8 @@ def _too_large(limit: int) -> RefusedBody:
 
 
 def _refuse_foreign_page(request: Request) -> None:
-    """Refuse requests from web pages of another origin. All other routes accept only JSON, which a browser sends for
-    such a page only after a CORS preflight. This route accepts any content type, so it checks the header `Origin`.
+    """Refuse requests from web pages of another origin. The upload accepts any content type, so it checks the header
+    `Origin`. All other routes accept only JSON, which browsers send to another origin only after a CORS preflight.
     Programs other than browsers do not send this header."""
     origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
     if origin is None or "*" in allowed or origin in allowed:

@@ -1,8 +1,8 @@
 """Builds the events of a `/v1/run` stream: new text of each fork, and the usage so far.
 
 Every `run` event lists all forks of the request, including finished forks. Text that was rolled back is not deleted; a
-mark precedes the text that replaces it, as in AICI's original server. Usage is also counted as in that server. Each
-output counts one sampled token in each model step, plus the tokens that the model processed for it.
+mark precedes the text that replaces it, as in AICI's original server. Token usage is also counted as in AICI's original
+server. Each output counts one sampled token in each model step, plus the tokens that the model processed for it.
 """
 
 from __future__ import annotations

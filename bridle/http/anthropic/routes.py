@@ -88,7 +88,7 @@ def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle
 
 def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]:
     """Return the chat request with `max_tokens` limited to the free context, and the response header that reports the
-    limit. Anthropic's clients must send a number, and most send the same number to every model."""
+    limit. Anthropic's clients must send `max_tokens`, and most send the same number to every model."""
     room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}

@@ -1,7 +1,7 @@
 """Reads request bodies of Ollama's API, and formats its errors.
 
-Ollama reads every body as JSON, and the examples in its documentation send no content type. From any page, a browser
-may send such a body without a CORS preflight. So requests from pages of another origin are refused.
+Ollama reads every body as JSON, and the examples in its documentation send no content type. A browser may send a body
+without a content type from any page, without a CORS preflight. So requests from pages of another origin are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routes of Ollama's API that describe models: `/api/version`, `/api/tags`, `/api/ps` and `/api/show`.
 
-The description of a model comes from the headers of its files, which are read once. For a model without local files, it
-comes from the engine.
+A model's description comes from the headers of its files, which are read once, or from the engine if the model has no
+local files.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _shown(http: HttpState, slot: Slot, name: str) -> Row:
 
 
 def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> Row:
-    """Return the licence and the hub id of a model, if known. Both are looked up in bridle's list of models, in the
-    file's metadata and in the model's name."""
+    """Return the licence and the hub id of a model, if known. The licence and the hub id are looked up in bridle's list
+    of models, in the file's metadata and in the model's name."""
     told = {} if found is None else found.metadata
     licence = licence or next((str(told[key]) for key in _LICENCES if told.get(key)), None)
     name = "" if slot.config is None else slot.config.model
@@ -213,7 +213,7 @@ def _card_of(slot: Slot) -> _Card:
 
 @lru_cache(maxsize=256)
 def _read_card(path: Path, modified: int) -> _Card:
-    """Read the metadata of the files at `path`. `modified` is the time of their last change, in nanoseconds."""
+    """Read the metadata of the files at `path`. `modified` is the time of the files' last change, in nanoseconds."""
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     num_bytes = sum(each.stat().st_size for each in files)
     entry = next((each for each in installed_entries() if installed_path(each) == path), None)

@@ -51,7 +51,7 @@ class BatchRequest(msgspec.Struct):
 
     @property
     def asks_its_client(self) -> bool:
-        """Return whether the body has `client_tools`. Calls of such tools need a client that answers them, which a
+        """Return whether the body has `client_tools`. Calls of client tools need a client that answers them, which a
         batch does not have."""
         inner = self.body.get("parameters")
         return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))

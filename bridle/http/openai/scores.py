@@ -55,7 +55,7 @@ class ScoreBody(TextsBody):
 
 class RerankBody(TextsBody):
     """Body of `POST /v1/rerank`. If the body has `texts` instead of `documents`, the response has the format of
-    text-embeddings-inference. In this format, `truncate` shortens texts that are too long, and `raw_scores` requests a
+    text-embeddings-inference. For this format, `truncate` shortens texts that are too long, and `raw_scores` requests a
     cross-encoder's logits."""
 
     query: str

@@ -1,8 +1,8 @@
 """Converts chat chunks to the format that `text-generation`, the client library of text-generation-inference, reads.
 
-That client requires a role and `tool_calls` (one object or null) in every delta. The client parses every line of data
-as a chunk, so the line `[DONE]` makes it fail. OpenAI's clients join repeated roles, and need that line. So only
-requests that look like those of the `text-generation` client get this format.
+The client library requires a role and `tool_calls` (one object or null) in every delta. The client parses every line of
+data as a chunk, so the line `[DONE]` makes it fail. OpenAI's clients join repeated roles, and need the line `[DONE]`.
+So only requests that look like those of the `text-generation` client get this format.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class SglangResponse:
 
     def _number(self, part: SubRequest, index: int) -> int:
         """Return the number of an output. With a controller, each requested output of a prompt is a separate
-        sub-request. Forks get the last numbers."""
+        sub-request. The numbers of forks follow the numbers of the requested outputs."""
         if part.is_steered:
             return part.number if index == 0 else len(self.generation.parts) + index
         return part.number * self.num_wanted + index

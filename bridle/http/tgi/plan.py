@@ -1,8 +1,8 @@
 """Converts the parameters of a request of text-generation-inference's API to the engine's parameters.
 
 The rules are the original server's: sampling is on if `do_sample` or any parameter that only sampling uses is given;
-otherwise decoding is greedy. Values that disable a filter are accepted, although the original server refuses them. Such
-values do not turn sampling on.
+otherwise decoding is greedy. Values that disable a filter are accepted, although the original server refuses them, and
+do not turn sampling on.
 """
 
 from __future__ import annotations

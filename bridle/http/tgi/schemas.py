@@ -15,7 +15,7 @@ from bridle.serving.lora.adapter_registry import is_address
 
 def base_name(name: str | None) -> str | None:
     """Return the model's name in a request; None means the default model. Clients of text-generation-inference may send
-    the server's address as the name. Such a name also means the default model."""
+    the server's address as the name, which also means the default model."""
     return None if name is not None and is_address(name) else name
 
 

@@ -35,8 +35,8 @@ class Connection(Protocol):
 
 class WriterLink:
     """The channel to one writer process, used only in the event loop. The future `ended` is done when the process has
-    ended, or after `shut`. When it is done, all connections of the process are closed. `is_answering` says whether the
-    last ping was answered."""
+    ended, or after `shut`. When `ended` is done, all connections of the process are closed. `is_answering` says whether
+    the last ping was answered."""
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)

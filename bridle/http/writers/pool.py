@@ -79,8 +79,8 @@ class Writer:
 
 
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a writer process. Returns it with the server's end of its channel. The process gets its own session, so
-    that Ctrl-C in a terminal does not reach it."""
+    """Start a writer process. Returns the process and the server's end of its channel. The process gets its own
+    session, so that Ctrl-C in a terminal does not reach it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "bridle.http.writers.process", str(os.getpid())]
     with theirs:

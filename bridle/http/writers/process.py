@@ -145,8 +145,8 @@ class Writer:
                 client.sock.shutdown(socket.SHUT_WR)
 
     def _forget(self, client: _Client, told: list[int] | None = None) -> None:
-        """Close this process's descriptor of the connection, and add the connection to `told`, a list for the next
-        report. The server has another descriptor."""
+        """Close this process's descriptor of the connection; the server has a descriptor of its own. The connection is
+        added to `told`, a list for the next report."""
         if told is not None:
             told.append(client.number)
             self._has_news = True

@@ -148,7 +148,7 @@ class BatchRunner:
             self._end(batch, reason or "completed", lines)
 
     def _reason(self, batch: Batch) -> str | None:
-        """Return why no further line may begin: the batch's final status, or `closing`. None if lines may begin. Raises
+        """Return why no further line may begin: the batch's final status, `closing`, or None if lines may begin. Raises
         `UnknownBatch`."""
         if self._batches.find(batch.user, batch.id).status == "cancelling":
             return "cancelled"

@@ -47,7 +47,7 @@ def as_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_items(before: JsonObjects, items: JsonObjects) -> None:
-    """Raise an error, as `messages_of` does, for the first of `items` that cannot follow the items in `before`."""
+    """Raise an error, as `messages_of` does, for the first item in `items` that cannot follow the items in `before`."""
     reader = _ItemReader([], has_media=True)
     for position, item in enumerate(before):
         reader.add(item, f"item {position} of the conversation")

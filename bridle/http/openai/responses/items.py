@@ -13,9 +13,8 @@ Item = dict[str, Any]
 
 
 class ItemWriter:
-    """Builds `items`, which are complete once the writer is closed. Until then, the last item may be incomplete.
-    `names` maps flat names to functions in namespaces. A message at the end of the items is the answer; all other
-    messages are commentary."""
+    """Builds `items`, of which the last may be incomplete until the writer is closed. `names` maps flat names to
+    functions in namespaces. A message at the end of the items is the answer; all other messages are commentary."""
 
     def __init__(self, response_id: str, names: Mapping[str, Name]) -> None:
         self.items: list[Item] = []

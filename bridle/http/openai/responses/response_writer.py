@@ -43,9 +43,9 @@ SendEvents = Callable[[list[Event]], Awaitable[None]]
 async def begin(
     body: ResponsesBody, serving: RequestLifecycle, most_tokens: int | None = None
 ) -> tuple[Generation, ChatRequest]:
-    """Validate a body and begin its generation. The generation has ended when this returns, unless the body streams.
-    `input` must have all items of the conversation. The output has at most `most_tokens` tokens; by default the rest of
-    the context."""
+    """Validate a body and begin its generation. The generation has ended when this function returns, unless the body
+    streams. `input` must have all items of the conversation. The output has at most `most_tokens` tokens; by default
+    the rest of the context."""
     if body.offered.skipped:
         _log.info("tools left out", id=serving.story.id, types=body.offered.skipped)
     model = await serving.acquire_model(
