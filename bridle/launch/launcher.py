@@ -48,7 +48,7 @@ class LaunchedShard(ShardExecutor):
         stands_by: bool = False,
     ) -> None:
         """Create the executor. `command` starts the shard; the executor adds `--listen ADDRESS --parent PID` to it. If
-        `stands_by`, it also adds `--standby`, and the shard waits for a line on its standard input."""
+        `stands_by`, the executor also adds `--standby`, and the shard waits for a line on its standard input."""
         self._folder = make_socket_folder()
         address = f"unix:{self._folder / 'shard.sock'}"
         command = [*command, "--listen", address, "--parent", str(os.getpid()), *(["--standby"] if stands_by else [])]

@@ -2,8 +2,8 @@
 
     model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
 
-The result is used like any other model. Each replica has its own copy of the weights. Replicas share the machine's
-cores.
+The returned model is used like any other model. Each replica has its own copy of the weights. Replicas share the
+machine's cores.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def _shut_down(
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
-    """Return the control settings of each replica. All replicas have a control runtime, or no replica has one.
-    Otherwise some replicas would refuse requests that others accept."""
+    """Return the control settings of each replica. Either all replicas or none have a control runtime, so that no
+    replica refuses requests that others accept."""
     if store is None:
         return replace(control, mode="off")
     return replace(control, mode="on", prepare=False)

@@ -1,8 +1,8 @@
 """A standby process that has imported the slow modules and waits for a line on its standard input.
 
-A standby process replaces a process that was lost, so that the replacement only has to load its model. While it waits,
-it needs only the memory of its imports. After a loss, waiting requests need the processor, so the next standby process
-starts later. This module works for processes with any task.
+A standby process replaces a process that was lost, so that the replacement only has to load its model. While a standby
+process waits, it needs only the memory of its imports. After a loss, waiting requests need the processor, so the next
+standby process starts later. This module works for processes with any task.
 """
 
 from __future__ import annotations

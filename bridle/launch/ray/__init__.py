@@ -3,8 +3,8 @@
     serve run deploy/ray.yaml
 
 The deployment `fronts` serves HTTP. The deployment `engines` has replicas of one model, each with its own weights and
-KV cache. A front sends a request to the engine that has computed its prefix. If that engine is lost, another engine
-continues the request. Needs the extra `ray`; Ray is imported only when an application is built.
+KV cache. A front sends a request to the engine that has computed the prompt's prefix. If an engine is lost, another
+engine continues its requests. Needs the extra `ray`; Ray is imported only when an application is built.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 with the adapter, then the engine with the lowest load. An engine with a much higher load than others is skipped. The
 module uses neither a clock nor Ray.
 
-An engine reports its load once per second. This module adds the tokens that were sent to the engine since its last
-report.
+An engine reports its load once per second. To the reported load, this module adds the tokens that were sent to the
+engine since the report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An `EngineClient` for the engines of a Ray cluster. The routes of a front submit requests to it.
+"""An `EngineClient` for the engines of a Ray cluster. The routes of a front submit requests to this client.
 
 Requests travel through a handle of Ray Serve, which chooses the engine. This process stores the tokens that a client
-has received. If an engine is lost, another engine continues exactly after these tokens.
+has received, so that another engine can continue exactly after them if an engine is lost.
 """
 
 from __future__ import annotations

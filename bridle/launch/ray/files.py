@@ -1,7 +1,7 @@
-"""The operator's files of tools and policies on a Ray cluster. These files are checked when the application is
-deployed, and read by each front.
+"""The operator's files of tools and policies on a Ray cluster. The files are checked when the application is deployed,
+and read by each front.
 
-Engines get only the list of tools from these files.
+Engines get only a list of the tools.
 """
 
 from __future__ import annotations

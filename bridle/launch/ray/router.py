@@ -1,4 +1,4 @@
-"""Ray Serve's hook for choosing a replica. The handle in a front calls it to choose the engine for a request.
+"""Ray Serve's hook for choosing a replica. The handle in a front calls the hook to choose the engine for a request.
 
 Ray copies this module by value into other processes, so it contains only the hook.
 """
@@ -16,10 +16,10 @@ from bridle.launch.ray.affinity import Places
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Sends a request to the engine with its prefix or adapter, and a tool's answer to the engine that waits for it.
-    All other calls go to any engine."""
+    Calls that are neither requests nor answers go to any engine."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
-        """Create the state. Serve calls this with the `request_router_kwargs` of the deployment."""
+        """Create the state. Serve calls this method with the `request_router_kwargs` of the deployment."""
         self._places: Places[Any] = Places(block_size, max_engines)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

@@ -29,8 +29,8 @@ class RaySettings(BaseModel):
     LoRA adapters to folders or hub ids. An engine has `shards` processes for its model, and uses `num_cpus` and
     `num_gpus` for each process. With 0 shards, the replica's own process computes the model; 2 or more shards are
     tensor parallelism on one machine. Engines are added if more than `target_queued_tokens` prompt tokens are queued
-    per engine, or if more than the share `target_busy` of the possible sequences run. Otherwise, engines are removed.
-    `control_store` is a folder of Wasm controllers that all machines share. With this folder, each engine has its own
+    per engine, or if more than the share `target_busy` of the possible sequences run. Below both targets, engines are
+    removed. If `control_store` is set, a folder of Wasm controllers that all machines share, each engine has its own
     control runtime. `tools` and `policies` are files in the format of `bridle serve`; fronts read them.
     """
 
