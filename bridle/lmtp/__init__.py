@@ -1,7 +1,7 @@
 """LMTP, the Language Model Transport Protocol: many token streams over one channel.
 
-`Client` and `SyncClient` use a server, either bridle's or LMQL's original server. Both are imported on first use,
-because the protocol itself (`messages`, `session`) needs only the standard library.
+`Client` and `SyncClient` use a server, either bridle's or LMQL's original server. The clients are imported on first
+use, because the protocol itself (`messages`, `session`) needs only the standard library.
 """
 
 from typing import TYPE_CHECKING

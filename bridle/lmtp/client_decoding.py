@@ -69,7 +69,7 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a log-probability. Minus infinity is valid; None for NaN and for other values."""
+    """Return a log-probability, which may be minus infinity; None for NaN and for values that are no numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return value

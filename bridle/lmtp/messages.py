@@ -2,7 +2,7 @@
 
 A client sends requests, and a server answers; `encoding` and `decoding` convert messages to and from text. Message
 types and fields that the original protocol does not have are marked as extensions. A peer that does not know the
-extensions gets only those that it requests. A server announces its extensions in its answer to MODEL_INFO.
+extensions gets only extensions that it requests. A server announces its extensions in its answer to MODEL_INFO.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Score:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """Request for the description of a model. `{"lmtp": {"version": 1}}` in `data` says that the client knows the
-    extensions. From then on, the connection gets `EVENT` messages. Errors are also sent at once; for other clients some
-    errors are delayed because of LMQL."""
+    extensions. After this request, the connection gets `EVENT` messages. Errors are also sent at once; for other
+    clients some errors are delayed because of LMQL."""
 
     stream_id: StreamId
     model: str

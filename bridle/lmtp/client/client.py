@@ -171,8 +171,8 @@ class Client:
         self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
     ) -> int:
         """Store a prompt prefix on the server under a name, so that `generate(..., buffer=name)` continues from it.
-        Returns the number of its tokens. After a reconnect, the client sends its buffers again. Buffers that a stream
-        saved with `save` are lost."""
+        Returns the number of the prefix's tokens. After a reconnect, the client sends its buffers again. Buffers that a
+        stream saved with `save` are lost."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         request = m.Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)

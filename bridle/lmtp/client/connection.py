@@ -114,8 +114,8 @@ class ClientConnection:
         await self._send(self._link, self._exchange.add(item))
 
     async def _send(self, link: ClientChannel | None, lines: Sequence[str]) -> None:
-        """Send messages over the channel for which they were made. If that channel is lost, the connection's task
-        notices and reconnects."""
+        """Send messages over the channel for which they were made. If a channel is lost, the connection's task notices
+        and reconnects."""
         with contextlib.suppress(ConnectionLost):
             for line in lines:
                 if link is not None:

@@ -14,7 +14,7 @@ class RetryPolicy:
     for a token.
 
     `retries` is the allowed number of failures in a row; an answer sets the count to 0. Between attempts, the client
-    waits `backoff` seconds. This time doubles after each failure, up to `max_backoff`; half of it is random.
+    waits `backoff` seconds, doubled after each failure, up to `max_backoff`; half of the wait is random.
     """
 
     first_token: float | None = 300.0  # the server may load the model first; original servers send no notice of that

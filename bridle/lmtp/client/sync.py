@@ -49,8 +49,8 @@ class Portal:
 
 
 class SyncClient:
-    """A client like `Client`, with the same arguments and methods, for ordinary threads. Several threads may share
-    it."""
+    """A client like `Client`, with the same arguments and methods, for ordinary threads. Several threads may share a
+    client."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._portal = Portal()

@@ -1,8 +1,8 @@
 """Buffers of one connection: named token prefixes, so that a client need not send a prefix again.
 
 A name is valid as soon as the server has read the message that defines it. Requests with the name wait until the
-buffer's tokens are known. If a running stream will fill the buffer, they wait until that stream has ended. A buffer has
-only tokens; the engine's prefix cache finds their KV.
+buffer's tokens are known. If a running stream will fill the buffer, such requests wait until that stream has ended. A
+buffer has only tokens; the engine's prefix cache finds their KV.
 """
 
 from __future__ import annotations

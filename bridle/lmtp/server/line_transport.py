@@ -68,8 +68,8 @@ class LineChannel:
 
 
 async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = None) -> LineChannel:
-    """Return a channel over this process's standard input and output. From then on, the process must print nothing
-    else."""
+    """Return a channel over this process's standard input and output, to which the process must print nothing else from
+    then on."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source or sys.stdin.buffer)

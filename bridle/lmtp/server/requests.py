@@ -1,7 +1,7 @@
 """Builds engine requests from GENERATE and SCORE messages: adds defaults, looks up names, and limits values.
 
-LMQL requests more than is possible, such as 128 tokens at the end of the context, or biases for ids beyond the
-vocabulary. Such values are reduced or ignored. Other invalid values are refused; the error names the field.
+Excessive values of LMQL are reduced or ignored, such as 128 tokens at the end of the context, or biases for ids beyond
+the vocabulary. All other invalid values are refused; the error names the field.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[in
 
 
 def wants_text(asked: Generate) -> bool:
-    """Return whether answers contain text. By default they do if the prompt is text."""
+    """Return whether answers contain text, which is the default if the prompt is text."""
     return isinstance(asked.prompt, str) if asked.text is None else asked.text
 
 
@@ -154,7 +154,7 @@ def _sampling(model: LoadedModel, asked: Generate, max_tokens: int | None) -> Sa
 
 
 def _options(asked: Generate) -> dict[str, Any]:
-    """Return the sampling parameters in `options`. Raises `InvalidRequest` for any other field."""
+    """Return the sampling parameters in `options`. Raises `InvalidRequest` for a field that is not such a parameter."""
     given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)

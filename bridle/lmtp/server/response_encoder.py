@@ -2,8 +2,9 @@
 
 A stream has one answer for each token, and at least one answer. The last answer has the finish reason. The last token
 of an output usually arrives together with the finish reason. So a token is usually held only until the end of its batch
-of events. In two cases it is held until the next token. First, a controller can stop without a token. Second, LMQL
-ignores an error after the fourth token, unless the error is the first answer.
+of events. If a controller steers, each token is held until the next token, because the controller can stop without a
+token. If the client does not know the extensions, tokens from the fourth on are held, because LMQL ignores later
+errors.
 
 This module depends only on engine events, not on connections.
 """
@@ -117,8 +118,8 @@ class GenerateTeller:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
     def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """Yield events for tool calls that the client must answer. A client that requested only final tokens gets them
-        too."""
+        """Yield events for tool calls that the client must answer. Clients that requested only final tokens get these
+        events, too."""
         for event in events:
             if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
                 call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}

@@ -81,7 +81,7 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the stream has ended or has no connection. Only a returning client needs such a stream."""
+        """Return whether the stream has ended or has no connection, so that only a returning client needs it."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
@@ -107,7 +107,7 @@ class ResumableStream(StreamRelay):
 
     def attach(self, streams: StreamOwner, stream: Stream, position: int) -> None:
         """Continue this stream as `stream` of another connection, from answer number `position` on. Raises
-        `UnknownStream` if that answer was dropped."""
+        `UnknownStream` if the answer with this number was dropped."""
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
@@ -141,7 +141,7 @@ class ReplayBuffer:
         return len(self._relays)
 
     def find(self, key: Key) -> ResumableStream | None:
-        """Return the running or ended stream with that key; None if there is none."""
+        """Return the running or ended stream with this `key`; None if there is none."""
         return self._relays.get(key)
 
     def get(self, key: Key) -> ResumableStream:

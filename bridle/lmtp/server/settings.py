@@ -12,11 +12,11 @@ class LmtpSettings:
     """Limits of the LMTP server. Times are in seconds.
 
     `path` is a path of LMTP's WebSockets on the HTTP server, in addition to `/`. A connection has at most `max_streams`
-    open streams. It has at most `max_buffers` buffers, with at most `max_buffer_tokens` tokens in total. `load_timeout`
-    limits how long a request waits for its model. A stream with a key continues for `resume_time` after its connection
-    is lost, and can be resumed for the same time after its end. At most `max_detached` such streams may be without a
-    connection. Together these streams store at most `max_replay_size` tokens and alternatives. `allowed_origins` are
-    web origins whose pages may connect; `*` allows any.
+    open streams and `max_buffers` buffers, with at most `max_buffer_tokens` tokens in total. `load_timeout` limits how
+    long a request waits for its model. A stream with a key continues for `resume_time` after its connection is lost,
+    and can be resumed for the same time after its end. At most `max_detached` streams with a key may be without a
+    connection. All streams with a key together store at most `max_replay_size` tokens and alternatives.
+    `allowed_origins` are web origins whose pages may connect; `*` allows any.
     """
 
     path: str = "/lmtp"

@@ -40,9 +40,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 @dataclass(slots=True)
 class StreamTask:
-    """The task of one GENERATE or SCORE request. `prefix` is the buffer before its prompt. `save` is the buffer that
-    will get its context and output. `is_extended` means that the client knows the extensions. `trace` has the headers
-    that name the request's distributed trace."""
+    """The task of one GENERATE or SCORE request. `prefix` is the buffer before the request's prompt, and `save` is the
+    buffer that will get the context and the output. `is_extended` means that the client knows the extensions. `trace`
+    has the headers that name the request's distributed trace."""
 
     host: AppState
     settings: LmtpSettings
@@ -120,7 +120,7 @@ class StreamTask:
         )
 
     async def _read(self, generation: Generation, teller: AnswerEncoder) -> None:
-        """Run the request and send its events until the stream has ended. Leaving early ends the request."""
+        """Run the request and send its events until the stream ends. An early return ends the request."""
         notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, generation.model)
 
         def send(tokens: list[TokenEvent]) -> bool:
