@@ -1,7 +1,8 @@
 """A filter of system calls: a small program that the kernel runs before each system call of a process.
 
 Listed calls are permitted, some of them only with certain arguments. Calls that only an attacker would make end the
-process with SIGSYS. Every other call fails as if the kernel did not have it, so that libraries use older calls instead.
+process with SIGSYS. Any unlisted call fails as if the kernel did not have it, so that libraries use older calls
+instead.
 """
 
 from __future__ import annotations
@@ -140,6 +141,6 @@ def _one_of(argument: int, values: Iterable[int]) -> Iterator[Instruction]:
 
 
 def _argument(index: int) -> Instruction:
-    """Return the instruction that loads the lower half of an argument. The kernel uses only this half of the checked
-    arguments."""
+    """Return the instruction that loads the lower half of an argument. The kernel uses only the lower half of the
+    arguments that the filter checks."""
     return Instruction(_LOAD, _ARGUMENTS + 8 * index)
