@@ -1,7 +1,7 @@
 """Checks addresses before a connection: public addresses are allowed, and private addresses only if the operator has
 listed them.
 
-A host name is resolved once. Each of its addresses must be allowed, and the connection goes to one of the checked
+A host name is resolved once. All addresses of the name must be allowed, and the connection goes to one of the checked
 addresses. So a host name that resolves differently after the check cannot redirect the connection.
 """
 
@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 
 class OutboundFailed(Exception):
     """Raised if a request to another server failed. The message is one sentence that a client may read. The caller
-    converts the error."""
+    converts it to one of bridle's errors."""
 
 
 Address = IPv4Address | IPv6Address
