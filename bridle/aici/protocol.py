@@ -263,8 +263,8 @@ def trace_of(request: Message) -> str | None:
 
 
 def rid_of(request: Message | bytes) -> str | UnsetType:
-    """Return the id that the reply must repeat, if that id is a string. Also takes raw bytes, for a request that could
-    not be decoded."""
+    """Return the id that the reply must repeat, if that id is a string. A request that could not be decoded is passed
+    as raw bytes."""
     if isinstance(request, Message):
         rid = request.rid
     else:

@@ -128,7 +128,7 @@ class BranchReply(Struct):
     * `waits_for`, with `wait`: the variables that can end the wait, each with the version to exceed. If the list is
       empty, the guest itself decides when it is asked again.
     * `turns`, in a branch that does nothing: how often in a row the guest did nothing.
-    * `draft`: tokens that are likely to be sampled next. The engine computes these tokens ahead, which saves time and
+    * `draft`: tokens that are likely to be sampled next. The engine computes draft tokens ahead, which saves time and
       does not change the output.
     * `options`: token sequences, one of which must come next. An engine may score them as a whole instead of sampling
       under the mask.

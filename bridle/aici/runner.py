@@ -7,8 +7,8 @@
     logits = model(...)
     answer = runner.finish()[0]                           # what to do with sequence 0
 
-The types are those of `bridle.engine`. An `Ask` reports changes of a sequence. An `Answer` has a `Decision` of
-branches, each with a mask and splices. `examples/aici_transformers.py` is a complete engine in about a hundred lines.
+Asks and answers have the types of `bridle.engine`. An `Ask` reports changes of a sequence. An `Answer` has a `Decision`
+of branches, each with a mask and splices. `examples/aici_transformers.py` is a complete engine in a hundred lines.
 """
 
 from __future__ import annotations

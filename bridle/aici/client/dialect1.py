@@ -2,13 +2,13 @@
 
 The pre phase comes before scheduling (suspend, forced tokens, number of forks). The mid phase runs during the forward
 pass (bias rows, splices). The post phase comes after sampling (stop). All three phases run when the engine asks the
-controllers about a step. If the pre phase decides without logits, its answer is final. Otherwise the mid phase gives
+controllers about a step. If the pre phase decides without logits, its answer is final; otherwise the mid phase gives
 the answer. The messages have their own sequence numbers, because dialect 1 numbers forks before the engine has made
 them.
 
-The runtime runs the pre phase for every live sequence, also if the engine did not ask about it. The answer for such a
-sequence is kept until the engine asks about it. The answer is dropped if the token of the last mid phase is not sampled
-yet, because the controller cannot decide anew before that.
+The runtime runs the pre phase for every live sequence, also if the engine did not ask about it. An answer for which the
+engine did not ask is kept until the engine asks for it. The answer is dropped if the token of the last mid phase is not
+sampled yet, because the controller cannot decide anew before that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Instances of controllers that the runtime creates for requests, until sequences claim them.
 
-Instances are created over the side channel, in parallel to the engine's steps. If a request ends meanwhile, its
-instance is dropped.
+Instances are created over the side channel, in parallel to the engine's steps. If a request ends before its instance is
+created, the instance is dropped.
 """
 
 from __future__ import annotations

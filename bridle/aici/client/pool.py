@@ -3,7 +3,7 @@
 The main channel carries one exchange, a request and its reply, at a time. `ask` sends the request, callbacks run during
 the forward pass, and `collect` takes the reply, which a listener thread has decoded. Asks that arrive during an
 exchange are sent in the next exchange. When the runtime dies, its sequences fail with an error, and a new runtime is
-started in the background. Requests that open meanwhile wait for the new runtime.
+started in the background. Requests that begin during the restart wait for the new runtime.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GLANCE = 0.001  # seconds between two checks for instances in creation
 
 @dataclass(slots=True)
 class _Queue:
-    """The asks to send in the next exchange, and the sequences to free in it."""
+    """The changes to report to controllers in the next exchange, and the sequences to free in that exchange."""
 
     asks: list[Ask] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
@@ -269,7 +269,7 @@ class RuntimePool(ControllerPool):
         return answers
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Send all queued messages and receive all replies, including those of instances in creation. Afterwards
+        """Send all queued messages and receive all replies, including those of instances in creation. After this call,
         another engine with its own sequence numbers may use this pool. Raises `ControllerError` after `timeout`
         seconds."""
         deadline = time.monotonic() + timeout

@@ -1,7 +1,7 @@
 """A control runtime as a child process: start, handshake, detection of its end, cleanup.
 
 The engine's side creates all shared objects under a fresh prefix, and removes their names after the runtime's first
-answer. From then on the objects live as long as the two processes. Any runtime with the command line of the original
+answer. Without names, the objects live as long as the two processes. Any runtime with the command line of the original
 AICI runtime works, as bridle's own does. Bridle's runtime is started before the objects are created, so that it can
 remove their names if this process is killed. This process holds the runtime's standard input, through which the runtime
 learns that all objects exist, and that this process has ended.

@@ -1,7 +1,7 @@
 """Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
 A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed. So the
-thread that uses the main channel takes an instance and closes it. The supervisor closes an instance that ends before it
+thread that uses an instance's main channel closes the instance. The supervisor closes an instance that ends before it
 is taken. Methods that do not use the main channel are thread-safe. This module does not depend on sequences.
 """
 

@@ -1,10 +1,10 @@
 """Finds bridle's own controllers by name, and compiles them before a request needs them.
 
-These controllers are in the module store with a separate owner, which is not a user. A user's tag or linked reference
-of the same name takes precedence. Nothing is downloaded. For the interpreter that takes longest to compile, the package
-has machine code for the most common machines. Other controllers are compiled in the background, once for each machine
-and version of wasmtime, with separate limits and low priority. A request waits a moment for the compilation, and is
-then refused with a time to retry.
+Bridle's controllers are in the module store with a separate owner, which is not a user. A user's tag or linked
+reference of the same name takes precedence. Nothing is downloaded. For the interpreter that takes longest to compile,
+the package has machine code for the most common machines. Controllers without such code are compiled in the background,
+once for each machine and version of wasmtime, with separate limits and low priority. A request waits a moment for the
+compilation, and is then refused with a time to retry.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> CompiledCode:
-        """Compile a controller that comes with bridle. Such a compilation does not count towards the users' limit."""
+        """Compile a controller that comes with bridle, without counting the compilation towards the users' limit."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: CompiledCode) -> Compiled:

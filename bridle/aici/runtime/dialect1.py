@@ -1,7 +1,7 @@
 """Handles `post_pre_process` and `mid_process` of dialect 1 in the supervisor, from the engine's message to the reply.
 
-A late controller loses only one step, as in dialect 2. In the pre phase, the sequence of a late controller is suspended
-for the step. In the mid phase, such a sequence gets a splice that removes the sampled token and appends nothing.
+A late controller loses only one step, as in dialect 2. The sequence of a late controller is suspended (pre phase), or
+gets a splice that only removes the sampled token (mid phase).
 """
 
 from __future__ import annotations

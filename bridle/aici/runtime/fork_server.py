@@ -3,8 +3,8 @@
 The fork server is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in
 memory. So a new worker starts in a few milliseconds and shares this memory. The fork server never compiles, because a
 process that has compiled must not be forked. The children of the fork server die with the fork server, which dies with
-the supervisor. If the fork server dies, the supervisor has threads and cannot fork safely. So it starts a new fork
-server as a new program with the same options.
+the supervisor. If the fork server dies, the supervisor has threads and cannot fork safely, so it starts a new fork
+server as a new program.
 """
 
 from __future__ import annotations

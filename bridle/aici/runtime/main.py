@@ -47,8 +47,8 @@ _SERVES = ("--server", "-s", "--nursery")
 
 
 def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line. Returns the exit status. With `--server` it returns only when the engine has ended. The
-    engine is process `parent`, by default the present parent."""
+    """Run the command line. Returns the exit status. With `--server`, the function returns only when the engine has
+    ended. The engine is process `parent`, by default the present parent."""
     arguments = sys.argv[1:] if arguments is None else arguments
     is_service = any(flag in arguments for flag in _SERVES)
     if is_service:

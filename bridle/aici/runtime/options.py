@@ -65,8 +65,8 @@ class _ServiceParser(_Parser):
 
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with all options. Their help texts are the reference of `bridle runtime`. `is_service` means that
-    an engine starts the runtime, not a person."""
+    """Return a parser with all options. The options' help texts are the reference of `bridle runtime`. `is_service`
+    means that an engine starts the runtime, not a person."""
     parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )

@@ -21,7 +21,7 @@ _facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Registry:
-    """Protects the table by a lock. The main thread holds `lock` during a step. Side threads hold it only for a
+    """Protects the table by a lock. The main thread holds `lock` during a step. Side threads hold `lock` only for a
     moment."""
 
     def __init__(self, limits: RuntimeLimits) -> None:

@@ -53,9 +53,9 @@ class Steps:
     def run(self, jobs: list[Job], deadline: float, limit: float, reply_by: float | None = None) -> None:
         """Collect the answers of the jobs that arrive before `deadline` (monotonic seconds).
 
-        `reply_by` is an earlier end of the wait. If it is set and the step has new jobs, the step waits only for the
-        new jobs. With `reply_by`, a job counts as late once for each `limit` seconds since it was asked. A job ends
-        with an error when its guest has used `limit` seconds of processor time for each permitted late step.
+        `reply_by` is an earlier end of the wait. If `reply_by` is set and the step has new jobs, the step waits only
+        for the new jobs. With `reply_by`, a job counts as late once for each `limit` seconds since it was asked. A job
+        ends with an error when its guest has used `limit` seconds of processor time for each permitted late step.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit

@@ -127,7 +127,7 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabul
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     """Load a tokenizer. A `tokenizer.json` is loaded without transformers, whose import costs seconds and much memory
-    in every process of the runtime. Other files are loaded with transformers."""
+    in every process of the runtime. Tokenizers in other files are loaded with transformers."""
     from bridle.model.hub_lookup import resolve_model
 
     folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)

@@ -1,9 +1,9 @@
 """Substitutes for the machine's clocks and random numbers in components.
 
 wasmtime's WASI 0.2 gives a guest real time, with which it can observe other guests. WASI 0.2 also gives real random
-numbers, so runs are not repeatable. Here each reading of a clock is one millisecond later than the reading before.
-Random numbers are the same in every run, and different in every fork. An operator can give guests real time by setting
-a resolution. A guest cannot sleep; instead, its callback returns a decision to wait.
+numbers, so runs are not repeatable. With the substitutes, each reading of a clock is one millisecond later than the
+reading before. Random numbers are the same in every run, and different in every fork. An operator can give guests real
+time by setting a resolution. A guest cannot sleep; instead, its callback returns a decision to wait.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Calls between host and guest through pre-bound functions of wasmtime's C API. Such calls are several times cheaper
-than calls through wasmtime's Python API. This module uses private names of wasmtime, so only tested versions work.
+"""Calls between host and guest through pre-bound functions of wasmtime's C API, which are several times cheaper than
+calls through wasmtime's Python API. This module uses private names of wasmtime, so only tested versions work.
 
 Numbers are passed in arrays of 16-byte cells. An exception of a host function is stored as `guest.failure` and becomes
 a trap. An epoch callback checks the running guest every few ticks, so that a guest can be ended at any time or be
