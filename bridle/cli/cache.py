@@ -81,8 +81,8 @@ def clear(*names: str, kv_store: Store = "auto") -> int:
 
 @app.command
 def forget(user: str, /, *, kv_store: Store = "auto") -> int:
-    """Erase the KV blocks of a user. A running server no longer finds these blocks. The server may store blocks of this
-    user again that are still in memory, so restart it first.
+    """Erase the KV blocks of a user. A running server no longer finds the erased blocks. The server may store blocks of
+    this user again that are still in memory, so restart it first.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlagGroup:
-    """Flags for sampling parameters. These parameters apply to tokens that the controller does not choose."""
+    """Flags for sampling parameters. Sampling parameters apply to tokens that the controller does not choose."""
 
     max_tokens: MaxTokens = None
     "Maximum number of tokens of each output. Default: as many as fit into the context."

@@ -34,7 +34,7 @@ def detect(
     file
         File of the text; `-` reads standard input.
     model
-        Model that wrote the text: folder, GGUF file, hub id or `demo`. Only its tokenizer is read.
+        Model that wrote the text: folder, GGUF file, hub id or `demo`. Only the model's tokenizer is read.
     key_file
         File of the policy's key.
     gamma

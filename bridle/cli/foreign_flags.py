@@ -1,8 +1,8 @@
 """Translates flags of other servers on the command line of `bridle serve`, because users of these servers type them
 first.
 
-A flag that has an equivalent in bridle is replaced. Any other flag is refused, and the error says what to use instead.
-`bridle.compat.cli_flags` has the tables, and docs/coming-from.md shows them.
+A flag that has an equivalent in bridle is replaced. A flag without an equivalent is refused, and the error says what to
+use instead. `bridle.compat.cli_flags` has the tables, and docs/coming-from.md shows them.
 """
 
 from __future__ import annotations

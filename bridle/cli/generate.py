@@ -69,7 +69,7 @@ def generate(
     """Continue a text.
 
     `bridle generate "Once upon a time"` uses the demo model,
-    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0` another one.
+    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0` another model.
 
     Parameters
     ----------

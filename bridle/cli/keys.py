@@ -31,7 +31,7 @@ app = App(
 def add(
     user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False, group: str = "", keys: File = None
 ) -> int:
-    """Make a key and print it. Only its hash is stored, so it cannot be shown again.
+    """Make a key and print it. Only the key's hash is stored, so the key cannot be shown again.
 
     Parameters
     ----------

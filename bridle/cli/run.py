@@ -1,7 +1,7 @@
 """Runs a command line and returns an exit code.
 
-A user's mistake prints one line on stderr and gives exit code 2. Any other failure prints one line and gives code 1. A
-bug of bridle prints its traceback. Ctrl-C prints one line and gives 130, as shells expect.
+A user's mistake prints one line on stderr and gives exit code 2. A failure that is neither a mistake nor a bug prints
+one line and gives code 1. A bug of bridle prints its traceback. Ctrl-C prints one line and gives 130, as shells expect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`bridle serve-model`: serves a model over LMTP. This command has the options of LMQL's `serve-model` that bridle can
 support.
 
-The command is `bridle serve` with other options, so the server also has the HTTP routes. With `--transport stdio`,
-it serves a parent process over standard input and output instead.
+The command is `bridle serve` with other options, so the server also has the HTTP routes. With `--transport stdio`, the
+command serves a parent process over standard input and output instead.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def show_traces(traces: Iterable[Trace]) -> None:
 
 
 class TokenPrinter:
-    """Prints the tokens of output 0 as they arrive, beginning on a new terminal line. Rolled-back text is struck
-    through if it is at the end of the line. Otherwise a sign shows how many tokens were rolled back."""
+    """Prints the tokens of output 0 as they arrive, beginning on a new terminal line. Rolled-back text at the end of
+    the line is struck through; for earlier text, a sign shows how many tokens were rolled back."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
