@@ -23,8 +23,8 @@ _SPEED = "this field does not change the output"
 
 
 def _reasoning(thinking: Any) -> Any:
-    """Convert Anthropic's `thinking`, or a boolean, to a value for bridle's field `reasoning`. Other values are
-    returned unchanged, and the field refuses them."""
+    """Convert Anthropic's `thinking`, or a boolean, to a value for bridle's field `reasoning`. Values of other types
+    are returned unchanged, and refused by the field `reasoning`."""
     if not isinstance(thinking, dict):
         return {"enabled": thinking}
     kinds = {"enabled": True, "adaptive": True, "disabled": False}

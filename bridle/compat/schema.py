@@ -94,8 +94,8 @@ def same(systems: str, names: str, **examples: Any) -> list[CompatField]:
 
 
 def optional(systems: str, name: str, example: Any, off: tuple[Any, ...], where: str = "") -> CompatField:
-    """Return the table row of a field that only some of bridle's routes have, under the same name. Other routes accept
-    only values without effect. `where` names the routes that have the field."""
+    """Return the table row of a field that only some of bridle's routes have, under the same name. Routes without the
+    field accept only values without effect. `where` names the routes that have the field."""
     return CompatField(systems_of(systems), name, name, where, example=example, off=off)
 
 
