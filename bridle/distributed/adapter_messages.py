@@ -1,4 +1,4 @@
-"""Messages about LoRA adapters between a router and its replicas. Their other messages are in `replica_messages`.
+"""Messages about LoRA adapters between a router and its replicas, in addition to those in `replica_messages`.
 
 The router sends a replica the properties of an adapter's files, so that the replica need not inspect the files itself.
 """

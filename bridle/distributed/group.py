@@ -1,10 +1,10 @@
 """Several processes, the ranks, that compute one model together. Rank 0 gets step plans from the router and passes them
 on to the other ranks.
 
-All other ranks are child processes of rank 0. Plans are sent to these ranks through pipes, which have no time limit,
-because a group may be idle. Within a forward pass the ranks use collective operations, which have a time limit. Each
-rank sends heartbeats from its own thread. If one rank ends or sends no heartbeats, all ranks end, and the parent of
-rank 0 restarts the group.
+All other ranks are child processes of rank 0. Plans are sent to the child processes through pipes, which have no time
+limit, because a group may be idle. Within a forward pass the ranks use collective operations, which have a time limit.
+Each rank sends heartbeats from its own thread. If one rank ends or sends no heartbeats, all ranks end, and the parent
+of rank 0 restarts the group.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class GroupExecutor:
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
-        """Load the adapter on rank 0. The other ranks load it only if rank 0 succeeded."""
+        """Load the adapter on rank 0. The other ranks load the adapter only if rank 0 succeeded."""
         load(self._executor, request)
         self._members.broadcast(pb.StepRequest(load_adapter=request))
 

@@ -1,8 +1,8 @@
 """One connection to a shard, from its first answer to its loss. A lost link is not reused; each attempt to reconnect
 creates a new link.
 
-The engine's thread sends and receives. A second thread runs `watch`: it requests heartbeats from the shard. This thread
-cuts the link if no heartbeat comes or if a step takes too long. Cutting the link wakes the engine's thread.
+The engine's thread sends and receives. A second thread runs `watch`: it requests heartbeats from the shard. The second
+thread cuts the link if no heartbeat comes or if a step takes too long. Cutting the link wakes the engine's thread.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class RoutedRequest:
 
     def _is_past_what_was_sent(self, index: int) -> bool:
         """Return whether a regenerated output has reached the end of the events that the client has. Earlier trace
-        records are not sent. They may differ from the first run's, because tokens may be cached or controllers late."""
+        records are not sent, because they may differ from the first run's if tokens are cached or controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: o.Log | o.Stored) -> bool:

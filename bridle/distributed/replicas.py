@@ -1,8 +1,8 @@
 """One `EngineClient` for several replicas, which are engines in other processes. A request goes to the replica that has
 computed its prefix. If that replica is lost, another replica continues the request.
 
-This process remembers the tokens that a client has received, so that another replica continues exactly after them. A
-plain output is continued from its tokens. Any other output is regenerated from its seed; no token is sent twice.
+This process stores the tokens that a client has received, so that another replica continues exactly after them. A plain
+output is continued from its tokens. Outputs that are not plain are regenerated from their seed; no token is sent twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A shard: serves an executor over gRPC to one router at a time.
 
-Steps run in the thread of the router's stream. Other calls are answered by other threads, so that heartbeats continue
-during a long step. A shard handles only tokens and masks, not requests, text or controllers.
+Steps run in the thread of the router's stream. Calls other than steps are answered by other threads, so that heartbeats
+continue during a long step. A shard handles only tokens and masks, not requests, text or controllers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watches an executor. A callback is called if a step takes much longer than expected, or if the device is lost
 permanently.
 
-The watchdog is for a process that computes the model itself, such as a replica. Heartbeats of such a process come from
-another thread and continue while a step hangs. A shard needs no watchdog, because its router watches its steps.
+The watchdog is for a process that computes the model itself, such as a replica. The process's heartbeats continue while
+a step hangs, because another thread sends them. A shard needs no watchdog, because its router watches its steps.
 """
 
 from __future__ import annotations

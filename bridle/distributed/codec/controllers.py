@@ -2,9 +2,9 @@
 
 Constraints and Wasm controllers can be sent, because both are plain descriptions. Constraints for reasoning and tool
 calls can be sent too; the receiver compiles their grammar again. A policy's controller class is sent by name. The
-receiver imports the class, because it accepts messages only from the operator's own server. Any other Python object
-belongs to one process and cannot be sent. The packages of the control runtime are imported only when a request has a
-Wasm controller.
+receiver imports the class, because it accepts messages only from the operator's own server. A controller of any other
+class belongs to one process and cannot be sent. The packages of the control runtime are imported only when a request
+has a Wasm controller.
 """
 
 from __future__ import annotations

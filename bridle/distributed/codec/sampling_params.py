@@ -23,8 +23,8 @@ MAX_SLOTS = 1 << 16
 class SamplingNames:
     """The sender's slots: gives each `SamplingParams` object a slot, and collects objects that the receiver lacks.
 
-    Objects are compared by identity. Comparing identities is fast. It is also correct, because the objects are
-    immutable and this class keeps them alive.
+    Objects are compared by identity, which is fast, and correct because the objects are immutable and this class keeps
+    them alive.
     """
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:

@@ -100,7 +100,7 @@ def _decode_odds(message: pb.Logprobs, what: str) -> list[Odds]:
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
-    """Return the result. Raises `ProtocolError` if it does not match the batch, because the engine relies on it."""
+    """Return the result. Raises `ProtocolError` if the result does not match the batch, as the engine expects."""
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
