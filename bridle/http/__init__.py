@@ -1,6 +1,6 @@
 """The HTTP server: the APIs, health checks, metrics and a page for browsers. The server uses `bridle.serving`.
 
-Public names are imported on first use. So a shard, which needs only the logging part, starts faster.
+Public names are imported on first use, so that a process that needs only a part of the package starts faster.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 bridle.
 
 A field of another system is converted to bridle's field. A field is refused if bridle has no equivalent and the field
-would change the output; `bridle.compat` has the tables. A misspelled field is refused. Other unknown fields are
+would change the output; `bridle.compat` has the tables. A misspelled field is refused; other unknown fields are
 ignored, because clients send fields that only some servers know. If the server or the request is strict, unknown fields
 are refused.
 """
@@ -77,7 +77,7 @@ class ControllerFields(Fields):
 
 
 class InnerFields(Fields):
-    """Base class of objects inside request bodies. Inside these objects, fields of other systems are not converted."""
+    """Base class of objects inside request bodies, in which fields of other systems are not converted."""
 
     has_text: ClassVar[bool] = False
 

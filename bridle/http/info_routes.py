@@ -87,7 +87,8 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """Return the page for browsers. Other clients get the server's readiness, as in text-generation-inference."""
+    """Return the page for browsers. Clients other than browsers get the server's readiness, as in
+    text-generation-inference."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)

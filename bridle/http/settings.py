@@ -1,4 +1,4 @@
-"""Settings of the HTTP server, as plain validated values. The command line and tests create these values."""
+"""Settings of the HTTP server, as plain validated values. The command line and tests create the settings."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def _is_page(connection: HTTPConnection) -> bool:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """Return the API key from one of three headers, or from the password of a URL `USER:KEY@HOST`. Clients of the
-    supported APIs put the key in one of these places."""
+    """Return the API key from the places that clients of the supported APIs use: three headers, and the password of a
+    URL `USER:KEY@HOST`."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,10 +1,10 @@
 """Checks the host name in requests to a server without keys.
 
 A browser lets a page send requests to the host that the page came from. An attacker with a host name can make it point
-to this machine after a visitor has loaded the page (DNS rebinding). The browser then treats that page and this server
-as the same origin, so rules about origins do not protect the server. But every request contains the host name. So a
-server without keys answers only for IP addresses, which an attacker cannot redirect, for `localhost`, and for names
-that the operator allowed.
+to this machine after a visitor has loaded the page (DNS rebinding). The browser then treats the attacker's page and
+this server as the same origin, so rules about origins do not protect the server. But every request contains the host
+name. So a server without keys answers only for IP addresses, which an attacker cannot redirect, for `localhost`, and
+for names that the operator allowed.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ _KINDS: Mapping[str, Any] = {
 def derived_fields(
     api: Api, params: type[SamplingParams] = SamplingParams, without: Collection[str] = ()
 ) -> type[Fields]:
-    """Return a base class with a field for every plain sampling parameter of `api`, under the API's names. None means
-    that the field is missing."""
+    """Return a base class with a field for every plain sampling parameter of `api`, under the API's names. The value
+    None means that a field is missing."""
     names = {name: meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(params)}
     taken: dict[str, Any] = {

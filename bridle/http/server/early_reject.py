@@ -2,8 +2,8 @@
 refuses.
 
 An overloaded server gets the most requests, because refused clients retry at once. So refusals must be cheap: the body
-is not read, no task begins, and a refusal is not logged separately. The application handles all requests that are not
-answered here, and decides by the same rules.
+is not read, no task begins, and a refusal is not logged separately. The application handles all other requests, and
+decides by the same rules.
 """
 
 from __future__ import annotations

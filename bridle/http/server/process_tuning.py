@@ -20,9 +20,9 @@ _GARBAGE = (700, 10, 10)
 
 
 def tune_process(max_connections: int) -> None:
-    """Prepare the process to serve. Call this once all long-lived objects exist. Garbage collections then skip these
-    objects, because checking some hundred thousand objects would delay every stream. Garbage is not collected first,
-    because a collection would delay the start and free only a few hundred objects."""
+    """Prepare the process to serve. Call this once all long-lived objects exist. Garbage collections then skip the
+    long-lived objects, because checking some hundred thousand objects would delay every stream. Garbage is not
+    collected first, because a collection would delay the start and free only a few hundred objects."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.freeze()

@@ -6,9 +6,9 @@ too long with 408. The kernel closes a connection whose client does not read for
 the maximum number, its requests are refused as on an overloaded server, except health checks.
 
 A request that is refused early never becomes a task of the application. A small body of a refused request is dropped,
-so that the connection can be used again. With a larger body, the connection is closed. Before closing, the server reads
-the bytes in transit, because closing with unread bytes would drop the response. After a refusal, the connection is not
-read until the scheduler gives its user the next turn.
+so that the connection can be used again; after a larger body, the connection is closed. Before closing, the server
+reads the bytes in transit, because closing with unread bytes would drop the response. After a refusal, the connection
+is not read until the scheduler gives its user the next turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mounts front-ends for WebSockets, such as LMTP's, on the port of the HTTP routes.
 
-A front-end is an ASGI application. The HTTP application passes WebSockets at the front-end's paths to it, and closes it
-at the end.
+A front-end is an ASGI application. The HTTP application passes WebSockets at the front-end's paths to the front-end,
+and closes the front-end at the end.
 """
 
 from __future__ import annotations

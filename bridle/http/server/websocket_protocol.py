@@ -4,8 +4,8 @@ connection.
 A frame can be six bytes long, so one read can return tens of thousands of frames. Without a limit, all frames of one
 read would be handled before another connection is handled. This protocol handles only a few frames at a time. Further
 frames wait as bytes until the application has processed the earlier frames, and until the scheduler gives the user a
-turn. Meanwhile the connection is not read, so that its memory is bounded. The limit applies from the first byte on,
-before the user is known.
+turn. While frames wait, the connection is not read, so that its memory is bounded. The limit applies from the first
+byte on, before the user is known.
 
 If a client sends too many useless frames (pings, unsolicited pongs, empty parts of messages), the server closes the
 connection and reports this reason.

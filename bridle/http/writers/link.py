@@ -18,7 +18,7 @@ _MAX_READ = 1 << 16
 
 
 class Connection(Protocol):
-    """Interface of a connection whose data a writer process sends. The link calls these methods."""
+    """Interface, for `WriterLink`, of a connection whose data a writer process sends."""
 
     def fill(self, is_full: bool) -> None:
         """Record whether much data waits for the client."""

@@ -95,7 +95,7 @@ class BatchRunner:
         return self._end(cancelled, "cancelled")
 
     def _leave_queue(self, batch: Batch) -> None:
-        """Remove a batch from its user's queue. Otherwise users who create and cancel many batches would let the queue
+        """Remove a batch from its user's queue, so that users who create and cancel many batches do not let the queue
         grow."""
         kept = deque(each for each in self.waiting.get(batch.user, ()) if each.id != batch.id)
         if kept:
