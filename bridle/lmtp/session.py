@@ -250,7 +250,7 @@ class Session:
         return [action for stream in list(self._streams.values()) for action in self._break_off(stream, error)]
 
     def close(self) -> list[Action]:
-        """Record that the connection is lost. No further answer is sent. Idempotent."""
+        """Record that the connection is lost, so that no further answer is sent. Idempotent."""
         if self.state is SessionState.CLOSED:
             return []
         streams = list(self._streams.values())

@@ -1,4 +1,4 @@
-"""LMTP over byte streams, with one message per line. Programs in any language on the same machine can use it.
+"""LMTP over byte streams, with one message per line, for programs in any language on the same machine.
 
 A child process uses its standard input and output; other processes use a socket pair or a Unix-domain socket.
 """

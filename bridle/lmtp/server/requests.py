@@ -154,7 +154,7 @@ def _sampling(model: LoadedModel, asked: Generate, max_tokens: int | None) -> Sa
 
 
 def _options(asked: Generate) -> dict[str, Any]:
-    """Return the sampling parameters in `options`. Raises `InvalidRequest` for a field that is not such a parameter."""
+    """Return the sampling parameters in `options`. Raises `InvalidRequest` for unknown fields."""
     given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)

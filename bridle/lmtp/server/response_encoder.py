@@ -118,8 +118,7 @@ class GenerateTeller:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
     def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """Yield events for tool calls that the client must answer. Clients that requested only final tokens get these
-        events, too."""
+        """Yield events for tool calls that the client must answer, even if the client requested only final tokens."""
         for event in events:
             if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
                 call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}
@@ -152,7 +151,7 @@ class GenerateTeller:
         )
 
     def _last_resort(self, index: int) -> Token:
-        """Return the answer for the finish reason of an output that has no token left for it."""
+        """Return the answer for an output's finish reason, if the output has no unsent token to carry it."""
         if self._how.is_extended:
             return Token(stream_id=self._how.stream_id, token=None, branch=index)
         eos = self._how.eos
