@@ -1,9 +1,9 @@
 """A second sandbox around untrusted work. The operating system enforces this sandbox, even if the first sandbox (such
 as Wasm) is broken.
 
-Before a process works for a client, it calls `enter`. From then on, it can only read permitted files; it cannot write
-or create files. A restricted process cannot use the network, start programs, or signal and inspect other processes. The
-restrictions cannot be undone. Importing this package loads only the standard library.
+Before a process works for a client, it calls `enter`. A restricted process can only read permitted files; it cannot
+write or create files. A restricted process cannot use the network, start programs, or signal and inspect other
+processes. The restrictions cannot be undone. Importing this package loads only the standard library.
 
 The environment variable `BRIDLE_SANDBOX` sets the mode: `strict` (all mechanisms, or the process does not start),
 `best` (the mechanisms that the kernel has) or `off`.
