@@ -107,7 +107,7 @@ class Dialect1:
         return [wire for told in known for wire in (told.wire, *told.children)]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the answers, which come with one or two replies. Returns None if they did not arrive within
+        """Wait for the answers, which come with one or two replies. Returns None if the answers did not arrive within
         `timeout` seconds."""
         deadline = time.monotonic() + timeout
         reply = self._process.receive(timeout)

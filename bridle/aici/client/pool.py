@@ -47,7 +47,7 @@ class _Queue:
 
 
 class RuntimePool(ControllerPool):
-    """Pool of controllers in a runtime process. Create it once; it keeps a runtime process alive until `shutdown`.
+    """Pool of controllers in a runtime process. One pool keeps a runtime process alive until `shutdown`.
 
     `wake` is called from another thread when an instance is ready, so that an idle engine takes a step. Raises
     `ControllerError` if the runtime does not start.

@@ -78,7 +78,7 @@ class RuntimeConfig:
 
 class RuntimeProcess:
     """One running runtime process with its channels. `extensions` are the protocol extensions that the runtime
-    announced. `vocab_size` is its vocabulary size."""
+    announced. `vocab_size` is the runtime's vocabulary size."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
@@ -183,7 +183,7 @@ class RuntimeProcess:
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
-        """Return whether the process runs. Every wait for a reply checks the result."""
+        """Return whether the process runs, as every wait for a reply checks."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:

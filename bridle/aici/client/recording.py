@@ -1,7 +1,7 @@
 """Records the messages between an engine and its runtime, as a trace of exchanges.
 
-Each started runtime begins a new trace, so a file may contain several. Messages are written unchanged; messages that
-are not JSON are written as text.
+Each started runtime begins a new trace, so a file may contain several traces. Messages are written unchanged; messages
+that are not JSON are written as text.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from bridle.aici.protocol import LOCAL, Auth
 class WasmController:
     """A controller in the runtime's module store, named by a module id (64 hex digits), a tag, or a `gh:` reference.
 
-    `argument` is the program or configuration with which the controller starts. `auth` is the user for whom it runs. A
-    controller with `is_demanded` is required by an operator's policy, and runs in a separate runtime.
+    `argument` is the program or configuration with which the controller starts. `auth` is the user for whom the
+    controller runs. If `is_demanded`, an operator's policy requires the controller, which then runs in a separate
+    runtime.
     """
 
     module: str

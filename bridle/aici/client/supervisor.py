@@ -94,7 +94,7 @@ class RuntimeSupervisor:
         return life
 
     def take(self) -> RuntimeInstance | None:
-        """Return the current runtime, if there is one. The caller uses the runtime's main channel, and closes it."""
+        """Return the current runtime, if there is one. The caller uses its main channel, and closes the runtime."""
         with self.changed:
             if self.current is not None:
                 self.current.is_taken = True
@@ -142,7 +142,7 @@ class RuntimeSupervisor:
                 return
 
     def _rest(self, seconds: float) -> bool:
-        """Sleep. Returns True if the supervisor was closed meanwhile."""
+        """Sleep. Returns True if the supervisor was closed during the sleep."""
         with self.changed:
             return self.changed.wait_for(lambda: self._closed, seconds)
 
@@ -162,7 +162,7 @@ class RuntimeSupervisor:
 
 
 def make_exchange(process: RuntimeProcess, vocab_size: int) -> StepExchange:
-    """Return the exchange of the dialect that the runtime speaks."""
+    """Return the object that exchanges messages in the runtime's dialect."""
     if process.config.dialect == 1:
         return Dialect1(process, vocab_size)
     return Dialect2(process, vocab_size)

@@ -2,9 +2,9 @@
 
 A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and continues
 or waits for `tool:ID:answer`. Once the call has ended, the engine sets that variable to the answer. After a failed
-call, it first sets `tool:ID:error` to the reason, and then the answer to an empty value. Setting `tool:ID` to an empty
-value cancels the call. Clients do not see the variables of tool calls. Tool calls belong to the request, like its
-variables: any output of the request may wait for an answer.
+call, the engine first sets `tool:ID:error` to the reason, and then the answer to an empty value. Setting `tool:ID` to
+an empty value cancels the call. Clients do not see the variables of tool calls. Tool calls belong to the request, like
+its variables: any output of the request may wait for an answer.
 """
 
 from __future__ import annotations
