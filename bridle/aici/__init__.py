@@ -1,7 +1,7 @@
 """AICI: the protocol between an engine and a control runtime, with both of its sides.
 
-Both sides use `protocol` (messages), `shm_channel` (shared memory) and `masks`. `runtime` is the
-process that hosts controllers. `client` connects it to bridle's engine, and `Runner` connects it to any other engine.
+Both sides use `protocol` (messages), `shm_channel` (shared memory) and `masks`. `runtime` is the process that hosts
+controllers. `client` connects the runtime to bridle's engine, and `Runner` connects the runtime to any other engine.
 Modules are imported on first use, because the runtime's processes need few of them.
 """
 

@@ -1,8 +1,8 @@
 """Writes and reads masks in shared memory, as rows of the bias matrix.
 
-In dialect 1, the region has dense f32 rows from offset 0. In dialect 2, it has a header, a table of row owners, then
-the rows. Inside bridle a mask is a row of bits, and 1 allows a token. Token i is bit `i % 32` of little-endian word `i
-// 32`. This module converts bits to the type of the region with table look-ups, eight tokens at a time.
+In dialect 1, the region has dense f32 rows from offset 0. In dialect 2, the region has a header, a table of row owners,
+then the rows. Inside bridle a mask is a row of bits, and 1 allows a token. Token i is bit `i % 32` of little-endian
+word `i // 32`. This module converts bits to the type of the region with table look-ups, eight tokens at a time.
 """
 
 from __future__ import annotations

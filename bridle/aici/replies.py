@@ -130,8 +130,8 @@ class BranchReply(Struct):
     * `turns`, in a branch that does nothing: how often in a row the guest did nothing.
     * `draft`: tokens that are likely to be sampled next. The engine computes draft tokens ahead, which saves time and
       does not change the output.
-    * `options`: token sequences, one of which must come next. An engine may score them as a whole instead of sampling
-      under the mask.
+    * `options`: token sequences, one of which must come next. An engine may score the options as a whole instead of
+      sampling under the mask.
     * `control_vectors`: new scales of the request's control vectors, from the branch's first token on.
     """
 

@@ -75,7 +75,7 @@ class Runner:
         self._freed = []
 
     def finish(self, timeout: float = 60.0) -> dict[int, Answer]:
-        """Wait for the answers to the last `begin`. Returns them by sequence number."""
+        """Wait for the answers to the last `begin`. Returns the answers by sequence number."""
         try:
             answers = self._exchange.receive(timeout)
         except ProtocolError as error:

@@ -80,7 +80,7 @@ class SemaphoreChannel:
 
 
 def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None) -> bool:
-    """Wait for the semaphore. Returns True if it was taken, False after `timeout`."""
+    """Wait for the semaphore. Returns True if the semaphore was taken, False after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))

@@ -3,7 +3,7 @@ masks.
 
 The engine creates shared objects whose names begin with its own prefix, then starts the runtime, which attaches to
 them. Channels with semaphores and channels with futexes have the same interface. The creator of a link may `unlink` it
-once the peer has attached. The objects then disappear when both processes have ended.
+once the peer has attached. Unlinked objects disappear when both processes have ended.
 """
 
 from __future__ import annotations

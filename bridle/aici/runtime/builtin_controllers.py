@@ -63,7 +63,7 @@ class BuiltinControllers:
             self.install(name)
 
     def install(self, name: str) -> str:
-        """Store a controller if it is not stored yet. Returns its module id."""
+        """Store a controller if it is not stored yet. Returns the controller's module id."""
         module = standard.manifest()[name].sha256
         if not self._store.has(module):
             self._store.add(standard.load(name), OWNER)

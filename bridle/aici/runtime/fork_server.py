@@ -1,10 +1,10 @@
 """The fork server: a process without threads that forks workers and compilers on the supervisor's behalf.
 
 The fork server is forked from the supervisor before the supervisor has threads, with the vocabulary and the sandbox in
-memory. So a new worker starts in a few milliseconds and shares this memory. The fork server never compiles, because a
+memory. So a new worker starts in a few milliseconds and shares this data. The fork server never compiles, because a
 process that has compiled must not be forked. The children of the fork server die with the fork server, which dies with
-the supervisor. If the fork server dies, the supervisor has threads and cannot fork safely, so it starts a new fork
-server as a new program.
+the supervisor. If the fork server dies, the supervisor starts a new program as the fork server, because a process with
+threads cannot fork safely.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class GuestSequence:
         return other
 
     def become(self, key: int, branch: int) -> None:
-        """Make this object the fork for a branch, in the child of a forked process."""
+        """Turn this object, in a forked child process, into the fork for a branch."""
         self.key = key
         self._stage = self._stage.copy(branch)
         self.instance.become(branch)

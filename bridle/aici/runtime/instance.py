@@ -45,8 +45,8 @@ class NoMemory(GuestMemory):
 
 
 class Instance:
-    """A running controller. Host functions read and write its plain attributes. Only one thread at a time may use an
-    instance, except for `cancel`."""
+    """A running controller. Host functions read and write the instance's plain attributes. Only one thread at a time
+    may use an instance, except for `cancel`."""
 
     def __init__(
         self, program: LoadedModule, surroundings: GuestEnvironment, argument: bytes, variables: Variables
@@ -149,8 +149,8 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """Return the error of a callback. If a guest ended itself because its time was up, the error text is that
-        reason, followed by the guest's message."""
+        """Return the error of a callback. If a guest ended itself because its time was up, the error text gives this
+        reason, then the guest's message."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 
@@ -196,8 +196,8 @@ class Instance:
         return other
 
     def become(self, branch: int) -> None:
-        """Make this object branch `branch` of a fork, in the child of a forked process. The branch starts without
-        output and writes."""
+        """Turn this object, in a forked child process, into branch `branch` of a fork. The branch starts without output
+        and writes."""
         self.log.drain()
         self.writes = []
 

@@ -22,7 +22,7 @@ class LogBuffer:
         self._data += data
 
     def drain(self) -> str:
-        """Return the text since the last call. Bytes that are not UTF-8 are replaced."""
+        """Return the text since the last call of this method. Bytes that are not UTF-8 are replaced."""
         if not self._data:
             return ""
         text = self._data.decode(errors="replace")

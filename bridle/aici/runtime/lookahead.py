@@ -1,9 +1,9 @@
 """Computes a guest's answers to draft tokens: clones of the guest get the tokens, one after the other.
 
-A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
-guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. Lookahead stops at an
-answer that does more than sample one token, or if the guest fails or takes long. Lookahead is not possible for guests
-that cannot be cloned: they are forked with their process, or use variables shared with other sequences.
+A clone's logs and writes are part of its answer. If a clone's token is sampled, its output counts, and the clone
+replaces the guest. So no callback runs twice. All other clones are dropped, and their memory is reused. Lookahead stops
+at an answer that does more than sample one token, or if the guest fails or takes long. Lookahead is not possible for
+guests that cannot be cloned: they are forked with their process, or use variables shared with other sequences.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Lookahead:
         self.spare: list[Instance] = []
 
     def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
-        """Show draft tokens to clones. Returns their answers, up to the first that does more than sample one token.
-        `is_alone` means that no other sequence shares the guest's variables."""
+        """Show draft tokens to clones. Returns the clones' answers, up to the first that does more than sample one
+        token. `is_alone` means that no other sequence shares the guest's variables."""
         known: list[m.LookaheadAnswer] = []
         if not hosted.instance.program.facts.is_copyable:
             return known
@@ -116,7 +116,7 @@ class Lookahead:
 
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
         """Return the sequence after `tokens` were sampled. A clone that has seen the tokens replaces the guest; tokens
-        that no clone has seen are committed to it."""
+        that no clone has seen are committed to the guest."""
         told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:

@@ -176,8 +176,8 @@ class Drop(WorkerMessage):
 
 
 class ForkWorker(WorkerMessage, tag="Split"):
-    """Fork this process. The child is branch `branch` and serves the files that come with the message: ring memory,
-    doorbell, side socket, storage socket."""
+    """Fork this process. The child is branch `branch` and uses the file descriptors that come with the message: ring
+    memory, doorbell, side socket, storage socket."""
 
     rid: int
     key: int

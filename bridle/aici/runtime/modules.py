@@ -80,9 +80,9 @@ class ModuleStore:
     # -- modules -------------------------------------------------------------------------------------------
 
     def add(self, wasm: bytes, auth: Auth) -> str:
-        """Store a module. Returns its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If the space
-        of the user or of the store is used up, the user's oldest untagged modules are removed. Raises `Overloaded` if
-        removing them does not free enough space."""
+        """Store a module. Returns the module's id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If
+        the space of the user or of the store is used up, the user's oldest untagged modules are removed. Raises
+        `Overloaded` if removing modules does not free enough space."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
             raise InvalidRequest(f"the module has {len(wasm)} bytes; at most {self._limits.max_module_bytes}", "binary")

@@ -32,7 +32,7 @@ _views: list[OwnMemory] = []
 
 
 def own_memory() -> OwnMemory:
-    """Return the memory files of this process, opened if necessary. Raises `OSError` if they cannot be opened."""
+    """Return the memory files of this process, opened if necessary. Raises `OSError` if the files cannot be opened."""
     while _views:
         if _views[0].pid == os.getpid():
             return _views[0]

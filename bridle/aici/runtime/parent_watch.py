@@ -42,7 +42,7 @@ def _has_hung_up() -> bool:
 
 
 def fork_watched() -> tuple[int, int]:
-    """Fork a child. Returns its process id and its handle (pidfd), and (0, -1) in the child. The child waits until its
+    """Fork a child. Returns the child's id and handle (pidfd), and (0, -1) in the child. The child waits until its
     handle exists, because an ended child is reaped automatically and then cannot get a handle. Safe from any thread."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:

@@ -20,7 +20,7 @@ _replies = m.decoder(m.VariableReply)
 
 
 class RemoteVariables:
-    """Implements `storage.Variables` over a socket. Use it from one thread at a time."""
+    """Implements `storage.Variables` over a socket. Use the object from one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest, Overloaded
 
 @dataclass(slots=True, eq=False)
 class RuntimeSequence:
-    """One sequence, or an instance that has no sequence number yet. `error` is the reason if it has ended."""
+    """One sequence, or an instance that has no sequence number yet. `error` is the reason if the sequence has ended."""
 
     key: int
     request: RequestState

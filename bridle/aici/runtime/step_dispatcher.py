@@ -1,5 +1,5 @@
 """Runs one step of many sequences: sends ops to workers, and collects answers until a deadline. Sequences without an
-answer by then are late.
+answer at the deadline are late.
 
 A late sequence loses only its own step. The sequence's answer is used in a later step. The deadline only
 limits the wait for each sequence. A guest that uses too much processor time is ended by its worker. Only the main

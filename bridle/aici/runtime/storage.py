@@ -26,7 +26,7 @@ _NUM_KEPT = 4
 
 
 def parse_command(data: bytes) -> ReadVar | WriteVar:
-    """Parse a storage command of a guest. Raises `GuestFault` if it is malformed."""
+    """Parse a storage command of a guest. Raises `GuestFault` if the command is malformed."""
     try:
         command = _commands.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

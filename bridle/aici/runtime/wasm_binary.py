@@ -1,7 +1,7 @@
 """Reads and rewrites the bytes of Wasm modules, for operations that wasmtime's API does not offer.
 
 A fork by copy needs access to every memory and every mutable global of an instance. If a Wasm module does not export
-them, `expose_state` adds exports with names that do not occur in the module. `may_change_tables` detects whether a
+its state, `expose_state` adds exports with names that do not occur in the module. `may_change_tables` detects whether a
 guest can change its tables while it runs, which a copy could not reproduce. The input must have been validated by
 wasmtime before.
 """

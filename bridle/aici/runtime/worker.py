@@ -1,4 +1,4 @@
-"""A worker process: hosts sequences, runs their callbacks, and copies sequences that fork. It compiles no modules.
+"""A worker process: hosts sequences, runs their callbacks, and copies sequences that fork, but compiles no modules.
 
 Steps arrive through the ring, all other messages through the side socket. The answers of a step are sent together once
 every sequence has been called. A sequence that is still running answers separately later. If the supervisor dies, the

@@ -65,7 +65,7 @@ class WorkerHandle:
 
     def is_stuck(self, most: float, standstill: float) -> bool:
         """Return whether the worker has work but seems stuck. A worker is stuck if it used more than `most` seconds of
-        processor time since its last message, or no processor time for `standstill` seconds. So a worker that waits on
+        processor time since its last message, or no processor time for `standstill` seconds. So a worker that waits for
         a busy machine does not count as stuck."""
         used, now = self.process.cpu_seconds(), time.monotonic()
         if used > self._cpu_when_seen:
