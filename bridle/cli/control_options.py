@@ -79,7 +79,7 @@ class ToolOptions:
     "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."
 
     def desk(self) -> ToolExecutor | None:
-        """Start the tools in the file. The caller must close them."""
+        """Start the tools in the file. The caller must close the tools."""
         if self.tools is None:
             return None
         from bridle.controller_tools.config import read_tools
