@@ -58,7 +58,7 @@ class CompatField:
 
 @dataclass(frozen=True, slots=True)
 class LibrarySymbol:
-    """A function, a class or a setting of a library. Its equivalents in bridle may be `keywords` of `LLM`'s calls,
+    """A function, a class or a setting of a library. A symbol's equivalents may be `keywords` of `LLM`'s calls,
     `members` of `LLM`, `settings` on Ray, `exports` of the package, or `flags` of the server. If all of these fields
     are empty, bridle has no equivalent."""
 

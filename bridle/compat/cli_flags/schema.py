@@ -18,10 +18,10 @@ FAMILY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server. `here` is its equivalent in bridle: a flag, or a flag with its value. If the flag has
-    several values, all except the first become values of the flag `further`. Without `here`, the flag is refused, and
-    `why` names the alternative. With `here`, `why` says how the values differ. A flag that `is_shown` is accepted by
-    every command that has `here`, and appears on help pages."""
+    """A flag of another server. `here` is the flag's equivalent in bridle: a flag, or a flag with its value. If the
+    flag has several values, all except the first become values of the flag `further`. Without `here`, the flag is
+    refused, and `why` names the alternative. With `here`, `why` says how the values differ. A flag that `is_shown` is
+    accepted by every command that has `here`, and appears on help pages."""
 
     systems: tuple[System, ...]
     name: str
@@ -44,7 +44,8 @@ class Flag:
 
 
 def same(systems: str, names: str, but: str = "") -> list[Flag]:
-    """Return table rows of flags that have the same name and meaning in bridle. `but` says how their values differ."""
+    """Return table rows of flags that have the same name and meaning in bridle. `but` says how bridle's values
+    differ."""
     return [Flag(systems_of(systems), name, name, but) for name in names.split()]
 
 
