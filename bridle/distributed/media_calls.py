@@ -60,7 +60,7 @@ def find_media(executor: object) -> MediaDevice | None:
 
 
 def require_media(executor: object) -> MediaDevice:
-    """Return the encoder of `executor`. Raises `UnsupportedFeature` if its model reads only text."""
+    """Return the encoder of `executor`. Raises `UnsupportedFeature` if the executor's model reads only text."""
     device = find_media(executor)
     if device is None:
         raise UnsupportedFeature("this model is served for text only", "media")

@@ -46,8 +46,8 @@ class Router(Protocol):
 
 
 class PrefixRouter:
-    """A `Router` for `num_replicas` replicas. `block_size` is the number of tokens in a block of their KV caches, which
-    reuse only whole blocks. At least the latest `max_blocks / 2` sent blocks are remembered."""
+    """A `Router` for `num_replicas` replicas. `block_size` is the number of tokens in a block of the replicas' KV
+    caches, which reuse only whole blocks. At least the latest `max_blocks / 2` sent blocks are remembered."""
 
     def __init__(self, num_replicas: int, block_size: int, max_blocks: int | None = None) -> None:
         self.num_replicas = num_replicas
@@ -82,7 +82,7 @@ class PrefixRouter:
         return PrefixChoice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
-        """See `Router`. The replica's entries are ignored from then on, and removed when they are old."""
+        """See `Router`. Older entries for the replica are ignored, and removed later."""
         self._lives[replica] += self.num_replicas
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:

@@ -1,8 +1,8 @@
 """The engine's executor for a model in another process: sends steps to a shard over a stream, and reconnects.
 
 The plan is sent first, masks follow while the forward pass runs, and only tokens and log-probabilities are returned. If
-the shard is lost, the KV of every sequence is lost. The engine then preempts all sequences. A thread tries to reconnect
-until the shard is back. This module does not start shards.
+the shard is lost, the KV of every sequence is lost. After a loss, the engine preempts all sequences. A thread tries to
+reconnect until the shard is back. This module does not start shards.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class ShardExecutor:
         self._why = why
 
     def _give_up(self, seconds: float) -> None:
-        """Call `on_loss`, so that its owner can end a shard process that hangs while it starts."""
+        """Call `on_loss`, so that the executor's owner can end a shard process that hangs while it starts."""
         reason = f"it has not come back for {seconds:.0f} s"
         _log.error("the shard at %s is still unreachable: %s", self.address, reason)
         self._tell(lambda: self._on_loss(None, reason))

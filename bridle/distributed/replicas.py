@@ -1,5 +1,5 @@
 """One `EngineClient` for several replicas, which are engines in other processes. A request goes to the replica that has
-computed its prefix. If that replica is lost, another replica continues the request.
+computed the prompt's prefix. If that replica is lost, another replica continues the request.
 
 This process stores the tokens that a client has received, so that another replica continues exactly after them. A plain
 output is continued from its tokens. Outputs that are not plain are regenerated from their seed; no token is sent twice.
@@ -239,7 +239,7 @@ class ReplicaSet:
 
     def note_events(self, number: int, message: m.ToRouter) -> None:
         """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica reports that it
-        cannot compute. The replica then counts as lost."""
+        cannot compute. A replica that cannot compute counts as lost."""
         woken: list[EventStream] = []
         with self.changed:
             if isinstance(message, m.Heartbeat):

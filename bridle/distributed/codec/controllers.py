@@ -124,7 +124,7 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
-    """Create the controller of a policy. If creating it fails, return a controller that raises the error when it
+    """Create the controller of a policy. If the creation fails, return a controller that raises the error when it
     starts."""
     try:
         return make_demanded(place, argument)
