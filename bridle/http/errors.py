@@ -102,7 +102,7 @@ def retry_headers(error: BridleError) -> dict[str, str]:
 
 
 def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI descriptions of error responses. `schema` is the JSON schema of their bodies."""
+    """Return the OpenAPI descriptions of error responses. `schema` is the JSON schema of the error bodies."""
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "The request was refused; the message has the value and the limit", "content": content},

@@ -1,8 +1,8 @@
 """Runs a server from its settings: loads the models, listens, drains on the first signal, and ends on the second.
 
 After SIGTERM or SIGINT, the server reports that it is not ready, and refuses new generations. The socket stays open, so
-that a load balancer can read this state. Running requests may finish within the grace period. After the grace period,
-or after a second signal, the server ends.
+that a load balancer can read that the server is not ready. Running requests may finish within the grace period. After
+the grace period, or after a second signal, the server ends.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def uvicorn_config(
     app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None, writers: WriterPool | None = None
 ) -> uvicorn.Config:
     """Return the configuration with which uvicorn serves bridle's application. `writers` are the processes that write
-    its streams."""
+    the application's streams."""
     return uvicorn.Config(
         app,
         http=bounded_protocol(

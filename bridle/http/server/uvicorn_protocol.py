@@ -175,8 +175,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     # -- early answers ---------------------------------------------------------------------------------------
 
     def _answer_at_door(self) -> bool:
-        """Answer the request early if possible. Returns whether it was answered. Responses keep the order of requests,
-        so a pipelined request that waits is not answered early."""
+        """Answer the request early if possible. Returns whether the request was answered. Responses keep the order of
+        requests, so a pipelined request that waits is not answered early."""
         path = self.url.partition(b"?")[0].decode("latin-1")
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):

@@ -6,8 +6,8 @@ original server are not kept. Stop strings match at any position, errors are alw
 refused. Decoding is greedy unless a parameter turns sampling on. Bridle adds fields for controllers and constraints,
 `min_p`, and exact token counts in `details.usage`.
 
-The related server for pooling models is text-embeddings-inference. The package `bridle.http.tei` has its routes, such
-as `/embed`.
+The related server for pooling models is text-embeddings-inference. The package `bridle.http.tei` has the routes of that
+server, such as `/embed`.
 """
 
 from bridle.http.tei import routes as routes_module

@@ -30,7 +30,7 @@ class Grammar(InnerFields):
 
 
 def _own_source(value: str | None) -> str | None:
-    """Refuse a source for adapters in a request. In LoRAX, a request sets the source; here the operator sets it, and a
+    """Refuse a request that sets the source of an adapter, as in LoRAX. Here the operator sets the source, and a
     request only names an adapter."""
     if value not in (None, "", "hub", "local"):
         raise ValueError("must be hub or local: the server's settings decide where adapters come from, by their names")

@@ -63,7 +63,7 @@ class Writer:
             self.num_restarts += 1
 
     async def _live(self, ping_seconds: float) -> int:
-        """Run the writer process once. Returns its exit status."""
+        """Run the writer process once. Returns the process's exit status."""
         process, channel = _start()
         self.link = link = WriterLink(channel)
         self.pid = process.pid

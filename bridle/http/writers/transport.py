@@ -12,7 +12,7 @@ from bridle.http.writers.link import WriterLink
 
 
 class WriterTransport(asyncio.Transport, asyncio.Protocol):
-    """The transport of a connection whose data is sent through `link`. The server's protocol uses it like any
+    """The transport of a connection whose data is sent through `link`. The server's protocol uses this object like any
     transport. For the transport `plain`, which reads, this object is the protocol."""
 
     def __init__(self, plain: asyncio.Transport, protocol: asyncio.Protocol, link: WriterLink) -> None:
