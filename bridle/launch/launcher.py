@@ -35,8 +35,8 @@ _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
-    """A shard executor that owns its shard's process. If `stands_by`, it also owns a standby process, which replaces
-    the shard's process when that process ends."""
+    """A shard executor that owns its shard's process. If `stands_by`, the executor also owns a standby process, which
+    replaces the shard's process when that process ends."""
 
     def __init__(
         self,

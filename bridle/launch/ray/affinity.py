@@ -24,8 +24,8 @@ _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
 @dataclass(slots=True)
 class _Place:
-    """The state of an engine. `number` is the number of its last report, and `load` is the reported load in tokens.
-    `since` is the number of tokens that were sent to the engine after the report."""
+    """The state of an engine. `number` is the number of the engine's last report, and `load` is the reported load in
+    tokens. `since` is the number of tokens that were sent to the engine after the report."""
 
     slot: int
     number: int = -1
@@ -45,7 +45,7 @@ class Places(Generic[Engine]):
         self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that got requests for it
 
     def keep(self, engines: Collection[Engine]) -> None:
-        """Set the engines that exist now. Engines that are missing are forgotten, with their prefixes."""
+        """Set the engines that exist now. Engines that no longer exist are forgotten, with their prefixes."""
         for gone in self._places.keys() - set(engines):
             slot = self._places.pop(gone).slot
             self._router.forget(slot)

@@ -70,7 +70,7 @@ class EngineReplica:
         return m.encode(m.pack_beat(self._client.is_healthy, self._client.statistics()))
 
     async def generate(self, data: bytes) -> AsyncIterator[bytes]:
-        """Run a request. Yields batches of its events. Leaving the iteration cancels the request."""
+        """Run a request. Yields batches of the request's events. Leaving the iteration cancels the request."""
         message = m.read_by_replica(data)
         if not isinstance(message, m.Submit):
             raise ProtocolError(f"the front sent {type(message).__name__}; expected a request")

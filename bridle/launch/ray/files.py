@@ -39,7 +39,7 @@ def read_files(settings: RaySettings) -> OperatorFiles:
 
 def tools_of(settings: RaySettings) -> ToolExecutor:
     """Return the tool executor for clients' tools, and for the operator's tools if there is a file. The caller must
-    close it."""
+    close the executor."""
     from bridle.controller_tools.config import read_tools
 
     return ToolExecutor() if settings.tools is None else read_tools(Path(settings.tools))
