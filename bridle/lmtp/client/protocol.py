@@ -125,8 +125,8 @@ class ClientProtocol:
         return self._send(item)
 
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
-        """Remove a stream or call. If `cancels`, return the messages that cancel it on the server, if the server
-        supports that."""
+        """Remove a stream or call. If `cancels`, return the messages that cancel the stream or call on the server, if
+        the server supports that."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]

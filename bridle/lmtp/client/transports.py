@@ -122,7 +122,7 @@ class _ProcessLink(LineTransport):
 
 class SocketCarrier:
     """Transport over a connected socket, with one message per line. `open_socket` returns the socket, such as one end
-    of `socket.socketpair()` or a Unix-domain socket. Unlike the original transport, it never sends pickled objects."""
+    of `socket.socketpair()` or a Unix-domain socket. Pickled objects of the original transport are not supported."""
 
     def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
         self._open_socket = open_socket

@@ -67,7 +67,7 @@ class StreamRelay:
 
 
 class ResumableStream(StreamRelay):
-    """A relay that stores its answers, so that another connection can continue the stream."""
+    """A `StreamRelay` that stores its answers, so that another connection can continue the stream."""
 
     def __init__(self, streams: StreamOwner, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
         super().__init__(streams, stream)
