@@ -117,7 +117,7 @@ def preload() -> None:
 
 def leave_namespaces() -> bool:
     """Move this process, and all that it starts, to a network without interfaces. Returns whether the kernel permits
-    this; in many containers the kernel forbids it. The process must not have threads."""
+    the move; in many containers the kernel forbids it. The process must not have threads."""
     if mode() == "off" or sys.platform != "linux":
         return False
     from bridle.os_sandbox import kernel
