@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 
 class OutboundFailed(Exception):
     """Raised if a request to another server failed. The message is one sentence that a client may read. The caller
-    converts it to one of bridle's errors."""
+    converts the exception to one of bridle's errors."""
 
 
 Address = IPv4Address | IPv6Address
