@@ -1,4 +1,5 @@
-"""Replies of the AICI runtime in both dialects, as typed values, and their decoding. The requests are in `protocol`."""
+"""Replies of the AICI runtime in both dialects, as typed values, and their decoding. Requests are in module
+`protocol`."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class Pong(Struct):
 
 
 class TokensData(Struct):
-    """The reply about the vocabulary. `eos_token_id` exists only in dialect 2. `extensions` is an addition."""
+    """The reply about the vocabulary. `eos_token_id` exists only in dialect 2. `extensions` is bridle's addition."""
 
     vocab_size: int
     eos_token_id: int | UnsetType = UNSET

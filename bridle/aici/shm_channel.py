@@ -64,7 +64,7 @@ class SharedChannels:
     prefix: str
 
     def unlink(self) -> None:
-        """Remove all names from the system. Both sides can still use the link. Idempotent."""
+        """Remove the names of all shared objects. Both sides can still use the link. Idempotent."""
         for channel in self._channels:
             channel.unlink()
         shm.remove_region(f"{self.prefix}bin-shm")
@@ -85,7 +85,7 @@ def create_link(
     prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
 ) -> SharedChannels:
     """Create every object of a link, for the engine's side. Old objects with the same names are removed. Sizes are in
-    bytes. If this fails, no object remains."""
+    bytes. If the creation fails, no object remains."""
     shm.check_prefix(prefix)
     try:
         channels = _open_channels(prefix, json_size, futex, create=True)

@@ -93,7 +93,8 @@ class Dialect1:
         return protocol.PostOp(told.wire, list(ask.tokens), ask.backtrack + 1 if ask.backtrack else 0)
 
     def _unborn(self, asks: Sequence[Ask]) -> list[int]:
-        """Return the message numbers of forks that the engine did not make, or that ended before their first ask."""
+        """Return the message numbers of forks that the engine did not make, or that ended before the engine's first
+        ask."""
         wires: list[int] = []
         for ask in asks:
             told = self._told.get(ask.seq_id)

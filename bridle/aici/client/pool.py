@@ -220,7 +220,7 @@ class RuntimePool(ControllerPool):
         return known
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return what a clone printed and stored when it was shown the last of the first `num_tokens` draft tokens."""
+        """Return the output of the clone that was shown draft token number `num_tokens`, counted from 1."""
         known = self._foreseen.get(seq_id, ())
         if num_tokens > len(known):
             return None
@@ -346,7 +346,7 @@ class RuntimePool(ControllerPool):
 
     def _learn_patience(self) -> None:
         """Update the average time, about one forward pass, between a request to the runtime and the engine's need for
-        the reply. Controllers may compute for this long."""
+        the reply. Controllers may compute for this average time."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy

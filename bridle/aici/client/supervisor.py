@@ -30,7 +30,7 @@ _LIVED_WELL = 10.0
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One process of the runtime. `error` is the reason why it ended. `is_taken` is set once a thread uses the
+    """One process of the runtime. `error` is the reason why the process ended. `is_taken` is set once a thread uses the
     process's main channel."""
 
     process: RuntimeProcess

@@ -86,7 +86,7 @@ class ToolVariables:
             answer.decision = self._waiting(seq_id, group, decision)
 
     def _take(self, group: _Group, value: StoredValue) -> tuple[str, bytes] | None:
-        """Start or cancel a call. Returns the message for the client, or None."""
+        """Start or cancel a tool call. Returns the message for the client, or None."""
         if value.name.endswith((ANSWER, ERROR)):
             return None  # a guest's own variable
         if value.name in group.calls:
@@ -117,8 +117,8 @@ class ToolVariables:
         return Decision.wait_for(*calls)
 
     def holds(self, ask: Ask) -> bool:
-        """Return whether the ask can be skipped: the guest waits for calls, none of them has ended, and the ask reports
-        nothing else."""
+        """Return whether the guest need not be asked: it waits for tool calls, none of them has ended, and nothing else
+        has changed."""
         if ask.seq_id not in self._awaited or ask != Ask(ask.seq_id, turns=ask.turns):
             return False
         return not self.is_ready(ask.seq_id)

@@ -73,8 +73,8 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Roll back the constraint's last tokens. Returns 1 if that was possible. After a rollback, the texts of a choice
-    are no longer passed to the engine."""
+    """Roll back the constraint's last tokens. Returns 1 if the rollback was possible. After a rollback, the texts of a
+    choice are no longer passed to the engine."""
     guest.choices.pop(handle, None)
     return int(_matcher(guest, handle).rollback(count))
 

@@ -77,7 +77,7 @@ class GuestSequence:
         return prompt
 
     def fork(self, key: int, branch: int) -> GuestSequence:
-        """Return a copy for a branch of the last answer."""
+        """Return a copy of this sequence for a branch of the last answer."""
         other = object.__new__(GuestSequence)
         other.key, other.instance = key, self.instance.fork()
         other.guest = guest_of(other.instance)

@@ -22,7 +22,7 @@ from bridle.errors import InvalidRequest
 
 
 class Sandbox:
-    """A Wasm engine with everything that guests may import, ready to load compiled code. Each process has one."""
+    """The Wasm engine of this process, with everything that guests may import, ready to load compiled code."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))

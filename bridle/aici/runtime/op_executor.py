@@ -55,7 +55,7 @@ class OperationBatch:
 
 
 def start(hosted: GuestSequence, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
-    """Run the callbacks with which a guest starts. Returns the prompt, and the first pre result in dialect 1b."""
+    """Run the callbacks with which a guest starts. Returns the prompt, and in dialect 1b the pre callback's result."""
     prompt = hosted.start(message.prompt, budget_ms)
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 

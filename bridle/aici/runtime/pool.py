@@ -202,7 +202,7 @@ class WorkerPool:
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """Start a new fork server after the old one died with all workers. Returns False if none can be started."""
+        """Start a new fork server after the old one died with all workers. Returns False if the start fails."""
         time.sleep(_SIGNAL_TIME)  # a signal to the whole process group may be ending this process too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)

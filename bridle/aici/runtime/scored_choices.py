@@ -59,7 +59,7 @@ def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
 
 def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[int]]:
     """Return the tokens of each text, as the tokenizer produces them. Returns an empty list if the engine cannot score
-    them: too few or too many texts, a complete text, or two texts with equal tokens."""
+    the texts: too few or too many, one already complete, or two with equal tokens."""
     if not 1 < len(texts) <= MAX_SCORED or not all(texts):
         return []
     options = [_written(vocabulary, text) for text in texts]
