@@ -76,7 +76,7 @@ class TerminalTextStream:
     @property
     def tokens_per_second(self) -> float:
         """Return the output tokens per second after the first batch of tokens, so that the prompt's time does not
-        count. Returns 0 if only one batch arrived."""
+        count. Returns 0 if only one batch of tokens arrived."""
         seconds = (self.story.last_token or 0.0) - (self.story.first_token or 0.0)
         return (self.story.num_tokens - self._num_first) / seconds if seconds > 0 else 0.0
 
