@@ -37,10 +37,10 @@ _ADAPTER_SECONDS, _MEDIUM_SECONDS = 300.0, 1800.0
 class Timings:
     """Time limits of a link, in seconds.
 
-    A heartbeat is requested every `beat`. A shard counts as hung after `max_missed` heartbeats in a row that took
-    longer than `patience`. If the shard waits for a busy machine, it counts as hung only after `held_up`. `connect`
-    limits one attempt to connect. `least_step` is the minimum time limit of a step. `first_step` is the limit before
-    any step was measured.
+    A heartbeat is requested every `beat` seconds. A shard counts as hung after `max_missed` heartbeats in a row that
+    took longer than `patience`. If the shard waits for a busy machine, it counts as hung only after `held_up`.
+    `connect` limits one attempt to connect. `least_step` is the minimum time limit of a step. `first_step` is the limit
+    before any step was measured.
     """
 
     beat: float = 0.25

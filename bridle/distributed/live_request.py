@@ -130,7 +130,7 @@ class RoutedRequest:
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: o.Log | o.Stored) -> bool:
-        """Return whether a log or stored value goes beyond those that the client has, counted in characters or in
+        """Return whether a log or stored value is new to the client, which has a certain number of characters and
         values."""
         key, size = (
             ((event.index, "log"), len(event.text)) if isinstance(event, o.Log) else ((event.index, "stored"), 1)

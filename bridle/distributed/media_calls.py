@@ -99,7 +99,7 @@ class Assembly:
             )
 
     def add(self, data: bytes) -> bool:
-        """Add the next part. Returns whether the image is complete."""
+        """Add the next part of the image. Returns whether the image is complete."""
         if len(data) > self._missing:
             raise ProtocolError(f"got {len(data)} bytes of an image that lacks only {self._missing} bytes")
         self._data += data

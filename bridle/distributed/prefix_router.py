@@ -86,8 +86,8 @@ class PrefixRouter:
         self._lives[replica] += self.num_replicas
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
-        """Return the replica that has the longest part of the chain, and the number of blocks in that part. If `only`
-        is set, only that replica is considered."""
+        """Return the replica that has the longest part of the hash chain, and the number of blocks in that part. If
+        `only` is set, only that replica is considered."""
         for num_blocks in range(len(chain), 0, -1):
             value = chain[num_blocks - 1]
             life = self._recent.get(value)

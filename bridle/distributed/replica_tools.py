@@ -38,7 +38,7 @@ class AnswerSender(Protocol[_Named]):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A call that was made. `asker` is the replica and the number that it gave the call. `asker` is None after the
+    """A tool call that was made. `asker` is the replica and the number that it gave the call. `asker` is None after the
     replica was lost, until another replica repeats the call."""
 
     key: tuple[Any, ...]

@@ -43,7 +43,7 @@ VectorSizes = tuple[int, int]
 
 
 def sizes_of(vectors: ControlVectors | None) -> VectorSizes | None:
-    """Return the sizes that a replica reports to its router; None if the replica does not support control vectors."""
+    """Return the number of layers and the hidden size, for the router; None if control vectors are not supported."""
     return None if vectors is None else (vectors.num_layers, vectors.hidden_size)
 
 
