@@ -169,7 +169,7 @@ async def _on_bridle_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Record a client that disconnects before its whole body arrived. The response reaches nobody."""
+    """Record a client that disconnects before its whole body arrived. The client does not get the response."""
     return await _on_bridle_error(request, RequestCancelled("the client went away"))
 
 

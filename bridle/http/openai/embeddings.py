@@ -53,7 +53,7 @@ class TextsBody(Fields):
 
     async def hold(self, serving: RequestLifecycle, num_texts: int) -> int:
         """Acquire the model, and admission slots for the texts that are in the engine at the same time. Returns the
-        number of these texts."""
+        number of slots."""
         if num_texts > MAX_INPUTS:
             raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
