@@ -81,7 +81,7 @@ class SupervisedProcess:
             self.spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
-        """Kill the process, even if it is stopped. The process is then restarted. If `pid` is given, kill the process
+        """Kill the process, even if it is stopped. A killed process is restarted. If `pid` is given, kill the process
         only if it has this id."""
         with self.changed:
             process = self._process

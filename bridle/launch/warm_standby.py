@@ -29,7 +29,7 @@ def wait_for_activation() -> None:
 
 
 def let_go(process: Process) -> bool:
-    """Activate a standby process. Returns whether the process received the message."""
+    """Activate a standby process. Returns whether the process still ran."""
     assert process.stdin is not None
     try:
         process.stdin.write(_GO)
