@@ -130,8 +130,8 @@ class RoutedRequest:
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: o.Log | o.Stored) -> bool:
-        """Return whether a log or stored value is new to the client, which has a certain number of characters and
-        values."""
+        """Return whether a log or stored value is new to the client, judged by the number of characters or values
+        sent."""
         key, size = (
             ((event.index, "log"), len(event.text)) if isinstance(event, o.Log) else ((event.index, "stored"), 1)
         )
