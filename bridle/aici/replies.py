@@ -126,8 +126,8 @@ class BranchReply(Struct):
     * `bias`: pairs of a token and the value to add to its logit.
     * `top_logprobs`: report this number of candidates with the next op.
     * `wait`: the branch does nothing until an event, so the engine need not ask the controller soon.
-    * `waits_for`, with `wait`: the variables that can end the wait, each with the version to exceed. If the list is
-      empty, the guest itself decides when it is asked again.
+    * `waits_for`, with `wait`: the variables that can end the wait, each with the version to exceed. If no
+      variable is listed, the guest decides when it is asked again.
     * `turns`, in a branch that does nothing: how often in a row the guest did nothing.
     * `draft`: tokens that are likely to be sampled next. The engine computes draft tokens ahead, which saves time and
       does not change the output.
