@@ -57,7 +57,7 @@ class _Book:
     is_whole: bool = True
 
     def find(self, key: tuple[Any, ...]) -> _Made | None:
-        """Return the first call with this key that was not repeated yet."""
+        """Return the first stored call with this key that no replica has repeated yet."""
         return next((made for made in self.made if made.asker is None and made.key == key), None)
 
 
