@@ -33,7 +33,7 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the candidates, best first, each in a separate list."""
+        """Return the engines that may get the request, best first, each in a separate list."""
         args: Sequence[Any] = () if pending_request is None else pending_request.args
         if len(args) > 1:  # the answer to a tool call, and the address of the engine that waits for it
             home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]
