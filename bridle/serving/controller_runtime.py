@@ -128,7 +128,7 @@ def as_control(value: ControlSettings | bool | None) -> ControlSettings:
         return value
     if value is None or isinstance(value, bool):
         return ControlSettings("on", args=_PATIENT) if value else ControlSettings("off")
-    raise InvalidRequest(f"control is {value!r}; must be True, False or ControlSettings", "control")
+    raise InvalidRequest(f"control is {value!r}; must be True, False or an object of ControlSettings", "control")
 
 
 def data_folder() -> Path:

@@ -114,7 +114,7 @@ class PromptCaches:
         )
         limits.check([each for each in own if each.model == model], made)
         if len(self._caches) >= MAX_CACHES:
-            raise Overloaded(f"{len(self._caches)} caches of all users exist already; at most {MAX_CACHES}")
+            raise Overloaded(f"the server has {len(self._caches)} prompt caches of all users; at most {MAX_CACHES}")
         self._caches[made.id] = made
         self._save(made)
         return made
@@ -148,7 +148,9 @@ class PromptCaches:
         """Return a prompt cache that a user may see. Raises `UnknownCache`."""
         found = next((each for each in self.visible_to(identity) if each.id == name), None)
         if found is None:
-            raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may have expired. Create it again")
+            raise UnknownCache(
+                f"this user has no prompt cache {short_repr(name)}; it may have expired. Create it again"
+            )
         return found
 
     def shared_prefix(
@@ -194,18 +196,20 @@ class CacheLimits:
         taken, wanted = sum(self._size(each) for each in others), self._size(cache)
         if not wanted:
             raise InvalidRequest(
-                f"prompt: got {len(cache.tokens)} tokens; a cache has at least one block of {self.block_size}", "prompt"
+                f"prompt: got {len(cache.tokens)} tokens; a prompt cache needs at least {self.block_size}, one KV "
+                "block",
+                "prompt",
             )
         if len(others) >= self.max_retained:
             raise InvalidRequest(
-                f"caches: this user has {len(others)}; at most {self.max_retained} (max_retained). Delete one, or wait "
-                "until one is over",
+                f"caches: this user has {len(others)} prompt caches; at most {self.max_retained} (max_retained). "
+                "Delete one, or wait until one expires",
                 "caches",
             )
         if taken + wanted > self.max_tokens:
             raise InvalidRequest(
-                f"prompt: got {wanted} tokens to retain, and caches of this user have {taken}; at most "
-                f"{self.max_tokens} (max_retained_tokens). Delete a cache, or send a shorter prompt",
+                f"prompt: got {wanted} tokens to retain, and this user's prompt caches have {taken}; at most "
+                f"{self.max_tokens} in all (max_retained_tokens). Delete a cache, or send a shorter prompt",
                 "prompt",
             )
 

@@ -67,8 +67,8 @@ class StateDb:
             self._write([("DELETE FROM entries WHERE until <= ?", (clock(),))])
         except (OSError, sqlite3.Error) as error:
             raise InvalidRequest(
-                f"state_db: got {str(path)!r}, which cannot be used: {error}. Name a file that no other process has "
-                "open, or move a damaged file away",
+                f"state_db: got {str(path)!r}, which cannot be used: {error}. Use a file that no other process has "
+                "open; if the file is damaged, move it away",
                 "state_db",
             ) from None
         self._thread = start_thread(self._run, "bridle-state")
@@ -106,7 +106,7 @@ class StateDb:
                 self._write([(sql, values) for sql, values, _ in changes])
             except sqlite3.Error as error:
                 self.num_dropped += len(changes)
-                _log.warning("%s: %d changes are not saved: %s", self.path, len(changes), error)
+                _log.warning("state_db %s: %d changes could not be saved: %s", self.path, len(changes), error)
             with self._changed:
                 self._waiting_bytes -= sum(each[2] for each in changes)  # type: ignore[misc]
 

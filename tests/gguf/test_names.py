@@ -105,7 +105,7 @@ def test_quantize_writes_what_serve_reads(tmp_path: Path, capsys: pytest.Capture
     ("arguments", "reason"),
     [
         (["demo", "x.gguf", "--type", "Q9"], "type is 'Q9'; must be one of F32"),
-        (["demo", "x.safetensors"], "a GGUF file's name ends in .gguf"),
+        (["demo", "x.safetensors"], "the name of a GGUF file must end in .gguf"),
         (["demo", "."], ". exists already"),
     ],
 )

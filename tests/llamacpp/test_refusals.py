@@ -118,7 +118,7 @@ REFUSED: list[tuple[str, Body, int, str]] = [
     ("/generate", {"text": "a", "audio_data": "data:,x"}, 400, "audio_data is not supported"),
     ("/v1/run", {"prompt": "a", "controller": "x", "controller_arg": "{}"}, 501, "without a control runtime"),
     # vectors and labels that it has not
-    ("/v1/embeddings", {"input": "a", "dimensions": 99}, 400, "this model's vectors have 32"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 99}, 400, "must be from 1 to 32"),
     ("/v1/classify", {"input": "a"}, 400, "'m' generates text"),
     ("/predict", {"inputs": "a"}, 422, "'m' generates text"),
     # adapters that it has not

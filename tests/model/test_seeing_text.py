@@ -120,5 +120,5 @@ def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
 
 def test_what_is_not_served_says_why(tmp_path: Path) -> None:
     folder = vision_checkpoints.make_seeing("internvl", tmp_path / "model")
-    with pytest.raises(UnsupportedModel, match="only models of text can be written"):
+    with pytest.raises(UnsupportedModel, match="only text models can be written"):
         quantize_model(str(folder), tmp_path / "out.gguf", "Q8_0")

@@ -1,5 +1,5 @@
-"""A fake store of adapters without memory: it records the registry's requests, and a test decides when a load ends and
-how."""
+"""A fake store of adapters that holds no weights: it records the registry's requests, and the test decides when and how
+a load ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ DEMO_LAYERS = {
 
 
 class FakeHome:
-    """Keeps nothing. With `is_held` a load waits for `release`; those of folders in `broken` fail."""
+    """A fake store that holds no weights. With `is_held` a load waits for `release`. Loads of folders in `broken`
+    fail."""
 
     def __init__(self, is_held: bool = False) -> None:
         self.is_held = is_held
@@ -62,7 +63,7 @@ class FakeHome:
         return future
 
     def release(self, key: str) -> None:
-        """Let a load come to its end."""
+        """Let a load finish."""
         future = self.waiting.pop(key)
         folder = self.files[key].folder
         if folder.name in self.broken:
@@ -73,7 +74,7 @@ class FakeHome:
 
 
 def with_adapters(model: LoadedModel, home: FakeHome | None = None) -> FakeHome:
-    """Let a model have adapters; gives their home."""
+    """Add an adapter store to a model, and return the store."""
     home = home or FakeHome()
     model.adapters = AdapterRegistry(home, (model.name,))
     return home
@@ -82,7 +83,7 @@ def with_adapters(model: LoadedModel, home: FakeHome | None = None) -> FakeHome:
 def write_adapter(
     folder: Path, layers: Mapping[str, tuple[int, int]] | None = None, rank: int = 2, scale: float = 0.0, seed: int = 0
 ) -> Path:
-    """An adapter as PEFT saves it, for linear layers of (in, out) features; its random weights are of size `scale`."""
+    """An adapter in PEFT's format for linear layers of (in, out) features, with random weights of size `scale`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     tensors = {}
@@ -98,12 +99,12 @@ def write_adapter(
 
 
 def write_demo_adapter(folder: Path, seed: int = 0) -> Path:
-    """An adapter for the demo model that makes it say something else."""
+    """An adapter that changes the output of the demo model."""
     return write_adapter(folder, DEMO_LAYERS, rank=4, scale=0.5, seed=seed)
 
 
 class AdapterFakes(FakeLoader):
-    """A loader of fakes that have adapters."""
+    """A loader of fake models with adapters."""
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
         model = super().load(config, name, progress)

@@ -1,4 +1,4 @@
-"""A model of bytes and a scripted engine, for tests of front-ends."""
+"""A byte-level model with a scripted engine, for tests of front-ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ByteTokenizer:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A stand-in for the engine's own."""
+    """A fake of the engine's statistics."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -80,7 +80,7 @@ Script = Callable[[Request], Iterable[list[Event]]]
 
 
 class FakeStream:
-    """Plays lists of events; after the scripted ones of an endless request it waits to be cancelled."""
+    """A stream of scripted lists of events. An endless request then waits until it is cancelled."""
 
     def __init__(self, batches: Iterable[list[Event]], is_endless: bool, said_all: asyncio.Event) -> None:
         self._said_all = said_all
@@ -124,7 +124,7 @@ class FakeStream:
 
 
 class FakeClient:
-    """An engine that answers every request by a script."""
+    """A fake engine that answers every request with a script."""
 
     def __init__(
         self, script: Script, max_model_len: int = 256, num_blocks: int = 64, is_endless: bool = False
@@ -168,7 +168,8 @@ class FakeClient:
 
 
 def say(text: str) -> Script:
-    """A script: every output says `text`, byte by byte, cut at `max_tokens`; one batch of events a token."""
+    """A script in which every output is `text`, byte by byte, cut at `max_tokens`. Each token has one batch of
+    events."""
 
     def script(request: Request) -> Iterator[list[Event]]:
         sampling, rid = request.sampling, request.id
@@ -199,14 +200,14 @@ def logprob(token: int, num_top: int | None) -> Logprob | None:
 
 
 def fake_model(script: Script | None = None, name: str = "fake", **options: Any) -> LoadedModel:
-    """A loaded model over a `FakeClient`, which is its `client`."""
+    """A loaded model whose `client` is a `FakeClient`."""
     client: Any = FakeClient(script or say("hello"), **options)
     tokenizer: Any = ByteTokenizer()
     return LoadedModel(name, client, tokenizer, created=1_700_000_000, shutdown=client.close)
 
 
 async def served_by(model: LoadedModel, identity: Identity | None = None) -> RequestLifecycle:
-    """A call that holds a model, and a place."""
+    """A call that holds a model and a request slot."""
     host = AppState(ModelRegistry([model]), Admission())
     serving = RequestLifecycle(host, RequestRecord(id="c", identity=identity), ExitStack())
     await serving.acquire_model(None)
@@ -214,7 +215,7 @@ async def served_by(model: LoadedModel, identity: Identity | None = None) -> Req
 
 
 def check_counts(book: PerUserStore[Any]) -> None:
-    """The counts are those of what is kept, within the bounds."""
+    """Check that the store's counts match its entries, and are within the limits."""
     entries, bounds = book.entries, book.bounds
     assert book.num_bytes == sum(entry.num_bytes for entry in entries.values()) <= bounds.max_bytes
     assert {name for share in book.shares.values() for name in share.names} == entries.keys()

@@ -1,4 +1,4 @@
-"""A loader of fake models; a test decides when a load finishes."""
+"""A loader of fake models. The test decides when a load finishes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MIB = 1 << 20
 
 
 class FakeLoader:
-    """`sizes` are the weights of what can be loaded, `room` what is set aside for the adapters of a model that may have
-    any, both in MiB. With `is_held` a load waits for `go`; with `is_endless` what is loaded never ends an output by
-    itself."""
+    """`sizes` are the weights of the models, and `room` is the memory for the adapters of each model that supports
+    them, both in MiB. With `is_held` a load waits for `go`. With `is_endless` the outputs of loaded models never end by
+    themselves."""
 
     def __init__(
         self, sizes: dict[str, int], is_held: bool = False, is_endless: bool = False, room: int | None = None
@@ -79,7 +79,7 @@ def registry_of(
     named: tuple[str, ...] = (),
     kv_mib: int | None = None,
 ) -> ModelRegistry:
-    """A registry whose catalog knows what the loader has."""
+    """A registry whose catalog has the models of the loader."""
     base = ModelConfig(kv_memory=None if kv_mib is None else kv_mib * MIB)
     keeper = ModelManager(loader, None if max_mib is None else max_mib * MIB, clock or FakeClock())
     registry = ModelRegistry(catalog=ModelCatalog(base, hub_ids=loader.sizes), keeper=keeper)

@@ -69,7 +69,7 @@ def test_a_failure_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(AdapterRefused, match="changed"):
         registry.replace("a", two)
     assert registry.resolve("a") == before and set(home.files) == {before}
-    with pytest.raises(InvalidRequest, match="means the base model"):
+    with pytest.raises(InvalidRequest, match="reserved for the base model"):
         registry.replace("m", one)
     with pytest.raises(InvalidRequest, match="remove it first, or replace it"):
         registry.add("a", two)

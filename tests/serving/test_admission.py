@@ -1,4 +1,4 @@
-"""Tests of admission: requests and tokens in flight are bounded, and every place is returned."""
+"""Tests of admission: requests and tokens in flight are limited, and every request slot is freed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
 def test_requests_are_bounded() -> None:
     admission = Admission(max_requests=2)
     first, second = admission.admit(), admission.admit()
-    with pytest.raises(Overloaded, match="2 requests in flight, 1 more requested, at most 2"):
+    with pytest.raises(Overloaded, match="2 requests are in flight, and this call wants 1 more; at most 2"):
         admission.admit()
     first.release()
     first.release()
@@ -36,7 +36,7 @@ def test_tokens_are_bounded_and_a_refused_charge_counts_nothing() -> None:
     with admission.admit() as first:
         first.charge(60)
         with admission.admit() as second:
-            with pytest.raises(Overloaded, match="60 tokens in flight, 41 more requested, at most 100"):
+            with pytest.raises(Overloaded, match="60 tokens are in flight, and this call wants 41 more; at most 100"):
                 second.charge(41)
             second.charge(40)
         assert admission.num_tokens == 60
@@ -47,13 +47,13 @@ def test_tokens_are_bounded_and_a_refused_charge_counts_nothing() -> None:
 
 def test_what_can_never_fit_is_the_callers_error() -> None:
     admission = Admission(max_requests=4, max_tokens=100)
-    with pytest.raises(InvalidRequest, match="5 requests in one call; this server accepts at most 4"):
+    with pytest.raises(InvalidRequest, match="the body has 5 requests; this server accepts at most 4"):
         admission.admit(5)
     with admission.admit(2) as ticket:
         ticket.charge(60)
-        with pytest.raises(InvalidRequest, match="120 tokens in one call"):
+        with pytest.raises(InvalidRequest, match="the body has 120 tokens"):
             ticket.charge(60)
-    with admission.admit() as ticket, pytest.raises(InvalidRequest, match="101 tokens in one call"):
+    with admission.admit() as ticket, pytest.raises(InvalidRequest, match="the body has 101 tokens"):
         ticket.charge(101)
 
 

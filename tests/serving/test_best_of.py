@@ -1,4 +1,4 @@
-"""The best of several outputs: outputs that cannot win end early, and nothing else changes."""
+"""`best_of`: outputs that cannot win end early, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_text_that_may_be_taken_back_is_not_judged_early(llm: LLM) -> None:
 
 
 def test_outputs_are_compared_by_their_logprobs(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="keep_best: got no logprobs"):
+    with pytest.raises(InvalidRequest, match="keep_best: it compares outputs by their logprobs"):
         llm.generate(PROMPT, n=2, keep_best=1)
 
 
@@ -97,7 +97,8 @@ SCORES = st.lists(st.floats(-5.0, 0.0), max_size=8)
 def test_an_output_is_lost_only_if_no_end_of_it_wins(
     first: list[float], then: list[float], taken: int, rival: float, room: int
 ) -> None:
-    """Whatever comes, its mean stays below the rival's: also after rolling tokens back, and in a fork."""
+    """An output ends early only if its mean stays below the rival's with any further tokens, also after rollbacks and
+    in forks."""
     contest = Contest(1)
     for score in first:
         contest.add(token(0, score))

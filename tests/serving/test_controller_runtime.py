@@ -1,4 +1,5 @@
-"""Tests of starting a control runtime, and of the message when it does not start. A tiny checkpoint, real processes."""
+"""Tests of starting a control runtime, and of the message when it does not start. The tests use a tiny checkpoint and
+real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Work that begins before libraries are imported. It is used only for its model, and ended if it is not used."""
+"""Work that begins before libraries are imported. The result is used only for its model, and is closed if it is not
+used."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.sources import ROOT
 
 
 class Started(ControlStart):
-    """A runtime that is never started; it notes when it is ended."""
+    """A runtime that is never started, and records when it is ended."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -47,7 +48,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[EarlyParts | None]:
-    """What loads get of what was begun."""
+    """The early results that loads get."""
     found: list[EarlyParts | None] = []
     monkeypatch.setattr(served_models, "load_model", lambda *_, early, **__: found.append(early))
     return found

@@ -1,4 +1,4 @@
-"""Turns are fair between tenants, limits hold in any minute, and no tenant fills the server alone."""
+"""Turns are fair between tenants, limits hold in any minute, and no tenant can fill the server alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Clock:
 
 
 def _serve(costs: dict[str, list[int]], weights: dict[str, float], num_served: int) -> Counter[str]:
-    """Tokens that each tenant got when all had asked for everything at once and `num_served` requests were served in
-    order of their places, one after the other."""
+    """The tokens of each tenant if all requests arrive at once and `num_served` of them are served one after the other,
+    in the order of admission."""
     queue = FairQueue()
     waiting: list[tuple[float, int, QueuePlace, int]] = []
     longest = max(map(len, costs.values()))
@@ -88,7 +88,9 @@ def test_what_an_output_really_took_is_put_right() -> None:
 def test_the_house_is_never_filled_by_one_user() -> None:
     admission = Admission(max_requests=100, is_shared=True)
     tickets = [admission.admit(1, "greedy") for _ in range(80)]
-    with pytest.raises(Overloaded, match="'greedy' has 80 requests in flight, 1 more requested; the last 20 places"):
+    with pytest.raises(
+        Overloaded, match="'greedy' has 80 requests in flight and wants 1 more; the last 20 free places"
+    ):
         admission.admit(1, "greedy")
     for user in ("a", "b", "c"):
         tickets.append(admission.admit(1, user))
@@ -101,7 +103,7 @@ def test_the_house_is_never_filled_by_one_user() -> None:
 
 def test_one_large_call_does_not_fill_the_house_either() -> None:
     admission = Admission(max_requests=100, is_shared=True)
-    with pytest.raises(InvalidRequest, match="81 requests in one call; a user of this server may have 80"):
+    with pytest.raises(InvalidRequest, match="the body has 81 requests; a user of this server may have at most 80"):
         admission.admit(81, "greedy")
     with admission.admit(80, "greedy"), admission.admit(1, "modest"):
         assert admission.num_requests == 81
@@ -139,7 +141,7 @@ def test_requests_and_tokens_per_minute_are_bounded() -> None:
         take(rates, "u", limits, 1)
     clock.now += 10
     take(rates, "u", limits, 1)
-    with pytest.raises(InvalidRequest, match="may have 3 in a minute"):
+    with pytest.raises(InvalidRequest, match="may have at most 3 per minute"):
         take(rates, "u", limits, 4)
 
 
@@ -151,7 +153,7 @@ def test_limits_are_checked_and_kept_with_the_keys(tmp_path: Path) -> None:
     store.set_limits("ann", UserLimits(5, None, 2.0))
     limited = store.find(key)
     assert limited is not None and limited.limits == UserLimits(5, None, 2.0)
-    with pytest.raises(InvalidRequest, match="no key belongs to 'bob'"):
+    with pytest.raises(InvalidRequest, match="the user 'bob' has no API key"):
         store.set_limits("bob", UserLimits())
     for bad in ({"requests_per_minute": 0}, {"tokens_per_minute": -1}, {"weight": float("nan")}):
         with pytest.raises(InvalidRequest):
@@ -160,6 +162,6 @@ def test_limits_are_checked_and_kept_with_the_keys(tmp_path: Path) -> None:
 
 
 def take(rates: RateLimiter, user: str, limits: UserLimits, num_requests: int) -> None:
-    """Take requests out of a user's buckets, as admission does."""
+    """Take requests from a user's token buckets, like admission."""
     rates.look(user, limits, num_requests)
     rates.spend(user, "requests", limits.requests_per_minute, num_requests)

@@ -21,7 +21,7 @@ VALUES = st.recursive(
 
 
 def counted(value: Any) -> JsonSize:
-    """The same, of the value that a parser built."""
+    """The counts of a parsed value, for comparison."""
     if isinstance(value, str):
         return JsonSize(1, 1)
     if not isinstance(value, (list, dict)):
@@ -48,9 +48,9 @@ def test_what_comes_after_an_error_hides_nothing_before_it(value: Any, rest: byt
 def test_limits_name_value_and_limit() -> None:
     limit = JsonSize(num_nodes=3, num_values=4)
     json_size(b'["a", "b", 1, 2]').check(limit)
-    with pytest.raises(InvalidRequest, match="holds 4 texts, names, lists and objects; at most 3"):
+    with pytest.raises(InvalidRequest, match="has 4 texts, names, lists and objects; at most 3"):
         json_size(b'["a", "b", "c"]').check(limit)
-    with pytest.raises(InvalidRequest, match="holds 5 values; at most 4"):
+    with pytest.raises(InvalidRequest, match="has 5 values; at most 4"):
         json_size(b"[1, 2, 3, 4, 5]").check(limit)
     assert limit_for(1) == limit_for(4 << 20) == JsonSize(65_536, 524_288)
     assert limit_for(8 << 20) == JsonSize(131_072, 1_048_576)

@@ -1,4 +1,4 @@
-"""Models are unloaded some time after their last request, if a client has said so."""
+"""Models are unloaded some time after their last request, if a client has set this time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.http.harness import saying, scripted_model
 
 
 class Timers:
-    """Timers that run when the test says so."""
+    """Timers that fire when the test triggers them."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], None]]] = []

@@ -1,4 +1,4 @@
-"""API keys: found by their text, kept by their hash, shared by processes."""
+"""API keys are found by their text, stored as a hash, and shared by processes."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_a_file_that_cannot_hold_keys_is_named(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("not a database, whatever SQLite may think of it" * 50)
     for path in (text, tmp_path, text / "keys.db"):
-        with pytest.raises(InvalidRequest, match="cannot hold API keys"):
+        with pytest.raises(InvalidRequest, match="cannot be used as a file of API keys"):
             KeyStore(path)
 
 
 def test_what_was_found_counts_until_anybody_changes_the_file(tmp_path: Path) -> None:
-    """Also another process, which has a connection of its own."""
+    """A cached lookup is valid until any process changes the file."""
     with closing(KeyStore(tmp_path / "k.db")) as here, closing(KeyStore(tmp_path / "k.db")) as elsewhere:
         key = here.add("ann")
         looked: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Tests that tasks with much to write leave room for others between them."""
+"""Tests that tasks with much data to write let other tasks run in between."""
 
 from __future__ import annotations
 

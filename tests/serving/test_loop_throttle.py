@@ -1,4 +1,5 @@
-"""Tests of the order of turns: no waiting while there is time, then users in turn, and never more than the share."""
+"""Tests of the order of turns: no waiting while the event loop has time, then users in turn, and never more than the
+share."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from bridle.testing.clock import FakeClock as Clock
 
 
 async def drain(turns: LoopThrottle, clock: Clock) -> None:
-    """Let time pass until everybody had a turn."""
+    """Let time pass until every user has had a turn."""
     loop = asyncio.get_running_loop()
     real = loop.call_later
     loop.call_later = lambda seconds, call, *arguments: (  # type: ignore[method-assign]
@@ -47,7 +48,8 @@ def test_nobody_waits_while_there_is_time() -> None:
 
 @pytest.mark.parametrize("spent", [0.0, BURST + 0.0001], ids=["share left", "share spent"])
 def test_a_turn_ends_before_the_next_and_the_loop_goes_on_between(spent: float) -> None:
-    """Also where time is always left, as on a busy machine, whose clock continues while next to nothing is charged."""
+    """This also holds if time is always left, as on a busy machine, whose clock runs while almost no work is
+    charged."""
     num_turns = 3_000  # more than Python nests calls
 
     async def main() -> None:

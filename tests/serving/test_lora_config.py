@@ -1,4 +1,4 @@
-"""Tests of the operator's settings of adapters, which alone decide the meaning of a name from the network."""
+"""Tests of the operator's adapter settings. Only these settings decide the meaning of a name from a client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(text: str) -> None:
 def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "x")
     assert len(parse_adapters([f"a={folder}", f"b={folder}", f"m:a={folder}"])) == 3
-    with pytest.raises(InvalidRequest, match="two adapters are called 'a'"):
+    with pytest.raises(InvalidRequest, match="two adapters have the name 'a'"):
         parse_adapters([f"a={folder}", f"a={folder}"])
 
 
@@ -125,12 +125,12 @@ def test_a_model_whose_adapter_cannot_be_used_does_not_come(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spec", "models", "match"),
     [
-        (AdapterSpec("one", "x"), ModelSet(("one",)), "an adapter is called 'one', which means a model"),
-        (AdapterSpec("tgi", "x"), ModelSet(("one",)), "an adapter is called 'tgi', which means a model"),
+        (AdapterSpec("one", "x"), ModelSet(("one",)), "an adapter has the name 'one', which is the name of a model"),
+        (AdapterSpec("tgi", "x"), ModelSet(("one",)), "an adapter has the name 'tgi', which is the name of a model"),
         (
             AdapterSpec("a", "x"),
             ModelSet(("auto",), allow_hub=("late",), max_memory=1 << 20),
-            "no model is named first",
+            "the model is missing",
         ),
         (AdapterSpec("a", "x", model="two"), ModelSet(("one",)), "the model 'two' is not served"),
     ],
@@ -143,11 +143,11 @@ def test_adapters_that_contradict_the_models_are_refused(spec: AdapterSpec, mode
 def test_a_model_cannot_take_an_adapters_name_later() -> None:
     adapters = AdapterSet((AdapterSpec("a", "x"),))
     registry, _ = build_registry(ModelSet(("one",)), ModelConfig(), AdapterFakes({"one": 1}), None, adapters)
-    with pytest.raises(InvalidRequest, match="the model name 'a' is an adapter's already"):
+    with pytest.raises(InvalidRequest, match="the model name 'a' is the name of an adapter"):
         registry.add_alias("a", "one")
 
 
 def test_static_loads_no_adapters_later(tmp_path: Path) -> None:
     for adapters in (AdapterSet(folder=tmp_path), AdapterSet(hub_ids=("org/x",))):
-        with pytest.raises(InvalidRequest, match="drop adapters_dir and allow_adapter"):
+        with pytest.raises(InvalidRequest, match="leave adapters_dir and allow_adapter out"):
             build_registry(ModelSet(("one",), is_static=True), ModelConfig(), AdapterFakes({}), None, adapters)

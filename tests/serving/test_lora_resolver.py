@@ -1,4 +1,4 @@
-"""Adapters for requests: names that mean the model alone, one load for many, errors that leave nothing behind."""
+"""Adapters for requests: names of the base model, one load for many requests, and errors that leak no resource."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.serving.loaders import FakeLoader
 
 
 class Desk:
-    """A registry with one model that has the adapter `french`, and may load what is in a folder."""
+    """A registry with one model that has the adapter `french`, and may load adapters from a folder."""
 
     def __init__(self, root: Path, is_held: bool = False) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Desk:
         return [info.name for info in self.model.adapters.list()]
 
     def release(self) -> None:
-        """Let all loads end."""
+        """Let all loads finish."""
         for key in list(self.home.waiting):
             self.home.release(key)
 
@@ -113,7 +113,7 @@ async def test_no_adapter_takes_the_name_of_a_model_that_may_be_loaded(root: Pat
         adapters=desk.registry.adapters.catalog,
     )  # fmt: skip
     write_adapter(root / "late")
-    with pytest.raises(InvalidRequest, match="the name 'late' is a model's"):
+    with pytest.raises(InvalidRequest, match="a model has the name 'late'"):
         await desk.registry.adapters.load(desk.model, "late", "late")
     assert await desk.registry.all_adapters() == [("demo", "french")]
     assert (await desk.registry.adapters.load(desk.model, "mine", "late")).state == "host"
@@ -145,7 +145,7 @@ async def test_a_wait_ends_at_its_deadline_and_the_load_goes_on(root: Path) -> N
     write_adapter(root / "new")
     patient = asyncio.create_task(desk.fetch("new"))
     await desk.until_loading()
-    with pytest.raises(ModelUnavailable, match="the adapter 'new' is not there after 0 s"):
+    with pytest.raises(ModelUnavailable, match="the adapter 'new' is not loaded after 0 s"):
         await desk.fetch("new", 0)
     left = asyncio.create_task(desk.fetch("new"))
     await asyncio.sleep(0)
@@ -204,7 +204,7 @@ async def failure(desk: Desk, name: str) -> BaseException | None:
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources whose files are looked at from now on."""
+    """The sources whose files are read from now on."""
     looks: list[str] = []
     look = lora.find_adapter
 
@@ -239,14 +239,14 @@ async def test_admins_give_names_to_what_may_be_loaded(root: Path) -> None:
     load = desk.registry.adapters.load
     assert (await load(desk.model, "mine", "new")).state == "host"
     for name, source, reason in (
-        ("mine", "new", "known already"),
-        ("french", "new", "known already"),
-        ("gpt-4", "new", "is a model's"),
-        ("demo", "new", "is a model's"),
-        ("tgi", "new", "means the base model"),
+        ("mine", "new", "exists already"),
+        ("french", "new", "exists already"),
+        ("gpt-4", "new", "a model has the name"),
+        ("demo", "new", "a model has the name"),
+        ("tgi", "new", "reserved for the base model"),
         ("../x", "new", "not allowed"),
-        ("other", str(root.parent / "french"), "may not be loaded here"),
-        ("other", "org/name", "may not be loaded here"),
+        ("other", str(root.parent / "french"), "may not load adapters from"),
+        ("other", "org/name", "may not load adapters from"),
     ):
         with pytest.raises(InvalidRequest, match=reason):
             await load(desk.model, name, source)

@@ -1,4 +1,4 @@
-"""Models: how they are loaded, which names they have, and the errors for unknown ones."""
+"""Models: loading, names, and errors for unknown models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_empty_registry_says_so() -> None:
 def test_a_name_is_taken_once_and_a_clash_changes_nothing() -> None:
     registry = ModelRegistry()
     registry.add(fake_model(name="demo"), aliases=["d"])
-    with pytest.raises(InvalidRequest, match="'d' is taken"):
+    with pytest.raises(InvalidRequest, match="'d' is in use"):
         registry.add(fake_model(name="new"), aliases=["d"])
     assert registry.names == ["demo", "d"]
 

@@ -1,5 +1,5 @@
-"""Models are loaded on demand and unloaded for lack of room: one load serves all waiting requests, and no load happens
-without one."""
+"""Models are loaded on demand and unloaded if memory is needed. One load serves all waiting requests, and no model is
+loaded without a request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE, until_async
 
 
 async def until(registry: ModelRegistry, name: str, stage: str) -> None:
-    """Let the loop run until a load has come to that stage."""
+    """Let the event loop run until a load has reached the given stage."""
     async with asyncio.timeout(PATIENCE):
         while registry.slot_of(name).stage != stage:  # noqa: ASYNC110 - a thread writes it, and tells nobody
             await asyncio.sleep(0.001)
@@ -70,7 +70,7 @@ async def test_others_are_served_while_a_model_loads() -> None:
 
 
 async def is_finding(registry: ModelRegistry, name: str) -> asyncio.Task[Lease]:
-    """Ask for a model; its load is finding it."""
+    """Request a model, and wait until its load is in the lookup stage."""
     waiting = asyncio.create_task(registry.acquire(name))
     await until_async(lambda: registry.slot_of(name).num_waiting, "that the load begins")
     await until(registry, name, "finding the model")
@@ -78,7 +78,7 @@ async def is_finding(registry: ModelRegistry, name: str) -> asyncio.Task[Lease]:
 
 
 async def give_up(registry: ModelRegistry, name: str) -> None:
-    """Ask for a model, and leave while it is being found."""
+    """Request a model, and cancel during its lookup."""
     waiting = await is_finding(registry, name)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -245,7 +245,10 @@ async def test_what_can_never_fit_is_refused_without_closing_anything() -> None:
     loader = FakeLoader({"a": 10, "huge": 200})
     registry = registry_of(loader, max_mib=100)
     (await registry.acquire("a")).release()
-    with pytest.raises(ModelUnavailable, match="'huge' needs 250 MiB with the least KV cache; models may take 100 MiB"):
+    with pytest.raises(
+        ModelUnavailable,
+        match="'huge' needs 250 MiB with the smallest possible KV cache; all models together may take 100 MiB",
+    ):
         await registry.acquire("huge")
     assert registry.state_of("a") is ModelState.LOADED
 
@@ -318,7 +321,7 @@ def test_flags_override_the_split() -> None:
 
 
 async def test_what_is_set_aside_for_adapters_is_counted(tmp_path: Path) -> None:
-    """`a` and `b` are loaded at the start, `c` on demand; of 200 MiB each gets 30 for its adapters."""
+    """`a` and `b` are loaded at startup, and `c` on demand. Each gets 30 of the 200 MiB for its adapters."""
     loader = AdapterFakes({"a": 20, "b": 20, "c": 20}, room=30)
     models = ModelSet(("a", "b"), allow_hub=("c",), max_memory=200 * MIB)
     registry, load_named = build_registry(models, ModelConfig("a"), loader, None, AdapterSet(folder=tmp_path))
@@ -349,8 +352,8 @@ def test_adapters_that_leave_no_room_are_named_in_the_error(tmp_path: Path) -> N
     _, load_named = build_registry(models, ModelConfig(), loader, None, AdapterSet(folder=tmp_path))
     with pytest.raises(
         UnsupportedModel,
-        match="a needs 115 MiB with the least KV cache and 90 MiB for adapters; models may take 100 MiB; raise "
-        "--max-model-memory, or lower --adapter-memory and --adapter-host-memory",
+        match="a needs 115 MiB with the smallest possible KV cache and 90 MiB for adapters; all models together "
+        "may take 100 MiB; raise --max-model-memory, or lower --adapter-memory and --adapter-host-memory",
     ):
         load_named()
 
@@ -456,22 +459,27 @@ async def test_static_loads_and_unloads_nothing() -> None:
 @pytest.mark.parametrize(
     ("models", "base", "name", "message"),
     [
-        (ModelSet(("a", "a")), ModelConfig("a"), None, "the model name 'a' is taken already"),
-        (ModelSet(("a", "b")), ModelConfig("a"), "mine", "served_name is 'mine'; this setting is for one model"),
+        (ModelSet(("a", "a")), ModelConfig("a"), None, "the model name 'a' is in use already"),
+        (ModelSet(("a", "b")), ModelConfig("a"), "mine", "served_name is 'mine'; this setting applies to one model"),
         (
             ModelSet(("a", "b")),
             ModelConfig("a", revision="v1"),
             None,
-            "revision is 'v1'; this setting is for one model",
+            "revision is 'v1'; this setting applies to one model",
         ),
-        (ModelSet(("a",), (("a", "b"),)), ModelConfig("a"), None, "the model name 'a' is taken already"),
+        (ModelSet(("a",), (("a", "b"),)), ModelConfig("a"), None, "the model name 'a' is in use already"),
         (
             ModelSet(("a",), (("x", "no/such/folder"),)),
             ModelConfig("a"),
             None,
             "neither a folder, a GGUF file nor a hub id",
         ),
-        (ModelSet(("a",), (("x", "b"),), is_static=True), ModelConfig("a"), None, "static loads no others"),
+        (
+            ModelSet(("a",), (("x", "b"),), is_static=True),
+            ModelConfig("a"),
+            None,
+            "with static no other model is loaded",
+        ),
         (ModelSet(("a",), models_dir=Path("/no/where")), ModelConfig("a"), None, "models_dir /no/where cannot be used"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Events add up to outputs, with any rollbacks and forks, and readers never miss or repeat an event."""
+"""Events are collected to outputs with any rollbacks and forks, and readers never miss or repeat an event."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ STEPS = st.lists(
 
 
 def play(steps: list[tuple[str, int, object]]) -> list[list[Event]]:
-    """A lawful history: batches of events, cut where the steps say `read`."""
+    """A valid history: batches of events, split where a step is `read`."""
     outputs: dict[int, list[tuple[int, str]]] = {0: []}
     batches: list[list[Event]] = [[]]
     for number, (kind, index, value) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Ten times as many requests as a server can run, for a minute of its fake time. Every user gets at least 80 % of a
+"""For one minute of fake time, a server gets ten times the requests that it can run. Every user gets at least 80 % of a
 fair share, and so does a user who sends half of all requests."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _PROMPT, _OUTPUT = 80, 32
 
 
 class House:
-    """Places for `num_places` requests, of which `num_seats` are served at once, in order of their places."""
+    """A fake server with `num_places` request slots. It serves `num_seats` requests at once, in the order of
+    admission."""
 
     def __init__(self, num_places: int, num_seats: int, seed: int) -> None:
         self.now = 0.0
@@ -33,7 +34,7 @@ class House:
         self._num_running = 0
 
     def run(self) -> list[float]:
-        """Return each user's share relative to a fair one."""
+        """Return each user's share, relative to a fair share."""
         for ticket in self._moments():
             if ticket is None:
                 self._arrive()
@@ -45,7 +46,7 @@ class House:
         return [each * _USERS / sum(self.served) for each in self.served]
 
     def _moments(self) -> Iterator[Ticket | None]:
-        """Arrivals (None) and requests that are over, until the time is up."""
+        """Yield arrivals (None) and finished requests, until the time is up."""
         while self._events[0][0] <= _SECONDS:
             self.now, _, ticket = heapq.heappop(self._events)
             yield ticket

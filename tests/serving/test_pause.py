@@ -1,4 +1,4 @@
-"""Pauses: nothing is computed, requests wait or end, and outputs are the same as without a pause."""
+"""While a model is paused, nothing is computed and requests wait or end. Outputs are the same as without a pause."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_outputs_are_as_without_a_pause(llm: LLM) -> None:
 
 
 def test_a_paused_engine_takes_requests_and_computes_none() -> None:
-    """The engine itself, step by step."""
+    """The test calls the engine directly, step by step."""
     engine = Engine(ScriptedExecutor(), EngineConfig())
     engine.add(make_request(id="a", max_tokens=4))
     before = engine.step()
@@ -72,7 +72,8 @@ def test_a_paused_engine_takes_requests_and_computes_none() -> None:
 
 
 def tokens_of(engine: Engine, events: list[Event], pauses: Sequence[bool] = ()) -> dict[str, list[int]]:
-    """The tokens of each request, once the engine has computed all; it is paused in the steps that `pauses` says."""
+    """The tokens of each request after the engine has computed all. The engine is paused in the steps that `pauses`
+    lists."""
     for is_paused in pauses:
         engine.is_paused = is_paused
         events += engine.step()
@@ -88,7 +89,7 @@ def tokens_of(engine: Engine, events: list[Event], pauses: Sequence[bool] = ()) 
 
 @given(pauses=st.lists(st.booleans(), max_size=30), is_async=st.booleans())
 def test_pauses_change_nothing(pauses: list[bool], is_async: bool) -> None:
-    """... also where a step is launched before the tokens of the last one are known."""
+    """Pauses change nothing, even if a step starts before the tokens of the previous step are known."""
 
     def run(pauses: Sequence[bool]) -> dict[str, list[int]]:
         clock = FakeClock()
@@ -137,7 +138,8 @@ def test_replicas_are_not_paused() -> None:
 
 
 def test_logprobs_while_generating_are_those_of_scoring() -> None:
-    """On a CPU, bit for bit: a token's numbers do not depend on the step that computes it."""
+    """On a CPU the log-probabilities are equal bit for bit, because they do not depend on the step that computes a
+    token."""
     with LLM("demo", num_blocks=256) as llm:
         prompts = ["Once upon a time", "The boy", "She was very happy because"]
         params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, logprobs=0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Stored data of users: found only by its user, bounded in number and bytes, and deleted in time."""
+"""Stored data of users: only its user finds it, its number and bytes are limited, and it expires."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_something_really_takes_is_counted_in_time(kept: list[tuple[tuple[s
 
 @given(st.lists(st.tuples(st.sampled_from(["few large", "many small"]), st.booleans()), max_size=60))
 def test_who_has_less_than_a_fair_share_loses_nothing(kept: list[tuple[str, bool]]) -> None:
-    """Of two users, neither drives out what the other has within half of the bounds."""
+    """A user's data within half of the limits is not evicted for another user."""
     book: PerUserStore[int] = PerUserStore(StoreBounds(10.0, 20, 20, 20_000, 20_000), FakeClock())
     book.keep("quiet", "a", 1, 4_000)
     book.keep("quiet", "b", 2, 500)

@@ -1,5 +1,5 @@
-"""Files of policies: the error for a mistake names file, policy, key and value; which policies a request gets; and what
-each kind is for the engine."""
+"""Policies files: errors name file, policy, key and value. The tests also check the policies of a request, and the
+engine's form of each kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "replacement": "y"}, "replacement goes with"),
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "models": "y"}, "models is 'y'"),
     ({"name": "a", "kind": "pattern", "pattern": "("}, "pattern is not a valid pattern"),
-    ({"name": "a", "kind": "pattern", "pattern": "x*"}, "pattern matches a text that is empty"),
+    ({"name": "a", "kind": "pattern", "pattern": "x*"}, "pattern matches the empty text"),
     ({"name": "a", "kind": "pattern", "pattern": "x", "action": "replace", "replacement": "xx"}, "replacement is 'xx'"),
     ({"name": "a", "kind": "redact", "what": ["face"]}, "what is 'face'"),
     ({"name": "a", "kind": "length"}, "max_tokens is missing"),
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_policies(tmp_path / "none.toml")
     twice = {"name": "a", "kind": "loops"}
-    with pytest.raises(InvalidRequest, match="'a': name is used twice"):
+    with pytest.raises(InvalidRequest, match="two policies have the name 'a'"):
         read_policies({"policy": [twice, twice]})
 
 
@@ -127,7 +127,7 @@ class Forces(Controller):
 
 
 class Writes(Forces):
-    """The same in one splice; then it says what is there."""
+    """A controller that writes the text in one splice, and then logs the text that it sees."""
 
     def next(self, view: SequenceView) -> Decision:
         if view.generated:
@@ -137,13 +137,13 @@ class Writes(Forces):
 
 
 class Idle(Controller):
-    """An operator's class that lets everything pass."""
+    """An operator's policy class that allows everything."""
 
     max_rewind = 0
 
 
 class Only(Controller):
-    """An operator's class: certain tokens and no others."""
+    """An operator's policy class that allows only certain tokens."""
 
     max_rewind = 0
 
@@ -165,7 +165,7 @@ class Unmade(Only):
 
 
 def run(*tables: dict[str, Any], controller: Any = None, reply: str = "hello there", **fields: Any) -> Any:
-    """The output of one request under these policies."""
+    """The output of one request with these policies."""
     model = scripted_model(next_token=saying(reply))
     try:
         policies: PolicySet = read_policies({"policy": list(tables)})

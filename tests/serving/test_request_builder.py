@@ -1,4 +1,4 @@
-"""Requests are checked once, at the edge, and every refusal names field, value and limit."""
+"""Requests are checked once, before the engine, and every error names field, value and limit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ids_are_unique_and_options_are_passed_on() -> None:
 
 @pytest.mark.parametrize("prompt", ["abc" * 500, list(b"abc" * 500), "abc" * 20_000, "ab"])
 async def test_what_is_cut_is_measured_afterwards(prompt: str | list[int]) -> None:
-    """However long it was, and no tokenizer reads more of it than a context could hold."""
+    """A prompt of any length is truncated first. No tokenizer reads more of it than the context could hold."""
     model = fake_model(max_model_len=100)
     read: list[int] = []
     encode = model.tokenizer.encode
@@ -70,7 +70,7 @@ async def test_what_is_cut_is_measured_afterwards(prompt: str | list[int]) -> No
 
 
 async def test_many_prompts_are_read_together_beside_the_loop() -> None:
-    """Few short ones at once, others in groups in a thread; none is out of its place."""
+    """A few short prompts are tokenized at once, and others in groups in a thread. The prompts keep their order."""
     model = fake_model(max_model_len=1_000)
     read: list[tuple[int, int]] = []
     encode = model.tokenizer.encode

@@ -1,4 +1,4 @@
-"""The life of a request: its resources are returned however it ends, and its record knows its cost."""
+"""The life of a request: its resources are freed at any end, and its record has its cost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_full_house_refuses_before_it_waits(host: AppState) -> None:
 
 
 async def test_what_was_broken_off_is_counted() -> None:
-    """A sink that has seen enough ends the request; generated tokens are returned and charged."""
+    """A stream consumer that stops early ends the request. The generated tokens are returned and charged."""
     host, seen = AppState(ModelRegistry([leisurely_model()]), Admission()), 0
 
     async def sink(part: SubRequest, events: list[Event]) -> bool:
@@ -164,7 +164,7 @@ async def test_a_cancelled_call_lets_go() -> None:
 
 
 async def test_a_call_cancelled_during_its_prompt_tells_how_far_it_came() -> None:
-    """The engine stands still in its third step: two chunks of the prompt are computed, and 32 tokens were cached."""
+    """The engine is stopped in its third step, when two chunks of the prompt are computed and 32 tokens were cached."""
     held_up, go, num_steps = asyncio.Event(), threading.Event(), 0
     loop = asyncio.get_running_loop()
 
@@ -211,7 +211,7 @@ async def test_a_call_that_ends_tells_no_progress(host: AppState) -> None:
 
 
 async def test_a_beam_search_counts_for_all_its_beams(host: AppState) -> None:
-    """Its outputs are not copies of a request, but they take as many turns."""
+    """The beams are not separate requests, but they count as that number of requests."""
     new = AppState(host.registry, Admission(max_requests=4))  # no output was short yet, which would bound the guess
     guesses = []
     for width in (1, 2):
@@ -225,7 +225,8 @@ async def test_a_beam_search_counts_for_all_its_beams(host: AppState) -> None:
 
 
 async def test_the_room_for_prompts_follows_the_models_that_are_loaded() -> None:
-    """A long model gets room for its prompts while it is loaded, and takes that along."""
+    """A model with a long context adds room for prompts while it is loaded, and removes this room when it is
+    unloaded."""
     loader = FakeLoader({"a": 10, "b": 10})
     host = AppState(registry_of(loader), Admission(max_tokens=8))
     assert host.admission.max_tokens == 8

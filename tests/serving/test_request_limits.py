@@ -1,4 +1,4 @@
-"""Priorities and deadlines have the same meaning and bounds on every API. Only users with the right to do so may raise
+"""Priorities and deadlines have the same meaning and limits on every API. Only users with the right to do so may raise
 their priority."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_without_a_priority_it_is_the_first_that_is_allowed() -> None:
 
 
 def test_the_earlier_end_counts() -> None:
-    """A client's deadline is counted from when its request came, our own limit from when it is built."""
+    """A client's deadline begins when its request arrives, and the server's limit begins when the request is built."""
     model, since = fake_model(), time.monotonic() - 100
     for deadline, timeout, end in ((150, None, 50), (150, 20, 20), (None, 20, 20), (150, 80, 50)):
         before = time.monotonic()

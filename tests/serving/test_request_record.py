@@ -19,13 +19,13 @@ def token(number: int) -> TokenEvent:
 
 
 class WasmController:
-    """As the real one, which needs packages of its own."""
+    """A fake with the interface of the real class, which needs further packages."""
 
     module = "gh:microsoft/aici/pyctrl" + "x" * 200
 
 
 def my_program(view: object) -> None:
-    """A controller may be a function."""
+    """A controller that is a function."""
 
 
 def test_what_steers_has_a_name() -> None:

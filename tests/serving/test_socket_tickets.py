@@ -1,4 +1,5 @@
-"""Tickets for WebSockets: each is used once, by its own user, within a short time; their number is bounded."""
+"""Tickets for WebSockets: each ticket is valid once, for its user, for a short time. The number of tickets is
+limited."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_a_user_cannot_take_what_others_need() -> None:
     clock = FakeClock()
     tickets = SocketTickets(clock)
     held = [tickets.issue(ANN) for _ in range(MAX_PER_USER)]
-    with pytest.raises(Overloaded, match="'ann' has 32 tickets"):
+    with pytest.raises(Overloaded, match="'ann' has 32 unused WebSocket tickets"):
         tickets.issue(ANN)
     tickets.issue(Identity("bob", False))
     tickets.redeem(held[0])

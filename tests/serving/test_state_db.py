@@ -1,4 +1,4 @@
-"""State in a file: it is there after a restart, bounded, intact after kill -9, and belongs to one process."""
+"""State in a file survives restarts and `kill -9`, is limited in size, and belongs to one process."""
 
 from __future__ import annotations
 

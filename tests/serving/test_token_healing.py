@@ -1,4 +1,4 @@
-"""Token healing: what is taken from a prompt, and how an output begins in its place."""
+"""Token healing: the tokens that are removed from a prompt, and the beginning of the output that replaces them."""
 
 from __future__ import annotations
 

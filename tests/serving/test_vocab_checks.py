@@ -1,4 +1,4 @@
-"""A tokenizer and a model with different numbers of tokens are refused, or a warning is given, when they are loaded."""
+"""If tokenizer and model have different numbers of tokens, loading fails or logs a warning."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ordinary_tokens_without_a_place_are_refused(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path)
     assert tokenizer.vocab_size == NUM_TOKENS
     check_sizes(tokenizer, NUM_TOKENS, "m")
-    with pytest.raises(UnsupportedModel, match="has 269 ids, and the model 'm' only 267: it has no place for 2 ord"):
+    with pytest.raises(UnsupportedModel, match="has 269 token ids, but the model 'm' has 267"):
         check_sizes(tokenizer, NUM_TOKENS - 2, "m")
 
 
@@ -53,18 +53,18 @@ def test_added_tokens_without_a_place_are_told(tmp_path: Path, caplog: pytest.Lo
     check_sizes(tokenizer, NUM_TOKENS + 1, "m")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "has 271 ids, and the model 270: a prompt that holds one of the 1 added tokens" in record.getMessage()
+    assert "has 271 token ids, but the model has 270. The model never writes the 1 added tokens" in record.getMessage()
     assert "<b>" in record.getMessage()
 
 
 def test_ids_without_a_token_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bridle")
     check_sizes(tokenizer_of(tmp_path), tiny_checkpoints.VOCAB_SIZE, "m")
-    assert "the model has 300 ids, and the tokenizer 269: the 31 further ones stand for no token" in caplog.text
+    assert "the model has 300 token ids, but the tokenizer has 269. The 31 further ids have no text" in caplog.text
 
 
 def with_gaps(folder: Path) -> Path:
-    """Take some tokens of the folder's tokenizer away, and leave their ids."""
+    """Remove some tokens from the folder's tokenizer, and keep their ids unused."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary, gone = content["model"]["vocab"], set(GAPS)
@@ -78,7 +78,7 @@ def test_gaps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO, logger="bridle")
     tokenizer_of(tmp_path)
     check_sizes(Tokenizer.load(with_gaps(tmp_path)), NUM_TOKENS, "m")
-    assert f"{len(GAPS)} ids between those of the tokenizer stand for no token (40, 41, 77)" in caplog.text
+    assert f"{len(GAPS)} ids (40, 41, 77). These ids have no text" in caplog.text
 
 
 def test_a_piece_that_two_ids_have_is_no_gap() -> None:
@@ -90,7 +90,7 @@ def test_a_piece_that_two_ids_have_is_no_gap() -> None:
 def test_a_model_with_another_tokenizer_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     small = tiny_checkpoints.make_checkpoint("llama", tmp_path / "small", vocab_size=200)
     (small / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(UnsupportedModel, match=r"has 269 ids, and the model .* only 200"):
+    with pytest.raises(UnsupportedModel, match=r"has 269 token ids, but the model .* has 200"):
         LLM(str(small))
 
 
@@ -106,7 +106,7 @@ def test_a_prompt_with_an_added_token_too_many_is_refused(tmp_path: Path) -> Non
 
 
 def eager_checkpoint(folder: Path) -> Path:
-    """A model that would say little else than ids without a token, if it might."""
+    """A model that prefers token ids without a token."""
     path = with_gaps(tiny_checkpoints.make_checkpoint("llama", folder))
     weights = load_file(path / "model.safetensors")
     head = weights["lm_head.weight"]  # [300, hidden]
@@ -117,7 +117,7 @@ def eager_checkpoint(folder: Path) -> Path:
 
 
 def drawn(model: str | LoadedModel, **options: Any) -> set[int]:
-    """Return the ids in outputs and alternatives: greedy and sampled, drafted, under a grammar, and of beams."""
+    """Return the ids in outputs and candidates of greedy, sampled, speculative, grammar and beam search requests."""
     base = SamplingParams(max_tokens=24, seed=3, logprobs=20, ignore_eos=True)
     sampling = [base.with_(temperature=t, speculate=number) for t in (0.0, 2.0) for number in (0, 4)]
     sizes = {"num_blocks": 64, "warm_up": False} if isinstance(model, str) else {}

@@ -61,7 +61,7 @@ def test_a_controller_of_this_process_is_named(llm: LLM) -> None:
     assert output.trace is not None
     assert output.trace.header.controller == {"name": "restless"}
     assert rebuild(output.trace)[0].token_ids == output.outputs[0].token_ids
-    with pytest.raises(InvalidRequest, match="restless, which is code of the recording process"):
+    with pytest.raises(InvalidRequest, match="restless was Python code of the process that recorded"):
         controller_of(output.trace.header.controller)
 
 

@@ -97,7 +97,7 @@ def test_a_module_that_is_gone_is_named(model: LoadedModel) -> None:
     gone = [
         replace(each, modules=(("going", "f" * 64),)) if isinstance(each, EndRecord) else each for each in old.records
     ]
-    with pytest.raises(InvalidRequest, match=r"f{64} \('going' then\), which is no longer in the store"):
+    with pytest.raises(InvalidRequest, match=r"f{64} \('going' then\), which is not stored on this machine"):
         replay(model, Trace(old.header, gone))
     (told,) = moved_names(model, Trace(old.header, [EndRecord(0, 0, modules=(("nobody", "f" * 64),))]))
     assert told.startswith("The name 'nobody' means nothing now")

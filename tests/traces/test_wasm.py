@@ -63,7 +63,7 @@ def test_a_module_is_replayed_and_tested(
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
     assert main(["replay", str(other)]) == 2
-    assert "which is no longer in the store here" in capsys.readouterr().err
+    assert "which is not stored on this machine any more" in capsys.readouterr().err
 
 
 def move_name(name: str, module: Path, folder: Path) -> None:

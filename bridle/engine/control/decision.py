@@ -144,7 +144,7 @@ class Decision:
         """Keep the KV and compute nothing until one of `awaited` is done. The events in `awaited` are tool calls, as
         `view.tool` returns them."""
         if not awaited:
-            raise ValueError("wait_for needs at least one call")
+            raise ValueError("wait_for needs at least one tool call")
         return cls(is_wait=True, awaited=awaited)
 
     @classmethod

@@ -37,20 +37,22 @@ def beam_search(
         is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
         if not is_usual and name not in _KEPT | _KEPT_OUTPUT:
             raise InvalidRequest(
-                f"{name} cannot be combined with beam search, which samples nothing; leave it out", name
+                f"{name} cannot be combined with beam search, which does not sample; leave it out", name
             )
     if sampling.temperature not in (0.0, 1.0):
         raise InvalidRequest(
-            f"temperature is {sampling.temperature}; beam search samples nothing, so it must be 0 or left out",
+            f"temperature is {sampling.temperature}; with beam search, which does not sample, it must be 0 or left out",
             "temperature",
         )
     if sampling.logprobs:
         raise InvalidRequest(f"logprobs is {sampling.logprobs}; with beam search it must be 0", "logprobs")
     if sampling.max_tokens is None:
-        raise InvalidRequest("max_tokens is not given; beam search needs it", "max_tokens")
+        raise InvalidRequest("max_tokens is missing; beam search needs it", "max_tokens")
     most = min(model.engine.max_forks, model.batching.max_batch_size)
     if width > most:
-        raise InvalidRequest(f"the beam width is {width}; this engine runs at most {most} side by side", "best_of")
+        raise InvalidRequest(
+            f"best_of is {width}, the beam width; this engine runs at most {most} beams at the same time", "best_of"
+        )
     search = BeamSearch(
         width,
         sampling.max_tokens,
@@ -66,7 +68,7 @@ def found_beams(
 ) -> list[CompletionOutput]:
     """Return the best texts of a beam search that has ended. `sampling` has the sampling parameters of the client."""
     if BEAMS not in output.storage:
-        raise InternalError("a beam search ended without a result")
+        raise InternalError("a beam search ended without a result; expected at least one beam")
     made = []
     for index, (score, tokens, logprobs) in enumerate(json.loads(output.storage[BEAMS])[:num_wanted]):
         has_ended = tokens[-1] in search.ends

@@ -275,18 +275,21 @@ class AdapterRegistry:
     def _check_name(self, name: str) -> None:
         if _NAME.fullmatch(name) is None or ".." in name:
             raise InvalidRequest(
-                f"adapter name {short_repr(name)} is not allowed; letters, digits and . _ - : @ + are, with up to "
-                "three "
-                "slashes, beginning with a letter or digit",
+                f"adapter name {short_repr(name)} is not allowed; use letters, digits, . _ - : @ + and up to three "
+                "slashes, and begin with a letter or digit",
                 "name",
             )
 
     def _check_free(self, name: str) -> None:
         if self.is_base(name):
-            raise InvalidRequest(f"adapter name {short_repr(name)} means the base model", "name")
+            raise InvalidRequest(
+                f"adapter name {short_repr(name)} is reserved for the base model; choose another name", "name"
+            )
         if name in self._entries:
             raise InvalidRequest(
-                f"an adapter {short_repr(name)} is known already; remove it first, or replace it", "name"
+                f"an adapter named {short_repr(name)} exists already; remove it first, or replace it", "name"
             )
         if len(self._entries) >= MAX_ADAPTERS:
-            raise InvalidRequest(f"{len(self._entries)} adapters are known; at most {MAX_ADAPTERS}", "name")
+            raise InvalidRequest(
+                f"the server has {len(self._entries)} adapters already; at most {MAX_ADAPTERS}", "name"
+            )

@@ -75,7 +75,7 @@ class AdapterCatalog:
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
-                    f"adapter {spec.name}: no model is named first; write MODEL:{spec.name}=...", "adapter"
+                    f"adapter {spec.name}: the model is missing; write MODEL:{spec.name}=...", "adapter"
                 )
             model = canonical(spec.model) if spec.model is not None else default
             assert model is not None
@@ -108,7 +108,7 @@ class AdapterCatalog:
                     return found
         raise InvalidRequest(
             f"source: got {short_repr(source)}; it must name a GGUF file in the server's folder of adapters "
-            "(--adapters-dir). Put it there, or load it at the start.",
+            "(--adapters-dir). Put the file there, or load the adapter at startup.",
             "source",
         )
 
@@ -153,7 +153,7 @@ def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
     seen: set[tuple[str | None, str]] = set()
     for spec in specs:
         if (spec.model, spec.name) in seen:
-            raise InvalidRequest(f"two adapters are called {spec.name!r}; give one another name", "adapter")
+            raise InvalidRequest(f"two adapters have the name {spec.name!r}; give one of them another name", "adapter")
         seen.add((spec.model, spec.name))
     return specs
 

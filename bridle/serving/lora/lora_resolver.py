@@ -81,7 +81,9 @@ class LoRAResolver:
             except AdapterRefused as error:  # each waiter gets an error object of its own
                 raise AdapterRefused(str(error), "adapter") from None
             except TimeoutError:
-                raise ModelUnavailable(f"the adapter {short_repr(name)} is not there after {timeout:g} s") from None
+                raise ModelUnavailable(
+                    f"the adapter {short_repr(name)} is not loaded after {timeout:g} s; try again later"
+                ) from None
         return name
 
     async def load(
@@ -94,18 +96,19 @@ class LoRAResolver:
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"
             raise AdapterRefused(
-                f"the source {short_repr(source)}{at} may not be loaded here: it must be a folder of adapters_dir, or "
-                "one "
-                "of the hub ids of allow_adapter",
+                f"the server may not load adapters from {short_repr(source)}{at}: the source must be a folder in "
+                "adapters_dir, or one of the hub ids of allow_adapter",
                 "source",
             )
         is_known = name in model.adapters
         if (is_known and not replaces) or (model.name, name) in self._loads:
             raise InvalidRequest(
-                f"an adapter {short_repr(name)} is known already; remove it first, or replace it", "name"
+                f"an adapter named {short_repr(name)} exists already; remove it first, or replace it", "name"
             )
         if not is_known and self._is_taken(name):
-            raise InvalidRequest(f"the name {short_repr(name)} is a model's", "name")
+            raise InvalidRequest(
+                f"a model has the name {short_repr(name)}; choose another name for the adapter", "name"
+            )
         if is_known:
             return await self._replace(model, name, spec)
         return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))

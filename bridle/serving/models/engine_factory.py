@@ -122,8 +122,8 @@ def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
     if different is not None:
         token, own, its = different
         raise InvalidRequest(
-            f"draft model {draft_model!r} has another vocabulary: token {token} is {its!r} there and {own!r} in the "
-            "model; a draft model needs the same tokens",
+            f"draft model {draft_model!r} has another vocabulary: token {token} is {its!r} in the draft model and "
+            f"{own!r} in the model; both need the same tokens",
             "draft_model",
         )
 
@@ -141,7 +141,8 @@ def load_vectors(holder: object, given: Sequence[str]) -> None:
             )
         if vectors is None:
             raise UnsupportedFeature(
-                f"control_vectors: got {name}; this backend applies none. Serve the model with --backend torch.",
+                f"control_vectors: got {name}; this backend does not support control vectors. Serve the model with "
+                "--backend torch.",
                 "control_vectors",
             )
         vectors.add(name, source)

@@ -111,7 +111,9 @@ class EngineSupervisor:
         num_looks = num_looks + 1 if step is not None and step == before else 0
         self._watched[slot] = step, num_looks
         if limit and num_looks * LOOK_SECONDS > limit and client.fault is None and slot.model is not None:
-            _log.error("engine of %s: step %s has not ended within %g s (watchdog_timeout)", slot.name, step, limit)
+            _log.error(
+                "the engine of %s hangs: step %s has not ended within %g s (watchdog_timeout)", slot.name, step, limit
+            )
             slot.model.abandon(EngineFailed(f"the engine hung in a step for more than {limit:g} s; try again"))
 
     def _restart(self, slot: Slot, reason: str) -> None:
@@ -123,7 +125,14 @@ class EngineSupervisor:
             self._abandon(slot, reason)
             return
         pause = self._policy.pause(slot.num_faults)
-        _log.error("engine of %s failed: %s: restart %d of %d in %g s", slot.name, reason, slot.num_faults, most, pause)
+        _log.error(
+            "the engine of %s failed: %s. Restart %d of at most %d follows in %g s",
+            slot.name,
+            reason,
+            slot.num_faults,
+            most,
+            pause,
+        )
         self._keeper.restart(slot, pause)
 
     def _abandon(self, slot: Slot, reason: str) -> None:

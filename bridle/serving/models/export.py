@@ -37,7 +37,7 @@ def quantize_model(
     if kind not in TYPES:
         raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
     if out.exists():
-        raise InvalidRequest(f"{out} exists already; it is not overwritten", "out")
+        raise InvalidRequest(f"{out} exists already and is not overwritten; choose another file", "out")
     checkpoint = inspect_checkpoint(resolve_model(model, revision, lambda share: progress("downloading", share)))
     if checkpoint.gguf is not None:
         raise UnsupportedModel(f"{checkpoint.gguf.path} is a GGUF file already; quantize the original checkpoint")
@@ -45,7 +45,7 @@ def quantize_model(
         raise UnsupportedModel(f"{model} is quantized already; quantize the original checkpoint")
     settings = support_checks.read_config(checkpoint)
     if support_checks.takes_media(settings):
-        raise UnsupportedModel(f"{model} takes images or sound; only models of text can be written as quantized files")
+        raise UnsupportedModel(f"{model} takes images or sound; only text models can be written as quantized files")
     progress("reading weights", 0.0)
     loaded = loader.read_model(checkpoint, settings, _own_dtype(settings), torch.device("cpu"))
     if kind == "int8":
@@ -66,7 +66,7 @@ def _write_file(
     family_to_write(config.model_type)
     fields = read_vocabulary_fields(checkpoint, config.vocab_size)
     if out.suffix.lower() != ".gguf":
-        raise InvalidRequest(f"out is {str(out)!r}; a GGUF file's name ends in .gguf", "out")
+        raise InvalidRequest(f"out is {str(out)!r}; the name of a GGUF file must end in .gguf", "out")
     tensors = dict(model.state_dict())  # includes buffers for the choice of experts, which are no parameters
     write_gguf(out, config, tensors, fields, kind, Path(name).name, progress)
     return out

@@ -45,12 +45,15 @@ def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
     device, limit = find_device_blocks(executor, config.kv_store_format), config.kv_host_bytes
     if device is None or not config.enable_prefix_caching:
         raise InvalidRequest(
-            f"kv_host_bytes is {limit}; it needs a model on a GPU in the process of its engine, with prefix caching. "
-            "On a CPU the KV cache is in the host's memory already: give it more with kv_memory",
+            f"kv_host_bytes is {limit}; this needs prefix caching, and a model on a GPU in the engine's process. On "
+            "a CPU the KV cache is in host memory already: enlarge it with kv_memory",
             "kv_host_bytes",
         )
     if limit < (least := max(device.block_bytes, device.state_bytes)):
-        raise InvalidRequest(f"kv_host_bytes is {limit}; a block of this model takes {least}", "kv_host_bytes")
+        raise InvalidRequest(
+            f"kv_host_bytes is {limit}; must be at least {least}, the size of one KV block of this model",
+            "kv_host_bytes",
+        )
     return HostMemory(limit, device.allocate_host)
 
 
@@ -88,7 +91,7 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
 
 
 def _log_without(executor: Executor, problem: str | None) -> None:
-    _log.info("kv_store: %s is served without one: %s", executor.info.model, problem)
+    _log.info("kv_store: model %s is served without a KV store: %s", executor.info.model, problem)
 
 
 def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:

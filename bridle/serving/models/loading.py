@@ -125,7 +125,8 @@ class LoadedModel:
     def _pausable(self) -> AsyncEngine:
         if not hasattr(self.client, "pause"):
             raise UnsupportedFeature(
-                f"pause: {self.name!r} runs in replicas, which are not paused. Serve it without --replicas.", "model"
+                f"pause: {self.name!r} runs in replicas, which cannot be paused. Serve the model without --replicas.",
+                "model",
             )
         return cast("AsyncEngine", self.client)
 
@@ -134,8 +135,8 @@ class LoadedModel:
         this model after its start."""
         if self.control_vectors is None:
             raise UnsupportedFeature(
-                f"control vectors: {self.name!r} takes none here. Load them at the start, where its backend is torch "
-                "without shards or ranks.",
+                f"control_vectors: {self.name!r} accepts no control vectors at run time. Load them at startup, with "
+                "the torch backend and without shards.",
                 "control_vectors",
             )
         return self.control_vectors
@@ -193,7 +194,7 @@ class LoadedModel:
         if self.pictures is None or not self.pictures.hosts:  # images of this model are never fetched
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
-            raise Overloaded(f"{_MOST_FETCHING} requests are fetching images; try again")
+            raise Overloaded(f"{_MOST_FETCHING} requests are fetching images, which is the limit; try again later")
         fetching = start_thread(partial(function, *args, **kwargs), "bridle-fetch")
         fetching.add_done_callback(lambda done: self._fetching.release())
         return await asyncio.wrap_future(fetching)

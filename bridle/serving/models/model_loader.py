@@ -117,7 +117,7 @@ class ModelManager:
         model, slot.model = slot.model, None
         num_bytes = self.memory.release(slot)
         self.memory.closing += num_bytes
-        _log.info("unloading %s", slot.name)
+        _log.info("unloading the model %s", slot.name)
 
         def count(_: object) -> None:
             self.memory.closing -= num_bytes
@@ -173,7 +173,9 @@ class ModelManager:
                 try:
                     model.adapters.add(adapter.name, adapter.source, adapter.revision)
                 except BridleError as error:
-                    _log.warning("the adapter %s of %s could not be loaded again: %s", adapter.name, slot.name, error)
+                    _log.warning(
+                        "the adapter %s of the model %s could not be loaded again: %s", adapter.name, slot.name, error
+                    )
         return model
 
     def now(self) -> float:
@@ -236,7 +238,7 @@ class ModelManager:
             try:
                 return await asyncio.shield(finding)
             except RequestCancelled:
-                _log.debug("the lookup of %s was cancelled; starting it again", slot.name)
+                _log.debug("the lookup of the model %s was cancelled; it starts again", slot.name)
 
     async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
         slot.stage = "waiting for room"
@@ -324,7 +326,9 @@ def _while_wanted(slot: Slot) -> Report:
 
     def progress(stage: str, share: float) -> None:
         if slot.task is None:
-            raise RequestCancelled(f"no request waits for the model {slot.name!r} any more")
+            raise RequestCancelled(
+                f"loading was cancelled, because no request waits for the model {slot.name!r} any more"
+            )
 
     return progress
 

@@ -56,8 +56,8 @@ class ModelMemory:
         if needed > self.max_bytes - pinned:
             taken = f", of which {_show(pinned)} are permanently in use" if pinned else ""
             raise UnsupportedModel(
-                f"{names} needs {_show(needed)} with the least KV cache{_also(adapters)}; models may take "
-                f"{_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"
+                f"{names} needs {_show(needed)} with the smallest possible KV cache{_also(adapters)}; all models "
+                f"together may take {_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"
             )
 
     def reserve(self, slot: Slot, num_bytes: int) -> None:

@@ -176,7 +176,7 @@ class ModelRegistry:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
                 shown_names = ", ".join(names[:_MAX_SHOWN_NAMES])
-                raise InvalidRequest(f"model is missing; several are served here: {shown_names}", "model")
+                raise InvalidRequest(f"model is missing; choose one of this server's models: {shown_names}", "model")
         try:
             self.slot_of(name)
         except UnknownModel:
@@ -202,7 +202,7 @@ class ModelRegistry:
         `ModelUnavailable` for a model that is not loaded."""
         slot = self.slot_of(name)
         if slot.model is None:
-            raise ModelUnavailable(f"the model {slot.name!r} is not loaded now: it is {slot.state}")
+            raise ModelUnavailable(f"the model {slot.name!r} is not loaded; its state is {slot.state}")
         return slot.model
 
     @property
@@ -284,9 +284,9 @@ class ModelRegistry:
 
     def _check_free(self, name: str) -> None:
         if self._is_taken(name):
-            raise InvalidRequest(f"the model name {name!r} is taken already", "model")
+            raise InvalidRequest(f"the model name {name!r} is in use already; choose another name", "model")
         if any(name in self.adapter_names(slot) for slot in self._slots.values()):
-            raise InvalidRequest(f"the model name {name!r} is an adapter's already", "model")
+            raise InvalidRequest(f"the model name {name!r} is the name of an adapter; choose another name", "model")
 
     def _is_taken(self, name: str) -> bool:
         return name in self._slots or name in self._aliases
@@ -325,7 +325,7 @@ class ModelRegistry:
             if not slot.is_passing:
                 return slot
         if self._catalog.is_empty:
-            raise UnknownModel("no model is served here", "model")
+            raise UnknownModel("this server has no models", "model")
         raise UnknownModel("this server has no default model; name one from /v1/models", "model")
 
     def _release(self, slot: Slot) -> None:

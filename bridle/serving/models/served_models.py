@@ -58,17 +58,18 @@ class ModelSet:
 
     def __post_init__(self) -> None:
         if self.is_static and AUTO in self.models:
-            raise InvalidRequest("static and auto exclude each other: name a model", "static")
+            raise InvalidRequest("static cannot be combined with the model auto: name a model", "static")
         if self.is_static and (self.models_dir is not None or self.allow_hub or self.allow_pull):
             raise InvalidRequest(
-                "static serves only what is named at the start; drop models_dir, allow_hub and allow_pull", "static"
+                "static serves only the models of the command line; leave models_dir, allow_hub and allow_pull out",
+                "static",
             )
         if self.max_memory is not None and self.max_memory < 1:
             raise InvalidRequest(f"max_model_memory is {self.max_memory}; must be at least 1", "max_model_memory")
         if not self.named and not (self.aliases or self.models_dir or self.allow_hub or self.allow_pull):
             raise InvalidRequest(
-                "auto loads what requests name, but nothing may be loaded: give models_dir, allow_hub, allow_pull or a "
-                "model_alias",
+                "the model auto loads models that requests name, but no model may be loaded: give models_dir, "
+                "allow_hub, allow_pull or a model_alias",
                 "model",
             )
 
@@ -209,7 +210,8 @@ def build_registry(
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
         raise InvalidRequest(
-            "static serves only models named at the start; drop adapters_dir and allow_adapter", "static"
+            "static serves only the models and adapters of the command line; leave adapters_dir and allow_adapter out",
+            "static",
         )
     vectors, base = base.control_vectors, replace(base, control_vectors=())
     catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub, pulled=models.allow_pull)
@@ -240,7 +242,7 @@ def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Seq
             slot, each = registry.slot_of(model), each.partition(":")[2]
         elif colon and len(slots) > 1:
             raise InvalidRequest(
-                f"control_vectors: got {short_repr(each)}; {short_repr(model)} is no model of this server. Write "
+                f"control_vectors: got {short_repr(each)}; {short_repr(model)} is not a model of this server. Write "
                 f"MODEL:{name}=FILE with one of {', '.join(registry.names)}.",
                 "control_vectors",
             )
@@ -253,7 +255,9 @@ def _check_adapters(registry: ModelRegistry) -> None:
     for slot in registry.slots:
         clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
         if clashes:
-            raise InvalidRequest(f"an adapter is called {min(clashes)!r}, which means a model", "adapter")
+            raise InvalidRequest(
+                f"an adapter has the name {min(clashes)!r}, which is the name of a model; rename the adapter", "adapter"
+            )
 
 
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
@@ -265,7 +269,7 @@ def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None
     for param, value in single.items():
         if value is not None:
             raise InvalidRequest(
-                f"{param} is {value!r}; this setting is for one model, and {len(models.named)} are named. "
+                f"{param} is {value!r}; this setting applies to one model, but {len(models.named)} models are given. "
                 "Use model_alias to name one of them",
                 param,
             )
@@ -301,7 +305,9 @@ def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSe
 def _check_target(alias: str, model: str, models: ModelSet) -> None:
     if models.is_static:
         raise InvalidRequest(
-            f"model_alias {alias}={model}: {model!r} is not among the models, and static loads no others", "model_alias"
+            f"model_alias {alias}={model}: {model!r} is not one of the models, and with static no other model is "
+            "loaded",
+            "model_alias",
         )
     path = Path(model).expanduser()
     is_file = path.suffix.lower() == ".gguf" and path.is_file()

@@ -26,26 +26,26 @@ def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
     ordinary, added = tokenizer.beyond(num_ids)
     if ordinary:
         raise UnsupportedModel(
-            f"the tokenizer has {tokenizer.vocab_size} ids, and the model {model!r} only {num_ids}: it has no place "
-            f"for {len(ordinary)} ordinary tokens, such as {_some(ordinary)}; name the model's own tokenizer"
+            f"the tokenizer has {tokenizer.vocab_size} token ids, but the model {model!r} has {num_ids}. The model "
+            f"lacks {len(ordinary)} ordinary tokens, such as {_some(ordinary)}; use the model's own tokenizer"
         )
     if added:
         _log.warning(
-            "the tokenizer has %d ids, and the model %d: a prompt that holds one of the %d added tokens beyond (%s) is "
-            "refused, and the model never writes them",
+            "the tokenizer has %d token ids, but the model has %d. The model never writes the %d added tokens that "
+            "it lacks (%s), and prompts with them are refused",
             *(tokenizer.vocab_size, num_ids, len(added), _some(added)),
         )
     num_further = max(num_ids - tokenizer.vocab_size, 0)
     if num_further:
         _log.info(
-            "the model has %d ids, and the tokenizer %d: the %d further ones stand for no token, and are drawn only "
-            "with unnamed_ids",
+            "the model has %d token ids, but the tokenizer has %d. The %d further ids have no text, and are sampled "
+            "only with unnamed_ids",
             *(num_ids, tokenizer.vocab_size, num_further),
         )
     gaps = tokenizer.without_token(num_ids - num_further)
     if gaps:
         _log.info(
-            "%d ids between those of the tokenizer stand for no token (%s), and are drawn only with unnamed_ids",
+            "the tokenizer skips %d ids (%s). These ids have no text, and are sampled only with unnamed_ids",
             *(len(gaps), _some(gaps)),
         )
 

@@ -120,7 +120,9 @@ class BatchStore(SavedRecords[Batch]):
         room."""
         num_open = sum(not batch.is_over for batch in self.of(identity.user))
         if num_open >= MAX_OPEN:
-            raise Overloaded(f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait, or cancel one")
+            raise Overloaded(
+                f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait until one ends, or cancel one"
+            )
         made = Batch(
             identity.user,
             identity.is_admin,
@@ -149,7 +151,9 @@ class BatchStore(SavedRecords[Batch]):
     def cancel(self, batch: Batch) -> Batch:
         """Begin to cancel a batch. Raises `InvalidRequest` if the batch has ended."""
         if batch.is_over:
-            raise InvalidRequest(f"batch: got one that is {batch.status}; only one that waits or runs can be cancelled")
+            raise InvalidRequest(
+                f"batch: its status is {batch.status}; only a batch that waits or runs can be cancelled"
+            )
         return batch if batch.status == "cancelling" else self.change(batch, "cancelling")
 
     def answers(self, batch: Batch) -> Answers:

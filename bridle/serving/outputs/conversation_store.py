@@ -53,7 +53,9 @@ class Conversation:
     def item(self, name: str) -> Item:
         """Return an item of a conversation by the item's id. Raises `UnknownConversation`."""
         if name not in self.items:
-            raise UnknownConversation(f"no item {short_repr(name)} is in conversation {self.id}; list its items")
+            raise UnknownConversation(
+                f"conversation {self.id} has no item {short_repr(name)}; list the conversation's items"
+            )
         found: Item = msgspec.json.decode(self.items[name])
         return found
 
@@ -111,8 +113,8 @@ class ConversationStore(SavedRecords[Conversation]):
         max_items, max_bytes = slack * MAX_ITEMS, slack * MAX_BYTES
         if len(made.items) > max_items or num_bytes > max_bytes:
             raise InvalidRequest(
-                f"conversation: with these items it would have {len(made.items)} items of {num_bytes} bytes; at most "
-                f"{max_items} and {max_bytes}. Delete some, or begin another one",
+                f"conversation: with these items it would have {len(made.items)} items and {num_bytes} bytes; at "
+                f"most {max_items} items and {max_bytes} bytes. Delete items, or begin another conversation",
                 "conversation",
             )
         return made

@@ -29,11 +29,11 @@ def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: 
     """End a call that waits for this user, with a result or an error message. Raises `InvalidRequest` if no call with
     this id waits."""
     if error is not None and result is not None:
-        raise InvalidRequest("both result and error were given; a call has one answer", "error")
+        raise InvalidRequest("the body has both result and error; send one of them", "error")
     text = "" if error is not None else as_text(result)
     desk = next((desk for desk in desks_of(models) if desk.waits_for(call_id, user)), None)
     if desk is None:
-        raise InvalidRequest(f"no call {short_repr(call_id)} waits for an answer of this user's", "call_id")
+        raise InvalidRequest(f"no tool call {short_repr(call_id)} of this user waits for an answer", "call_id")
     desk.answer(call_id, user, text, error)
 
 

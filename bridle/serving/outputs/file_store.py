@@ -59,7 +59,9 @@ class FileStore(SavedRecords[StoredFile]):
         bounds, now = self.bounds, int(time.time())
         if len(content) > bounds.max_bytes_of_user // 2:
             most = bounds.max_bytes_of_user // 2
-            raise InvalidRequest(f"file: got {len(content)} bytes; at most {most} are kept. Split the file", "file")
+            raise InvalidRequest(
+                f"file: got {len(content)} bytes; the server keeps at most {most} bytes. Split the file", "file"
+            )
         made = StoredFile(
             user, f"file-{secrets.token_hex(12)}", now, now + int(bounds.seconds), filename, purpose, content
         )

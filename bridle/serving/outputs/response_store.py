@@ -85,7 +85,7 @@ class ResponseStore:
         kept = self._store.find(user, name)
         if kept is None:
             raise UnknownResponse(
-                f"no response {short_repr(name)} is kept for this user; they are kept for "
-                f"{self._store.bounds.seconds:g} s, within bounds"
+                f"no response {short_repr(name)} is kept for this user; responses are kept for at most "
+                f"{self._store.bounds.seconds:g} s"
             )
         return kept

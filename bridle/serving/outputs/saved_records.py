@@ -58,7 +58,7 @@ class SavedRecords(Generic[R]):
         record."""
         value = msgspec.msgpack.encode(record)
         if not self._store.keep(record.user, record.id, record, len(value)):
-            raise Overloaded(f"{self.plural} of other users take all the room; try again later")
+            raise Overloaded(f"the {self.plural} of other users fill the storage; try again later")
         if self._table is not None:
             self._table.put(record.user, record.id, self.bounds.seconds, value)
         return record

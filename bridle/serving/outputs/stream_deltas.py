@@ -126,8 +126,8 @@ class DeltaReader:
         growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)
         if self._policy is RewindPolicy.HOLD and (taken_tokens or taken_chars):
             raise ControllerError(
-                f"the controller rolled back {taken_tokens} tokens that were sent; "
-                f"it had announced to roll back at most {self._max_rewind}"
+                f"the controller rolled back {taken_tokens} tokens that were sent; it had announced to roll back at "
+                f"most {self._max_rewind} tokens"
             )
         return taken_tokens, taken_chars
 

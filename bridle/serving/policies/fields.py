@@ -83,7 +83,7 @@ class PolicyFields:
                 else self.wrong(key, values, "a list of texts that is not empty")
             )
         if len(values) > MAX_ENTRIES:
-            raise self.error(key, f"has {len(values)} entries; at most {MAX_ENTRIES}")
+            raise self.error(key, f"has {len(values)} entries; must have at most {MAX_ENTRIES}")
         for value in values:
             if not isinstance(value, str) or not 0 < len(value) <= MAX_ENTRY_CHARS:
                 raise self.wrong(key, value, f"a list of texts of 1 to {MAX_ENTRY_CHARS} characters")

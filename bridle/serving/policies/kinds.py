@@ -89,7 +89,7 @@ def _checked(fields: PolicyFields, key: str, rule: guardrails.TextRule) -> guard
     except (regex.error, RecursionError, OverflowError) as error:
         raise fields.error(key, f"is not a valid pattern: {error}") from None
     if is_empty:
-        raise fields.error(key, "matches a text that is empty")
+        raise fields.error(key, "matches the empty text; must match at least one character")
     if rule.action == "replace" and guardrails.Guardrails((rule,)).clean(rule.replacement) != rule.replacement:
         raise fields.wrong("replacement", rule.replacement, "a text that the policy allows")
     return rule

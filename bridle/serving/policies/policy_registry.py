@@ -115,7 +115,9 @@ class Applied:
         """Return the request's controller together with the controllers that policies require. Raises `InvalidRequest`
         if the policies cannot be enforced together with the request's controller."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
-            raise InvalidRequest("beam search cannot be used here: policies apply to its texts", "use_beam_search")
+            raise InvalidRequest(
+                "use_beam_search is not supported, because policies apply to this server's outputs", "use_beam_search"
+            )
         return demand(self.controllers, controller)
 
 
@@ -168,7 +170,9 @@ def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, obje
         controller = policy.made.controller(model)
     except BridleError as error:
         if policy.on_failure == "end":
-            raise InvalidRequest(f"policy {policy.name} cannot be enforced here: {error}", "policies") from None
+            raise InvalidRequest(
+                f"policy {policy.name} cannot be enforced on this server: {error}", "policies"
+            ) from None
         return
     if controller is not None:
         yield Demand(policy.name, policy.on_failure), controller
@@ -198,20 +202,23 @@ def _parse(where: str, values: Mapping[str, Any]) -> PolicySet:
     unknown = next((key for key in values if key not in ("policy", "header")), None)
     if unknown is not None:
         raise InvalidRequest(
-            f"{where}: {short_repr(unknown)} is not a setting; known are policy and header", "policies"
+            f"{where}: {short_repr(unknown)} is not a setting; the settings are policy and header", "policies"
         )
     header, tables = values.get("header", False), values.get("policy", [])
     if not isinstance(header, bool):
         raise InvalidRequest(f"{where}: header is {short_repr(header)}; must be true or false", "policies")
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise InvalidRequest(f"{where}: policy is {short_repr(tables)}; must be tables, each [[policy]]", "policies")
+        raise InvalidRequest(
+            f"{where}: policy is {short_repr(tables)}; must be a list of tables, each with the heading [[policy]]",
+            "policies",
+        )
     if len(tables) > MAX_POLICIES:
-        raise InvalidRequest(f"{where}: there are {len(tables)} policies; at most {MAX_POLICIES}", "policies")
+        raise InvalidRequest(f"{where}: the file has {len(tables)} policies; at most {MAX_POLICIES}", "policies")
     policies = [_policy(where, number, table) for number, table in enumerate(tables, 1)]
     names = [policy.name for policy in policies]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidRequest(f"{where}: policy {twice!r}: name is used twice", "policies")
+        raise InvalidRequest(f"{where}: two policies have the name {twice!r}", "policies")
     return PolicySet(policies, has_header=header)
 
 
@@ -256,7 +263,7 @@ class PolicyRegistry:
         """Read the file of policies again. If the file is invalid, the current policies stay, and the error is
         raised."""
         if self.path is None:
-            raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
+            raise InvalidRequest("this server has no policies file; start it with --policies FILE", "policies")
         try:
             self.current = read_policies(self.path)
         except InvalidRequest as error:

@@ -30,11 +30,11 @@ class JsonSize:
         """Raise `InvalidRequest` for a text if either of its two counts exceeds `limit`."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
-                f"the JSON holds {self.num_nodes} texts, names, lists and objects; "
-                f"at most {limit.num_nodes} are accepted"
+                f"the JSON body has {self.num_nodes} texts, names, lists and objects; at most {limit.num_nodes} are "
+                "accepted"
             )
         if self.num_values > limit.num_values:
-            raise InvalidRequest(f"the JSON holds {self.num_values} values; at most {limit.num_values} are accepted")
+            raise InvalidRequest(f"the JSON body has {self.num_values} values; at most {limit.num_values} are accepted")
 
 
 def limit_for(max_bytes: int) -> JsonSize:

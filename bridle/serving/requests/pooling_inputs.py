@@ -64,7 +64,7 @@ def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
     if wanted == "embed" and task != "classify":
         return
     if task != wanted:
-        what = {"generate": "generates text", "embed": "gives vectors of texts", "classify": "gives labels of texts"}
+        what = {"generate": "generates text", "embed": "computes embeddings", "classify": "classifies texts"}
         raise UnsupportedFeature(f"{model.name!r} {what[task]}; {instead}", "model")
 
 
@@ -80,13 +80,14 @@ def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
         return
     if not 1 <= dimensions <= size:
         raise UnsupportedFeature(
-            f"dimensions is {dimensions}; this model's vectors have {size}, and can be cut to fewer", "dimensions"
+            f"dimensions is {dimensions}; must be from 1 to {size}, the dimensions of this model's embeddings",
+            "dimensions",
         )
     known = () if model.pooling is None else model.pooling.dimensions
     if known and dimensions not in (*known, size):
         shown = ", ".join(map(str, known[:20]))
         raise UnsupportedFeature(
-            f"dimensions is {dimensions}; this model was trained to be cut to {shown}", "dimensions"
+            f"dimensions is {dimensions}; this model's embeddings can be shortened only to {shown}", "dimensions"
         )
 
 
@@ -103,7 +104,8 @@ def ranks_pairs(model: LoadedModel) -> bool:
         return False
     if model.info.embedding_size != 1:
         raise UnsupportedFeature(
-            f"{model.name!r} has {model.info.embedding_size} labels; a score takes a model with one. Ask /v1/classify",
+            f"{model.name!r} has {model.info.embedding_size} labels; scores need a model with one label. Use "
+            "/v1/classify",
             "model",
         )
     return True
@@ -172,7 +174,9 @@ def _check_prompt(model: LoadedModel, name: str | None) -> None:
     known = {} if model.pooling is None else model.pooling.prompts
     if name is not None and name not in known:
         there = ", ".join(sorted(known)[:20]) or "none"
-        raise InvalidRequest(f"{model.name!r} has no prompt {name[:100]!r}; there are: {there}", "prompt_name")
+        raise InvalidRequest(
+            f"{model.name!r} has no prompt named {name[:100]!r}; its prompts are: {there}", "prompt_name"
+        )
 
 
 def _readable(model: LoadedModel, text: str, how: PoolingOptions) -> str:
@@ -195,7 +199,7 @@ def _limit(model: LoadedModel, how: PoolingOptions) -> int:
         return limit
     if not 1 <= how.truncate <= limit:
         raise InvalidRequest(
-            f"truncate_prompt_tokens is {how.truncate}; must be 1 to {limit}, or -1 for what fits",
+            f"truncate_prompt_tokens is {how.truncate}; must be 1 to {limit}, or -1 for as many as fit",
             "truncate_prompt_tokens",
         )
     return how.truncate

@@ -116,7 +116,7 @@ def make_request(
         controller = policies.steer(controller)
     if sampling.keep_best and sampling.logprobs is None:
         raise InvalidRequest(
-            "keep_best: got no logprobs, and outputs are compared by these. Set logprobs to 0.", "keep_best"
+            "keep_best: it compares outputs by their logprobs, but logprobs is not set. Set logprobs to 0.", "keep_best"
         )
     if sampling.keep_best and _may_go_back(sampling, controller, policies):
         sampling = sampling.with_(keep_best=0)  # sums of log-probabilities may rise, so no output is lost early
@@ -189,7 +189,7 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
     limit = model.max_prompt_chars
     if num_chars > limit:
         raise ContextOverflow(
-            f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}", param
+            f"{_context(model)}; {param} has {num_chars} characters, and at most {limit} characters can fit", param
         )
 
 
@@ -201,7 +201,8 @@ def check_unicode(text: str, param: str) -> None:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise InvalidRequest(
-            f"{param} is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}", param
+            f"{param} is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}",
+            param,
         ) from None
 
 

@@ -39,7 +39,8 @@ class RequestLimits:
         if abs(priority) > MAX_PRIORITY:
             shown = priority if abs(priority) < 1 << 63 else "a number of many digits"
             raise InvalidRequest(
-                f"priority is {shown}; must be between -{MAX_PRIORITY} (first) and {MAX_PRIORITY} (last)", "priority"
+                f"priority is {shown}; must be between -{MAX_PRIORITY} (served first) and {MAX_PRIORITY} (served last)",
+                "priority",
             )
         _check_deadline(self.deadline)
 
@@ -56,8 +57,8 @@ class RequestLimits:
         limit = identity.limits.most_urgent
         if self.priority < limit and not identity.is_admin:
             raise InvalidRequest(
-                f"priority is {self.priority}; user {identity.user!r} may ask for {limit} or more (smaller is served "
-                "first; an admin raises the limit with `bridle keys limit --most-urgent`)",
+                f"priority is {self.priority}; user {identity.user!r} may ask for {limit} or more (smaller "
+                "priorities are served first; an admin can change this with `bridle keys limit --most-urgent`)",
                 "priority",
             )
 

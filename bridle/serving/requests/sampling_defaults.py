@@ -48,7 +48,7 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
             _log.warning("ignoring %s: %s", path, error)
     if found:
         said = ", ".join(f"{name} {value:g}" for name, value in found.items())
-        _log.info("default sampling parameters: %s, from %s (off: --generation-config none)", said, path.name)
+        _log.info("default sampling parameters: %s, from %s (--generation-config none turns this off)", said, path.name)
     return found
 
 

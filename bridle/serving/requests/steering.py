@@ -112,7 +112,10 @@ class SteersRequests:
         ]
         if not made:
             if named.client_tools:
-                raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
+                raise InvalidRequest(
+                    "client_tools is given without a controller; set controller to one that calls the tools",
+                    "client_tools",
+                )
             return PLAIN if form is None else Steering(constraint=form)
         rewinds, tools = RewindPolicy(rewind or "hold"), _client_tools(named, self.model)
         return Steering(compose(*made), form, rewinds, tools)
@@ -123,7 +126,9 @@ def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
     if not named.client_tools:
         return ()
     if model.tools is None:
-        raise UnsupportedFeature(f"controllers of {model.name!r} call no tools", "client_tools")
+        raise UnsupportedFeature(
+            f"client_tools: the model {model.name!r} is served without tools for controllers", "client_tools"
+        )
     return check_client_tools(named.client_tools, model.tools.names)
 
 
@@ -132,7 +137,7 @@ def _each(named: Named) -> Iterator[tuple[str, Any]]:
     if named.controller is not None and named.controller != NO_CONTROLLER:
         yield named.controller, "" if named.controller_arg is None else named.controller_arg
     elif named.controller_arg is not None:
-        raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+        raise InvalidRequest("controller_arg is given without a controller; set controller", "controller_arg")
     further = named.controllers or ()
     if len(further) > MAX_CONTROLLERS:
         raise InvalidRequest(f"controllers has {len(further)} entries; at most {MAX_CONTROLLERS}", "controllers")
@@ -141,7 +146,9 @@ def _each(named: Named) -> Iterator[tuple[str, Any]]:
         if name != NO_CONTROLLER:
             yield name, argument
         elif argument:
-            raise InvalidRequest("controller_arg needs a controller", f"controllers[{number}]")
+            raise InvalidRequest(
+                "controller_arg is given without a controller; set controller", f"controllers[{number}]"
+            )
 
 
 def _entry(where: str, entry: Any) -> tuple[str, Any]:
@@ -154,7 +161,7 @@ def _entry(where: str, entry: Any) -> tuple[str, Any]:
     unknown = next((name for name in fields if name not in ("controller", "controller_arg")), None)
     if unknown is not None:
         raise InvalidRequest(
-            f"{where} has a field {short_repr(unknown)}; known are controller and controller_arg", where
+            f"{where} has an unknown field {short_repr(unknown)}; its fields are controller and controller_arg", where
         )
     argument = fields.get("controller_arg")
     return fields["controller"], "" if argument is None else argument
@@ -164,7 +171,9 @@ def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Iden
     """Return the controller for a module id, a tag or a `gh:` name. An argument that is a string is passed unchanged.
     Any other argument is passed as JSON text."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
+        raise InvalidRequest(
+            f"the name in controller has {len(name)} characters; must have 1 to {MAX_NAME_CHARS}", "controller"
+        )
     control_of(model)
     from bridle.aici.client import WasmController
 
@@ -175,7 +184,10 @@ def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Iden
 def control_of(model: LoadedModel) -> RuntimePool:
     """Return the control runtime of a model. Raises `UnsupportedFeature` if the model has no control runtime."""
     if model.control is None:
-        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
+        raise UnsupportedFeature(
+            f"controller: the model {model.name!r} is served without a control runtime, so it runs no controllers",
+            "controller",
+        )
     return model.control
 
 

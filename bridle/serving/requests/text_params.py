@@ -75,7 +75,7 @@ def _spellings(model: LoadedModel, word: str) -> list[tuple[int, ...]]:
     """Return the tokens of a word by itself, and of the word after a space."""
     bare = word.lstrip(" ")
     if not bare:
-        raise InvalidRequest(f"bad_words holds {word!r}, which is only spaces", "bad_words")
+        raise InvalidRequest(f"bad_words has {word!r}, which has only spaces", "bad_words")
     return [tuple(ids) for text in (bare, f" {bare}") if (ids := model.tokenizer.encode(text, False))]
 
 

@@ -109,12 +109,13 @@ class Admission:
         most = max(_GREED * self.max_requests // (_GREED + 1), 1)
         if wanted > most:  # waiting would never help
             raise InvalidRequest(
-                f"{wanted} requests in one call; a user of this server may have {most}", "max_requests"
+                f"the body has {wanted} requests; a user of this server may have at most {most} in flight",
+                "max_requests",
             )
         self.num_refused += 1
         raise Overloaded(
-            f"{user!r} has {held} requests in flight, {wanted} more requested; "
-            f"the last {free} places are kept for others",
+            f"user {user!r} has {held} requests in flight and wants {wanted} more; the last {free} free places are "
+            "kept for other users",
             self.retry_after(),
         )
 
@@ -122,10 +123,11 @@ class Admission:
         if used + wanted <= limit:
             return
         if wanted > limit:  # waiting would never help
-            raise InvalidRequest(f"{wanted} {what} in one call; this server accepts at most {limit}", param)
+            raise InvalidRequest(f"the body has {wanted} {what}; this server accepts at most {limit}", param)
         self.num_refused += 1
         raise Overloaded(
-            f"the server is full: {used} {what} in flight, {wanted} more requested, at most {limit}", self.retry_after()
+            f"the server is full: {used} {what} are in flight, and this call wants {wanted} more; at most {limit}",
+            self.retry_after(),
         )
 
 

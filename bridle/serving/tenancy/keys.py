@@ -105,7 +105,7 @@ class KeyStore:
             self._add_columns()
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
+            raise InvalidRequest(f"{path} cannot be used as a file of API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
         """Add the columns that the file of an older version does not have. Another process may add the same columns at
@@ -159,7 +159,7 @@ class KeyStore:
         key."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
-                raise InvalidRequest(f"no key belongs to {user!r}", "user")
+                raise InvalidRequest(f"the user {user!r} has no API key", "user")
             row = (user, limits.requests_per_minute, limits.tokens_per_minute, limits.weight, limits.most_urgent)
             self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?)", row)
 

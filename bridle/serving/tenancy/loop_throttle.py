@@ -57,9 +57,7 @@ class RateBudget:
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
         if self._left < 0:
-            raise ProtocolError(
-                f"too many {what}: at most {self._most} at once, and {self._rate:g} a second after that"
-            )
+            raise ProtocolError(f"too many {what}: at most {self._most} at once, and then {self._rate:g} per second")
 
 
 class LoopThrottle:

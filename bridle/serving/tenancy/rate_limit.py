@@ -70,12 +70,17 @@ class RateLimiter:
         if per_minute is None:
             return
         if amount > per_minute:  # waiting would never help
-            raise InvalidRequest(f"{amount} {what} in one call; {user!r} may have {per_minute} in a minute")
+            raise InvalidRequest(
+                f"the body has {amount} {what}; user {user!r} may have at most {per_minute} per minute"
+            )
         level = self._bucket(user, what, per_minute).level
         missing = amount - level
         if missing > 0 or level <= 0:
             seconds = math.ceil(max(missing, 1.0) * _MINUTE / per_minute)
-            raise Overloaded(f"{user!r} has used up {per_minute} {what} per minute; more in {seconds} s", seconds)
+            raise Overloaded(
+                f"user {user!r} has used up the limit of {per_minute} {what} per minute; try again in {seconds} s",
+                seconds,
+            )
 
     def _bucket(self, user: str, what: str, per_minute: int) -> _Bucket:
         now = self._clock()

@@ -43,9 +43,9 @@ class SocketTickets:
         """Create a ticket for this user. Raises `Overloaded` if there are too many unused tickets."""
         self._forget_old()
         if self.held[identity.user] >= MAX_PER_USER:
-            raise self._full(f"user {identity.user!r} has {MAX_PER_USER} tickets that were not used, the limit")
+            raise self._full(f"user {identity.user!r} has {MAX_PER_USER} unused WebSocket tickets, which is the limit")
         if len(self._issued) >= MAX_TICKETS:
-            raise self._full(f"{MAX_TICKETS} tickets were issued and not used, the limit")
+            raise self._full(f"the server has {MAX_TICKETS} unused WebSocket tickets, which is the limit")
         ticket = secrets.token_urlsafe(32)
         self._issued[ticket] = _Issued(identity, self._clock() + TICKET_SECONDS)
         self.held[identity.user] += 1

@@ -31,9 +31,11 @@ def replay(
     one of its modules was removed."""
     header = trace.header
     if header.num_media:
-        raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")
+        raise InvalidRequest(
+            f"the request had {header.num_media} images, and a trace has no images: it cannot be replayed", "TRACE"
+        )
     if header.adapter is not None and adapter is None:
-        raise InvalidRequest("the request was made with an adapter; give its path with --adapter", "adapter")
+        raise InvalidRequest("the request used an adapter; give the adapter's path with --adapter", "adapter")
     if controller is None:
         check_modules(model, trace)
         controller = controller_of(ran_form(trace))
@@ -57,8 +59,8 @@ def check_modules(model: LoadedModel, trace: Trace) -> None:
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(
-                f"the request was controlled by module {module}{_called(name, module)}, which is no longer in the "
-                "store here; upload it, or bring another controller",
+                f"the request's controller is module {module}{_called(name, module)}, which is not stored on this "
+                "machine any more; upload it, or give another controller",
                 "controller",
             )
 

@@ -151,8 +151,8 @@ def controller_of(form: Mapping[str, Any] | None) -> object | None:
     plain = {key: value for key, value in form.items() if key != "name"}
     if not plain:
         raise InvalidRequest(
-            f"the request was controlled by {form.get('name')}, which is code of the recording process; "
-            "bring a controller of your own",
+            f"the request's controller {form.get('name')} was Python code of the process that recorded the trace; "
+            "give a controller of your own",
             "TRACE",
         )
     try:

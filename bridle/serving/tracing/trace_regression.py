@@ -106,7 +106,10 @@ def without_model(
     size = sizes.pop()
     if sizes or not isinstance(size, int):
         said = ", ".join(sorted(map(str, [size, *sizes])))
-        raise InvalidRequest(f"the traces are of models with {said} tokens; test them one model at a time", "FOLDER")
+        raise InvalidRequest(
+            f"the traces are of models with different vocabulary sizes, {said}; test the traces of one model at a time",
+            "FOLDER",
+        )
     ends = traces[0].header.engine.get("eos_token_ids", end_tokens(path))
     executor = RecordedExecutor(info_of(traces, size, ends))
     config = ModelConfig(source)

@@ -123,8 +123,8 @@ class TraceStore:
         text = self.texts.find(user, request_id)
         if text is None:
             raise UnknownTrace(
-                f"there is no trace of a request {request_id[:100]!r} of yours: it was not requested with "
-                f"`trace` or {HEADER}, is not finished yet, has expired, or a policy applied to its text",
+                f"this user has no trace of a request {request_id[:100]!r}: the request did not set `trace` or "
+                f"{HEADER}, is not finished, or a policy applied to its text, or the trace has expired",
                 "request_id",
             )
         return await asyncio.wrap_future(text)
@@ -149,7 +149,7 @@ class TraceStore:
                 self._make_room()
         except Exception as error:
             self.counts["failed"] += 1
-            _log.warning("the trace of %s was not written: %s", request_id, error)
+            _log.warning("the trace of request %s could not be written: %s", request_id, error)
 
     def _make_room(self) -> None:
         assert self.folder is not None
