@@ -47,5 +47,5 @@ class AccessOptions:
         if self.ssl_certfile is not None:
             return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
         if self.ssl_keyfile is not None:
-            raise InvalidRequest("ssl_keyfile needs a certificate: give --ssl-certfile, too", "ssl_keyfile")
+            raise InvalidRequest("ssl_keyfile is given without a certificate; give --ssl-certfile, too", "ssl_keyfile")
         return None

@@ -65,7 +65,9 @@ class Api:
         parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             shown = urlunsplit(parts)
-            raise InvalidRequest(f"the base URL is {shown!r}; it must be one such as {DEFAULT_BASE}", "base_url")
+            raise InvalidRequest(
+                f"the base URL is {shown!r}; must be an http or https address such as {DEFAULT_BASE}", "base_url"
+            )
         in_url = parts.fragment.removeprefix("key=") if parts.fragment.startswith("key=") else None
         path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
@@ -157,7 +159,9 @@ class Api:
                 f"{self.base} cannot be reached: {reason}; start `bridle serve`, or give its URL with --base-url"
             ) from None
         except json.JSONDecodeError:
-            raise ApiError(f"{self.base} does not answer like a bridle server; check the address") from None
+            raise ApiError(
+                f"{self.base} does not answer like a bridle server; check the address of the server of the server"
+            ) from None
         except (OSError, HTTPException) as error:
             raise ApiError(f"the connection to {self.base} broke: {error or type(error).__name__}") from None
 

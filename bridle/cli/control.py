@@ -206,7 +206,7 @@ def tag(
         Names for the controller. Users who are not admins may only use names that begin with their own name and a dot.
     """
     if not tags:
-        raise InvalidRequest("tag takes MODULE and at least one TAG", "TAG")
+        raise InvalidRequest("the command tag needs a MODULE and at least one TAG", "TAG")
     _print_tags(server.api().tag(module, tags))
     return 0
 

@@ -109,7 +109,8 @@ def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
             sign = ""
         if not sign or not name:
             raise InvalidRequest(
-                f"--logit-bias is {short_repr(item)}; must be TOKEN=ADDEND: a token id or a text, and a number",
+                f"--logit-bias is {short_repr(item)}; must be TOKEN=ADDEND, where TOKEN is a token id or a text, and "
+                "ADDEND is a number",
                 "logit_bias",
             )
     return found

@@ -53,7 +53,7 @@ def detect(
     mark = Watermark(gamma, key=read_key(key_file), context=context)  # validates both numbers
     text = sys.stdin.read() if str(file) == "-" else _read(file)
     if len(text) > MAX_CHARS:
-        raise InvalidRequest(f"FILE: got {len(text)} characters; at most {MAX_CHARS}. Test a part of it.", "file")
+        raise InvalidRequest(f"FILE: got {len(text)} characters; at most {MAX_CHARS}. Test a part of the file.", "file")
     tokens = Tokenizer.load(resolve_model(model, revision)).encode(text, add_special_tokens=False)
     found = test(tokens, mark.key, mark.gamma, mark.context)
     print(f"z-score  {found.z:.2f}")

@@ -52,7 +52,7 @@ def explain(
         print(json.dumps(schema_of_lines(), indent=1))
         return 0
     if path is None or not path.is_file():
-        raise InvalidRequest(f"there is no trace {path}" if path else "explain takes the file of a TRACE", "TRACE")
+        raise InvalidRequest(f"there is no trace file {path}" if path else "explain takes the file of a TRACE", "TRACE")
     if top < 0:
         raise InvalidRequest(f"top is {top}; must not be negative", "top")
     console = Console(highlight=False, markup=False)

@@ -153,6 +153,8 @@ def _store(path: Path | None, *, makes: bool = False) -> Iterator[tuple[KeyStore
 
     path = path or data_folder() / "keys.db"
     if not makes and not path.is_file():
-        raise InvalidRequest(f"there is no file of keys {path}; `bridle keys add USER --keys FILE` makes one", "keys")
+        raise InvalidRequest(
+            f"there is no file of API keys {path}; `bridle keys add USER --keys {path}` creates it", "keys"
+        )
     with closing(KeyStore(path)) as store:
         yield store, path

@@ -67,7 +67,7 @@ async def _talk(model: str, endpoint: str, shows_tokens: bool, tokenizer: str | 
         try:
             knows_text = bool((await client.connect()).get("text"))
         except ConnectionLost as error:
-            raise ConnectionLost(f"{error}; start `bridle serve`, or name HOST:PORT") from error
+            raise ConnectionLost(f"{error}; start `bridle serve`, or give the server's HOST:PORT") from error
         if not knows_text:
             client.tokenizer = _tokenizer(tokenizer or model)
         screen = Terminal(console, shows_prompt=is_terminal)
@@ -85,7 +85,7 @@ def _tokenizer(name: str) -> Tokenizer:
         return Tokenizer.load(name)
     except BridleError as error:
         raise UnsupportedFeature(
-            f"the server takes only tokens: name a tokenizer with --tokenizer; {name!r} is not one ({error})"
+            f"the server accepts only tokens, and {name!r} is not a tokenizer ({error}); name one with --tokenizer"
         ) from error
 
 

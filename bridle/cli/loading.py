@@ -65,6 +65,6 @@ def _add_adapters(model: LoadedModel, adapters: Sequence[AdapterSpec]) -> None:
     for spec in adapters:
         if spec.model not in (None, model.name):
             raise InvalidRequest(
-                f"adapter {spec.name} is for {spec.model!r}, but the model is {model.name!r}", "adapter"
+                f"adapter {spec.name} is for model {spec.model!r}, but the loaded model is {model.name!r}", "adapter"
             )
     add_adapters(model, adapters)

@@ -279,7 +279,9 @@ def _further(given: tuple[str, ...]) -> dict[str, Any]:
     for item in given:
         name, sign, value = item.partition("=")
         if not sign or name not in meanings():
-            raise InvalidRequest(f"--sampling is {item!r}; must be NAME=VALUE with a sampling parameter", "sampling")
+            raise InvalidRequest(
+                f"--sampling is {item!r}; must be NAME=VALUE, where NAME is a sampling parameter", "sampling"
+            )
         try:
             found[name] = json.loads(value)
         except ValueError:

@@ -33,10 +33,11 @@ def check_program(path: Path) -> None:
     """Raise `InvalidRequest` for a file that no controller runs, or that does not exist."""
     if path.suffix not in ENDINGS:
         raise InvalidRequest(
-            f"no standard controller runs {str(path)!r}; a file name must end in {', '.join(ENDINGS)}", "controller"
+            f"no standard controller runs the file {str(path)!r}; its name must end in {', '.join(ENDINGS)}",
+            "controller",
         )
     if not path.is_file():
-        raise InvalidRequest(f"there is no file {path}", "controller")
+        raise InvalidRequest(f"there is no controller file {path}", "controller")
 
 
 def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
@@ -133,5 +134,8 @@ def _standard(file: str | None) -> str:
     if name is None:
         what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"
         known = ", ".join(STANDARD)
-        raise InvalidRequest(f"{what}: give a file in {known} or .wasm, or name one with --ctrl or --upload", "ctrl")
+        raise InvalidRequest(
+            f"{what}: give a file with the ending {known} or .wasm, or name a controller with --ctrl or --upload",
+            "ctrl",
+        )
     return name

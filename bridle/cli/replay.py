@@ -64,7 +64,7 @@ def replay(
     from bridle.traces import header_of
 
     if not trace.is_file():
-        raise InvalidRequest(f"there is no trace {trace}", "TRACE")
+        raise InvalidRequest(f"there is no trace file {trace}", "TRACE")
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     header = header_of(trace)
     if header is not None and header.runtime is not None:

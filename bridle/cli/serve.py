@@ -84,7 +84,8 @@ class ShardOptions:
             raise InvalidRequest(f"replicas is {self.replicas}; must be at least 1", "replicas")
         if self.shard is not None and (self.isolate_model or self.shards or self.replicas > 1):
             raise InvalidRequest(
-                "shard names a shard that runs already: give it without isolate_model, shards and replicas", "shard"
+                "shard cannot be combined with isolate_model, shards or replicas, because that shard runs already",
+                "shard",
             )
 
     def _tls(self) -> Tls | None:

@@ -222,7 +222,7 @@ def model(name: str) -> Iterator[Finding]:
         return
     needed, free = checkpoint.weight_bytes(4, keeps_blocks=True), psutil.virtual_memory().available
     text = f"{config.model_type}, {checkpoint.num_values / 1e6:.0f} million weights, context {max_positions(config)}"
-    text += "" if pooling is None else f"; gives {'vectors' if pooling.task == 'embed' else 'labels'} of texts"
+    text += "" if pooling is None else f"; {'computes embeddings' if pooling.task == 'embed' else 'classifies texts'}"
     if needed > free:
         text += f"; on a CPU they take {needed / (1 << 30):.1f} GiB, and {free / (1 << 30):.1f} are free"
         yield Finding("note", f"model {name}", text, "--quantization int8 takes a quarter, --dtype bfloat16 half")

@@ -40,7 +40,7 @@ class SpeculationOptions:
             )
         count = given.get("num_speculative_tokens")
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
-            raise InvalidRequest(f"num_speculative_tokens is {count!r}; must be a number", "speculative_config")
+            raise InvalidRequest(f"num_speculative_tokens is {count!r}; must be an integer", "speculative_config")
         draft_model = given.get("model") if given.get("method") != "ngram" else None
         return replace(
             settings,
@@ -58,16 +58,22 @@ def _read(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"speculative_config is {text[:80]!r}; must be a JSON object", "speculative_config")
     for name in given.keys() - _KEYS:
         known = ", ".join(sorted(_KEYS))
-        raise InvalidRequest(f"speculative_config has {name[:80]!r}; allowed keys are {known}", "speculative_config")
+        raise InvalidRequest(
+            f"speculative_config has the key {name[:80]!r}; allowed keys are {known}", "speculative_config"
+        )
     if given.get("method") not in _METHODS:
         raise InvalidRequest(
-            f"the method of speculative_config is {str(given['method'])[:80]!r}; must be ngram or draft_model",
+            f"speculative_config: method is {str(given['method'])[:80]!r}; must be ngram or draft_model",
             "speculative_config",
         )
     if not isinstance(given.get("model", ""), str) or ("model" in given and not given["model"]):
-        raise InvalidRequest("the model of speculative_config must be a name", "speculative_config")
+        raise InvalidRequest("speculative_config: model must be the name of a model, as a text", "speculative_config")
     if given.get("method") == "draft_model" and "model" not in given:
-        raise InvalidRequest("speculative_config has method draft_model and no model", "speculative_config")
+        raise InvalidRequest(
+            "speculative_config has the method draft_model without a model; add the key model", "speculative_config"
+        )
     if given.get("method") is None and "model" not in given:
-        raise InvalidRequest("speculative_config has neither method nor model", "speculative_config")
+        raise InvalidRequest(
+            "speculative_config has neither a method nor a model; add one of them", "speculative_config"
+        )
     return given

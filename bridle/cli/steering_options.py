@@ -170,4 +170,4 @@ def _text(path: Path, param: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{path} is not text in UTF-8", param) from None
+        raise InvalidRequest(f"{path} is not a text file in UTF-8", param) from None

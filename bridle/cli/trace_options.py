@@ -36,7 +36,9 @@ class TraceOptions:
     def check(self) -> None:
         """Raise `InvalidRequest` if the trace file cannot be written, before anything is computed."""
         if self.trace is not None and not self.trace.parent.is_dir():
-            raise InvalidRequest(f"{self.trace}: there is no folder {self.trace.parent}", "trace")
+            raise InvalidRequest(
+                f"the trace cannot be written to {self.trace}: there is no folder {self.trace.parent}", "trace"
+            )
 
     def printer(self, console: Console) -> Callable[[Record], None] | None:
         """Return a function that prints tokens as they arrive, or None to show text."""

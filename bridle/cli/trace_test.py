@@ -98,7 +98,7 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
         check_program(controller)
     files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     if len(files) > _MAX_FILES:
-        raise InvalidRequest(f"{folder} has {len(files)} files; at most {_MAX_FILES}", "FOLDER")
+        raise InvalidRequest(f"{folder} has {len(files)} trace files; at most {_MAX_FILES}", "FOLDER")
     cases = []
     for path in files:
         header = header_of(path)
@@ -113,7 +113,7 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
             cases.append(TraceCase(f"{name}#{number + 1}" if number else name, trace, program))
     if not cases:
         raise InvalidRequest(
-            f"there is no trace of an output in {folder}; `bridle generate --trace` writes one", "FOLDER"
+            f"there is no trace of an output in {folder}; `bridle generate --trace FILE` writes one", "FOLDER"
         )
     return cases
 

@@ -106,7 +106,7 @@ def test_adapters_in_the_terminal(
     assert "adapter: none" in shown and "no adapter 'nobody'; known: 'pirate'" in shown and "adapter: pirate" in shown
     assert main(["generate", ASK, "--adapter", str(tmp_path / "nowhere")]) == 2
     assert main(["generate", ASK, "--adapter", f"other:x={pirate}"]) == 2
-    assert "is for 'other', but the model is 'demo'" in capsys.readouterr().err
+    assert "is for model 'other', but the loaded model is 'demo'" in capsys.readouterr().err
 
 
 def test_a_batch_chooses_line_by_line(tmp_path: Path) -> None:
@@ -157,4 +157,4 @@ def test_adapters_of_a_running_server(server: str, capsys: pytest.CaptureFixture
     assert main(["adapters", "unload", "mine"]) == 1
     assert "no adapter 'mine'" in capsys.readouterr().err
     assert main(["adapters", "load", "x", "/etc"]) == 1
-    assert "may not be loaded here" in capsys.readouterr().err
+    assert "the server may not load adapters from" in capsys.readouterr().err

@@ -282,7 +282,7 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
     ("words", "code", "message"),
     [
         (["run"], 2, "there is nothing to run"),
-        (["run", "{files}/script.txt"], 2, "script.txt': give a file in .py, .js, .json or .wasm"),
+        (["run", "{files}/script.txt"], 2, "script.txt': give a file with the ending .py, .js, .json or .wasm"),
         (["run", "{files}/nothing.js"], 2, "nothing.js cannot be read: No such file or directory"),
         (["run", "{files}/latin.js"], 2, "latin.js is not text: byte 3 is not UTF-8"),
         (["run", "{files}/none.txt", "-c", "x"], 2, "none.txt"),
@@ -290,12 +290,12 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
         (["run", "-u", "{files}/none.wasm"], 2, "No such file"),
         (["run", "-u", "{files}/bad.wasm"], 1, "(status 400)"),
         (["run", "-c", "no-such-tag"], 1, "unknown controller 'no-such-tag'; the standard controllers are"),
-        (["run", "-c", "gh:someone/else/ctrl"], 1, "'gh:someone/else/ctrl' is not installed here"),
+        (["run", "-c", "gh:someone/else/ctrl"], 1, "'gh:someone/else/ctrl' is not installed on this server"),
         (["run", "-c", "none", "-l", "loud"], 2, "--log-level is 'loud'"),
         (["tag", "f" * 64, "name"], 1, "unknown module"),
         (["tags", "--base-url", "http://127.0.0.1:9/v1"], 1, "cannot be reached"),
         (["tags", "--base-url", "{url}/elsewhere"], 1, "(status 404)"),
-        (["tags", "--base-url", "file:///etc/passwd"], 2, "must be one such as http"),
+        (["tags", "--base-url", "file:///etc/passwd"], 2, "must be an http or https address such as http"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -324,7 +324,7 @@ def test_keys_come_from_the_url_or_a_flag(
         assert "may only set tags that start with 'ann.'" in capsys.readouterr().err
         assert main(["keys", "remove", "ann", "--keys", str(path)]) == 0  # counts at once
         assert main(["tags"]) == 1
-        assert "not known" in capsys.readouterr().err
+        assert "does not know" in capsys.readouterr().err
     keys.close()
 
 
@@ -355,7 +355,7 @@ def test_keys_are_listed_without_telling_them(tmp_path: Path, capsys: pytest.Cap
     assert main(["keys", "add", "a b", *flag]) == 2
     (tmp_path / "text").write_text("no database at all, but long enough to be looked at as one" * 20)
     assert main(["keys", "list", "--keys", str(tmp_path / "text")]) == 2
-    assert "cannot hold API keys" in capsys.readouterr().err
+    assert "cannot be used as a file of API keys" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["list"], ["remove", "ann"], ["limit", "ann"]])
@@ -364,7 +364,7 @@ def test_a_file_of_keys_that_is_not_there_is_not_made(
 ) -> None:
     path = tmp_path / "misspelled.db"
     assert main(["keys", *words, "--keys", str(path)]) == 2
-    assert f"there is no file of keys {path}" in capsys.readouterr().err and not path.exists()
+    assert f"there is no file of API keys {path}" in capsys.readouterr().err and not path.exists()
 
 
 @pytest.mark.slow  # `aici/test_runner.py` replays one, `traces/test_replay.py` with the command

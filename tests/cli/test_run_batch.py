@@ -31,9 +31,9 @@ def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
     [
         ([b"{\n"], "line 1 is not a batch request"),
         ([_line("a"), b"\n", _line("a")], "line 3 repeats custom_id 'a'"),
-        ([_line("a", client_tools=["ask"])], "line 1 has client_tools; a batch has no client that could answer them"),
+        ([_line("a", client_tools=["ask"])], "line 1 has client_tools, but in a batch no client answers tool calls"),
         ([_line("a", "/generate", parameters={"client_tools": ["ask"]})], "line 1 has client_tools"),
-        ([_line("a", "/v1/models")], "line 1 asks for 'POST /v1/models'"),
+        ([_line("a", "/v1/models")], "line 1 requests 'POST /v1/models'"),
         ([b'{"custom_id": 1, "url": "/generate", "body": {}}'], "line 1 is not a batch request"),
         ([_line("a"), b'{"custom_id": "\xff", "url": "/generate", "body": {}}'], "line 2 is not a batch request"),
         ([b'{"custom_id": "a", "url": "/generate", "body": {"a": ' + b"[" * 100_000], "line 1 is not a batch request"),

@@ -46,8 +46,8 @@ def test_replicas_may_have_shards() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"shard": "localhost:1", "isolate_model": True}, "shard names a shard that runs already"),
-        ({"shard": "localhost:1", "replicas": 2}, "shard names a shard that runs already"),
+        ({"shard": "localhost:1", "isolate_model": True}, "shard cannot be combined with"),
+        ({"shard": "localhost:1", "replicas": 2}, "shard cannot be combined with"),
         ({"shard": "nowhere"}, "must be unix:"),
         ({"replicas": 0}, "replicas is 0"),
         ({"shards": -1}, "shards is -1"),

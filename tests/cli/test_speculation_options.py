@@ -66,11 +66,11 @@ def test_vllms_config_is_read(text: str | None, draft_model: str | None, specula
     [
         ("[1]", "must be a JSON object"),
         ("{", "must be a JSON object"),
-        ('{"method": "eagle", "model": "a"}', "method of speculative_config is 'eagle'"),
-        ('{"method": "draft_model"}', "no model"),
-        ('{"num_speculative_tokens": 3}', "neither method nor model"),
-        ('{"model": 3}', "must be a name"),
-        ('{"method": "ngram", "num_speculative_tokens": true}', "must be a number"),
+        ('{"method": "eagle", "model": "a"}', "method is 'eagle'"),
+        ('{"method": "draft_model"}', "without a model"),
+        ('{"num_speculative_tokens": 3}', "neither a method nor a model"),
+        ('{"model": 3}', "must be the name of a model"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "must be an integer"),
         ('{"method": "ngram", "acceptance_method": "x"}', "'acceptance_method'"),
     ],
 )

@@ -129,7 +129,7 @@ def test_lines_of_a_batch_that_say_nothing_are_steered(
         (["generate", "hi", "--regex", "a", "--choice", "b"], "regex and choice were given"),
         (["generate", "hi", "--schema", "FILES/bad.json"], "bad.json is not JSON"),
         (["generate", "hi", "--schema", "FILES/none.json"], "none.json: No such file"),
-        (["chat", "--schema", "FILES/bytes.json"], "bridle: FILES/bytes.json is not text in UTF-8"),
+        (["chat", "--schema", "FILES/bytes.json"], "bridle: FILES/bytes.json is not a text file in UTF-8"),
         (["generate", "hi", "--schema", "FILES/type.json"], "FILES/type.json: the schema is not usable: Invalid type"),
         (
             ["infer", "hi", "--grammar", "FILES/rule.lark"],
@@ -140,7 +140,7 @@ def test_lines_of_a_batch_that_say_nothing_are_steered(
             ["run-batch", "FILES/asked.jsonl", "--grammar", "FILES/open.gbnf"],
             "FILES/open.gbnf: the grammar in GBNF: line 2",
         ),
-        (["generate", "hi", "--ctrl", "none", "--ctrl-arg", "x"], "controller_arg needs a controller"),
+        (["generate", "hi", "--ctrl", "none", "--ctrl-arg", "x"], "controller_arg is given without a controller"),
     ],
 )
 def test_what_is_misspelt_gets_its_hint(

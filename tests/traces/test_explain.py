@@ -129,7 +129,7 @@ def test_a_trace_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [([], "explain takes the file of a TRACE"), (["nothing.jsonl"], "there is no trace nothing.jsonl")],
+    [([], "explain takes the file of a TRACE"), (["nothing.jsonl"], "there is no trace file nothing.jsonl")],
 )
 def test_what_is_no_file_is_a_mistake(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *words]) == 2

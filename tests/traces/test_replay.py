@@ -84,7 +84,7 @@ class Says(Controller):
 
 def test_a_controller_of_ones_own_is_brought_again(llm: LLM) -> None:
     old = traced(llm, controller=Says(65, 66))
-    with pytest.raises(InvalidRequest, match="says, which is code of the recording process"):
+    with pytest.raises(InvalidRequest, match="says was Python code of the process that recorded"):
         replay(llm.model, old)
     assert compare(old, replay(llm.model, old, controller=Says(65, 66))).is_same
     found = compare(old, replay(llm.model, old, controller=Says(65, 67)))
@@ -181,4 +181,4 @@ def test_the_command_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "recorded" in out
     assert "differs at move 0" in out
     assert main(["replay", str(path), folder, "--controller", "wish.txt"]) == 2
-    assert "no standard controller runs 'wish.txt'" in capsys.readouterr().err
+    assert "no standard controller runs the file 'wish.txt'" in capsys.readouterr().err
