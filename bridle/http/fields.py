@@ -88,7 +88,7 @@ def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
     found = {name: value for name, value in data.items() if name in own}
     others = {str(name): value for name, value in data.items() if name not in own and value is not None}
     if len(others) > MAX_UNKNOWN:
-        raise InvalidRequest(f"the body has {len(others)} fields that are not known here; at most {MAX_UNKNOWN}")
+        raise InvalidRequest(f"the body has {len(others)} unknown fields; at most {MAX_UNKNOWN}")
     for name, value in others.items():
         _take(kind, name, value, found)
     return found
@@ -99,7 +99,9 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     here, value = _here(kind, name, value)
     if here is not None:
         if found.get(here) is not None:
-            raise InvalidRequest(f"{here} and {name} were given, but mean the same field; send one of them", name)
+            raise InvalidRequest(
+                f"the body has both {here} and {name}, which are names of the same field; send one of them", name
+            )
         found[here] = value
         return
     whole = f"{kind.within}.{name}" if kind.within else name
@@ -113,15 +115,18 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
         raise UnsupportedFeature(f"{name} is {short_repr(value)}, but this route does not accept it{where}", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
-        raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)
+        raise UnknownField(f"this route has no field {said!r}; did you mean {meant!r}?", said)
     if row is None and kind.has_text and value and _speaks_of_form(name, value):
         raise UnknownField(
-            f"there is no field {said!r}, which seems to be a constraint; constraint fields: {', '.join(_FORMS)}",
+            f"this route has no field {said!r}, which looks like a constraint; the fields for constraints are "
+            f"{', '.join(_FORMS)}",
             said,
         )
     if is_strict() and (row is None or not row.is_off(value)):
         why = f" ({row.why})" if row is not None and row.why else ""
-        raise UnknownField(f"there is no field {said!r}{why}, and strict_fields refuses unknown fields", said)
+        raise UnknownField(
+            f"this route has no field {said!r}{why}, and the server refuses unknown fields (strict_fields)", said
+        )
 
 
 #: Names of constraint fields for error messages, and the parts of names that mark an unknown field as a constraint.

@@ -35,11 +35,13 @@ def _read_part(part: bytes) -> tuple[str, FormPart]:
     """Return the name and the value of a form field."""
     start, found, content = part.partition(b"\r\n\r\n")
     if not found or len(start) > _MAX_HEAD_BYTES:
-        raise InvalidRequest(f"a field of the form has no header, or a header above {_MAX_HEAD_BYTES} bytes")
+        raise InvalidRequest(f"a field of the form has no headers, or has headers of more than {_MAX_HEAD_BYTES} bytes")
     head = HeaderParser().parsestr(start.lstrip().decode("utf-8", "replace"))
     name, filename = head.get_param("name", header="content-disposition"), head.get_filename()
     if not isinstance(name, str) or not name:
         raise InvalidRequest("a field of the form has no name; each needs 'content-disposition: form-data; name=...'")
     if filename is not None and len(filename) > _MAX_FILENAME_CHARS:
-        raise InvalidRequest(f"file: its name has {len(filename)} characters; at most {_MAX_FILENAME_CHARS}", "file")
+        raise InvalidRequest(
+            f"file: the file's name has {len(filename)} characters; at most {_MAX_FILENAME_CHARS}", "file"
+        )
     return name, FormPart(filename, content)

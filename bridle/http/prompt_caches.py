@@ -93,8 +93,8 @@ def _group(body: CacheBody, identity: Identity) -> str:
     """Return the group that shares a new cache; empty if the cache is not shared."""
     if body.share and not identity.group:
         raise InvalidRequest(
-            "share: got true, but this key is in no group. The operator makes one that is: `bridle keys add USER "
-            "--group GROUP`",
+            "share: got true, but this API key belongs to no group. The operator creates a key with a group: `bridle "
+            "keys add USER --group GROUP`",
             "share",
         )
     return identity.group if body.share else ""
@@ -102,7 +102,7 @@ def _group(body: CacheBody, identity: Identity) -> str:
 
 async def _create(body: CacheBody, serving: RequestLifecycle, caches: PromptCaches) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
+        raise InvalidRequest("the body must have exactly one of prompt and messages", "prompt")
     ttl, group = read_ttl(body.ttl), _group(body, serving.identity)
     model = await serving.acquire_model(body.model, body.adapter, must_name=True)
     tokens = await _tokens(body, serving)
@@ -119,7 +119,9 @@ async def _create(body: CacheBody, serving: RequestLifecycle, caches: PromptCach
 async def _tokens(body: CacheBody, serving: RequestLifecycle) -> tuple[int, ...]:
     if body.messages is None:
         if len(body.prompt or ()) != 1:
-            raise InvalidRequest(f"prompt: got {len(body.prompt or ())} prompts; a cache has one", "prompt")
+            raise InvalidRequest(
+                f"prompt: got {len(body.prompt or ())} prompts; a prompt cache has one prompt", "prompt"
+            )
         return (await serving.tokens(body.prompt or []))[0]
     conversation = Conversation(body.messages, body.tools, variables=body.chat_template_kwargs or {})
     async with serving.bounded("its prompt was made"):

@@ -101,7 +101,7 @@ class HttpSettings:
         if not 0 <= self.trace_share <= 1:
             raise InvalidRequest(f"trace_share is {self.trace_share}; must be between 0 and 1", "trace_share")
         if self.trace_share and self.trace_folder is None:
-            raise InvalidRequest("trace_share needs a trace_folder", "trace_share")
+            raise InvalidRequest("trace_share is given without a trace_folder; set trace_folder, too", "trace_share")
         for proxy in self.trusted_proxies:
             try:
                 ip_network(proxy)
@@ -167,7 +167,7 @@ class ServeSettings:
         if not self.grace_period >= 0:
             raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
         if self.keys is not None and self.no_auth:
-            raise InvalidRequest("keys and no_auth exclude each other: drop one of them", "no_auth")
+            raise InvalidRequest("keys and no_auth cannot be combined: leave one of them out", "no_auth")
         if self.otlp_endpoint is not None:
             check_endpoint(self.otlp_endpoint)
         for name in ("max_connections", "max_header_bytes", "max_message_bytes", "front_ends"):
@@ -182,8 +182,8 @@ class ServeSettings:
             raise InvalidRequest(f"front_ends is {self.front_ends}; must be at most {MAX_FRONT_ENDS}", "front_ends")
         if self.tls is not None:
             raise InvalidRequest(
-                f"front_ends is {self.front_ends}, but only one process can encrypt a connection: drop front_ends, or "
-                "end TLS at a proxy before the server",
+                f"front_ends is {self.front_ends}, which is not supported with TLS: leave front_ends out, or end TLS "
+                "at a proxy before the server",
                 "front_ends",
             )
         if sys.platform == "win32":

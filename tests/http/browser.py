@@ -1,5 +1,5 @@
-"""A real browser for tests: Chromium of the system, driven by Playwright. Where either is missing, tests say so and are
-skipped."""
+"""A real browser for tests: the system's Chromium, driven by Playwright. If one of them is missing, the tests are
+skipped with that reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = ("Failed to load resource",)
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser; skips the test if there is none."""
+    """A browser. The test is skipped if no browser is installed."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -37,7 +37,8 @@ def chromium() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(browser: Any, url: str, *, width: int = 1360, height: int = 860, **options: Any) -> Iterator[Any]:
-    """A page of its own, with nothing kept. It must not fail, break its policy, or load anything from elsewhere."""
+    """A new browser page without stored data. The page must not fail, break its content security policy, or load from
+    other hosts."""
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
     page = context.new_page()
     page.set_default_timeout(1000 * PATIENCE)

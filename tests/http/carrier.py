@@ -1,4 +1,4 @@
-"""A carrier that records the messages it receives."""
+"""A fake transport that records the data that is written to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Carrier(asyncio.Transport):
-    """A transport that remembers what is written, and whether it is read."""
+    """A transport that records the written data, and whether reading is paused."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.2", 2)})

@@ -1,4 +1,4 @@
-"""Certificates that tests generate."""
+"""Self-signed certificates for tests of TLS."""
 
 from __future__ import annotations
 

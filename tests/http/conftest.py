@@ -1,4 +1,5 @@
-"""Shared servers: starting one takes a moment, and no test leaves anything behind in it."""
+"""Servers that the tests of a module share, because starting a server is slow. No test may leave state behind in a
+server."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def random_server() -> Iterator[str]:
-    """A server whose model's distribution is a hash of what it has read, spread over several tokens."""
+    """A server whose model computes probabilities of several tokens from a hash of the text so far."""
     with served(scripted_model(spread=16)) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[str]:
-    """A server with the demo model, for what takes a model that has learned something."""
+    """A server with the demo model, for tests that need a trained model."""
     with served(load_model(ModelConfig("demo", num_blocks=512))) as url:
         yield url
 
@@ -62,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of the demo model, with programs."""
+    """A server with the demo model and a control runtime."""
     control = ControlSettings("on", store=tmp_path_factory.mktemp("store"))
     with served(load_model(ModelConfig("demo", num_blocks=1024), control=control)) as made:
         yield made
@@ -70,14 +71,14 @@ def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Any, playground_url: str) -> Iterator[Any]:
-    """The playground, with nothing stored in the browser."""
+    """The playground's page in a browser without stored data."""
     with opened(browser, playground_url) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The rules of accessibility as a program, from the packages that the page is built with."""
+    """The source of axe-core, which checks accessibility, from the packages that the page is built with."""
     packages = WEB / "node_modules"
     if not (packages / "axe-core").is_dir():
         npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")

@@ -1,4 +1,4 @@
-"""A scripted model with a real control runtime behind a real server, and readers of what it streams."""
+"""A scripted model with a real control runtime behind a real server, and functions that read its streams."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ VOCAB_SIZE = tokenizer().vocab_size
 
 
 def ids(text: str) -> list[int]:
-    """Token ids of a text, nothing added."""
+    """Token ids of a text, without special tokens."""
     return tokenizer().encode(text, add_special_tokens=False)
 
 
 def pick(text: str) -> list[str]:
-    """A step: sample among the tokens of a text."""
+    """A controller step that samples one of the tokens of a text."""
     return sample(ids(text), VOCAB_SIZE)
 
 
@@ -50,8 +50,8 @@ def controlled_model(
     max_model_len: int = 512,
     folder: Path | None = None,
 ) -> Iterator[LoadedModel]:
-    """A scripted model whose runtime keeps its modules in `store`, perhaps with the tokenizer of `folder`. Closed at
-    the end, with its processes."""
+    """A scripted model whose runtime keeps modules in the folder `store`. `folder` may have a tokenizer. The model and
+    its processes are closed at the end."""
     text = tokenizer() if folder is None else Tokenizer.load(folder)
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -78,12 +78,12 @@ def controlled_model(
 
 
 def lent(model: LoadedModel) -> LoadedModel:
-    """The same model for a server that ends before it."""
+    """A model that a server uses and does not close."""
     return replace(model, shutdown=lambda drain: None)
 
 
 class Client:
-    """The AICI routes as a program uses them."""
+    """A client of the AICI routes."""
 
     def __init__(self, url: str, **headers: str) -> None:
         self.http = httpx.Client(base_url=url, headers=headers, timeout=PATIENCE)
@@ -126,7 +126,7 @@ def events_of(lines: Iterator[str]) -> Iterator[Any]:
 
 
 def text_of(items: Sequence[Any], index: int = 0) -> str:
-    """All that a run said in one fork."""
+    """All text of one fork of a run."""
     return joined(items, "text", index)
 
 

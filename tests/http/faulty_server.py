@@ -1,4 +1,5 @@
-"""A real server whose executor fails as a test says: its thread dies, its device is lost, or a step does not end."""
+"""A real server whose executor fails in a way that the test chooses: its thread dies, its device fails, or a step
+hangs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
 
 
 class WatchedTools(ToolExecutor):
-    """Tools that tell who watches them."""
+    """Tools that report which watchers they have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +44,8 @@ class WatchedTools(ToolExecutor):
 
 
 class FaultyServer:
-    """The demo model behind HTTP, with supervision. `fault` is called in each forward pass of every engine, `on_load`
-    before each load but the first."""
+    """The demo model behind HTTP, with supervision. `fault` is called in each forward pass of each engine. `on_load` is
+    called before each load except the first."""
 
     def __init__(self, policy: RestartPolicy, engine: EngineConfig, fronts: tuple[SocketFrontMaker, ...] = ()) -> None:
         self.fault: Callable[[], object] = lambda: None

@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE, until
 
 
 class FrontEnds:
-    """The server. `pool` has its front-end processes, `http` its state."""
+    """The server. `pool` has the server's front-end processes, and `http` has the server's state."""
 
     def __init__(self, model: LoadedModel, front_ends: int, ping_seconds: float, settings: HttpSettings) -> None:
         self.pool = WriterPool(front_ends - 1, ping_seconds)

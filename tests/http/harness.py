@@ -1,4 +1,4 @@
-"""A really running server in a thread, over a scripted model with a real tokenizer and a real engine."""
+"""A real server in a thread, with a real engine and tokenizer and a scripted model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": _nap})
 
 @cache
 def tokenizer_folder() -> Path:
-    """Byte-level BPE with a few merges and a chat template, on disk."""
+    """A folder with a small byte-level BPE tokenizer and a chat template."""
     folder = kept_folder("bridle-http-tests-")
     save_tokenizer(folder)
     return folder
@@ -90,8 +90,8 @@ def scripted_model(
     num_blocks: int = 256,
     **options: Any,
 ) -> LoadedModel:
-    """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does. `clock` is
-    the engine's. `runtime` has the Wasm controllers, and ends with the model."""
+    """A running engine over a scripted executor. `next_token(prefix)` chooses each token; without it, a seeded hash
+    chooses. `clock` is the engine's clock. `runtime` runs the Wasm controllers, and is closed with the model."""
     text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -119,7 +119,8 @@ def scripted_model(
 
 
 def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
-    """Writes three tokens without an end. Once its client has read of them, every deadline has passed."""
+    """A model that writes three tokens and does not end. After the client has read these tokens, all deadlines have
+    passed."""
     late = 0.0
 
     def next_token(prefix: Any) -> int:
@@ -134,7 +135,8 @@ def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
 
 
 def leisurely_model(**options: Any) -> LoadedModel:
-    """Says one letter again and again, on a slow device: what runs still runs when a reader who is late has read."""
+    """A model that repeats one letter on a slow device, so that a request still runs when a slow reader has read its
+    output."""
 
     def next_token(prefix: Any) -> int:
         time.sleep(0.02)
@@ -160,7 +162,7 @@ def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:
 
 @contextlib.contextmanager
 def local_client(model: LoadedModel, settings: HttpSettings | None = None, **options: Any) -> Iterator[TestClient]:
-    """An application in this process, without a socket. Bugs come back as status 500, as they would in service."""
+    """An application in this process, without a socket. Unexpected errors become status 500, as in a real server."""
     registry = ModelRegistry()
     registry.add(model, options.pop("aliases", ()))
     with TestClient(create_app(registry, settings), raise_server_exceptions=False) as client:
@@ -192,7 +194,7 @@ def serving(
     tracing: Tracing | None = None,
     max_connections: int = 4096,
 ) -> Iterator[str]:
-    """The same for a whole registry, which is closed at the end."""
+    """The base URL of a server for a model registry, which is closed at the end."""
     app = create_app(registry, settings, keys, fronts, tracing)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
@@ -229,7 +231,7 @@ RECOMMENDED: Mapping[str, Any] = {
 
 
 class Heard:
-    """Notes the requests that reach a model's engine."""
+    """Records the requests that reach a model's engine."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.requests: list[Request] = []
@@ -250,7 +252,7 @@ def recommended(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def every_route(app: FastAPI) -> Iterator[Any]:
-    """Everything that answers, documented or not, those of included routers, too."""
+    """All routes of the application, including undocumented routes and those of included routers."""
     for entry in app.routes:
         router = getattr(entry, "original_router", None)
         yield from [entry] if router is None else router.routes
@@ -272,7 +274,7 @@ def documented() -> set[tuple[str, str]]:
 
 
 def raw_request(url: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent and nothing read."""
+    """A connection on which a request was sent, and on which the answer was not read."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     data = json.dumps(body).encode()

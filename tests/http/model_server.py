@@ -1,4 +1,4 @@
-"""A server that may load further models, which are fakes."""
+"""A server that can load further fake models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.serving.loaders import MIB, FakeLoader
 def server_of(
     loader: FakeLoader, settings: HttpSettings | None = None, keys: KeyStore | None = None, **options: Any
 ) -> Iterator[tuple[str, ModelRegistry]]:
-    """A server that has loaded `good`, and may load whatever else the loader has."""
+    """A server that has loaded the model `good`, and can load the other models of the loader."""
     allowed = tuple(name for name in loader.sizes if name != "good")
     models = ModelSet(("good",), allow_hub=allowed, max_memory=100 * MIB, **options)
     registry, load_named = build_registry(models, ModelConfig("good", kv_memory=MIB), loader)

@@ -62,14 +62,14 @@ def an_app(template: str, said: str, **config: Any) -> Iterator[tuple[TestClient
 
 
 def flood(client: TestClient) -> None:
-    """Fill the cache of 4,096 tokens with what others say, twice."""
+    """Fill the KV cache of 4,096 tokens twice with the prompts of other requests."""
     for i in range(6):
         body = {"prompt": [i, *range(5, 200)] * 7, "max_tokens": 1}
         assert client.post("/v1/completions", json=body).status_code == 200
 
 
 class Talk:
-    """A conversation on one API, as its clients hold it."""
+    """A conversation on one API, in the form that a client of the API stores."""
 
     route = ""
 
@@ -87,11 +87,11 @@ class Talk:
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
     def say(self) -> tuple[int, int, int]:
-        """The next answer: prompt tokens, those of them that were cached, and the tokens of the answer."""
+        """The counts of the next answer: prompt tokens, cached prompt tokens, and tokens of the answer."""
         raise NotImplementedError
 
     def tell(self) -> None:
-        """The result of the call."""
+        """The result of the tool call."""
         raise NotImplementedError
 
 
@@ -162,7 +162,7 @@ class Messages(Talk):
 
 
 def arguments_of(text: str) -> Any:
-    """The value of a call's arguments; the text itself where it was cut off."""
+    """The parsed arguments of a call, or their text if the text is incomplete."""
     try:
         return json.loads(text)
     except ValueError:

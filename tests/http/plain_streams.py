@@ -1,4 +1,4 @@
-"""Streams of all APIs whose text goes to the connection past the application, in forms that compare."""
+"""Streams of all APIs whose text bypasses the application, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def script(prefix: Any) -> Any:
 def read_stream(
     url: str, path: str, body: dict[str, Any], post: Callable[..., httpx.Response] = httpx.post
 ) -> tuple[list[str], str]:
-    """Return the forms of a stream's events, and all of their text. Equal forms in a row are listed once. Choices are
-    sorted, because their order in the stream depends on the load of the server."""
+    """Return the forms of a stream's events, and the text of all events. Consecutive equal forms are listed once.
+    Choices are sorted, because their order in the stream depends on the load of the server."""
     answer = post(url + path, json={"model": NAME, "stream": True, **body}, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     events = sorted(re.split(r"\n\n|(?<=})\n", answer.text), key=_choice_of)
@@ -56,7 +56,7 @@ def read_stream(
 
 
 def _choice_of(event: str) -> int:
-    """The choice to which an event belongs; those without any come first."""
+    """The number of the choice to which an event belongs. Events without a choice come first."""
     found = re.match(r'data: \{.*"choices":\[\{.*?"index":(\d+)', event)
     return -1 if found is None else int(found[1])
 
@@ -65,14 +65,14 @@ _NUM_TOKENS = 4000
 
 
 def one_token_model() -> tuple[LoadedModel, str]:
-    """A model that writes the same token again and again, and the text of 4,000 of them."""
+    """A model that repeats one token, and the text of 4,000 such tokens."""
     token = tokenizer().encode("a" * 8, add_special_tokens=False)[0]
     model = scripted_model(next_token=lambda prefix: token, max_model_len=8192, num_blocks=1024)
     return model, tokenizer().decode([token]) * _NUM_TOKENS
 
 
 def read_slowly(url: str) -> str:
-    """Return the text of a long stream, read in small pieces over a connection that holds little."""
+    """Return the text of a long stream that is read in small pieces over a connection with small buffers."""
     host, port = url.removeprefix("http://").split(":")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -87,7 +87,7 @@ def read_slowly(url: str) -> str:
 
 
 def text_of_completion(data: bytes) -> str:
-    """Return the text of a stream that is complete."""
+    """Return the text of a complete stream."""
     assert b"data: [DONE]" in data
     chunks = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: {")]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])

@@ -34,7 +34,7 @@ def text_of(page: Any, index: int = 0) -> str:
 
 
 def answer_of(page: Any) -> str:
-    """The last answer of the chat, as its reader sees it."""
+    """The visible text of the chat's last answer."""
     text: str = page.locator(".message.assistant").last.locator(".markdown").last.inner_text()
     return text
 
@@ -62,7 +62,7 @@ def steer(page: Any, language: str, example: str, *, is_message: bool = False) -
 
 
 def plainly(page: Any) -> None:
-    """Let programs continue the plain prompt, without an unsteered twin."""
+    """Let programs continue the plain prompt, and start no second run without the program."""
     page.get_by_label("as a message").uncheck()
     page.get_by_label("unsteered twin").uncheck()
 
@@ -101,14 +101,14 @@ EXAMPLES = {
 
 
 def be_greedy(page: Any) -> None:
-    """Let each run have the same text."""
+    """Let each run write the same text."""
     page.get_by_role("tab", name="Settings").click()
     page.locator("input[name=seed]").fill("7")
     page.locator("input[name=temperature]").fill("0")
 
 
 def run_example(page: Any, language: str, example: str, *, is_message: bool = False) -> str:
-    """Run an example greedily, and return its text without what was rolled back."""
+    """Run an example with temperature 0, and return its text without rolled-back tokens."""
     be_greedy(page)
     steer(page, language, example, is_message=is_message)
     settle(page)
@@ -124,7 +124,7 @@ PASTE = """(element, text) => {
 
 
 def ask(page: Any, text: str) -> None:
-    """Say something in the chat, and wait for the answer."""
+    """Send a message in the chat, and wait for the answer."""
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Regenerate").last.wait_for()
@@ -145,12 +145,12 @@ NUM_KEPT = """() => new Promise(done => {
 
 
 def until_kept(page: Any, count: int) -> None:
-    """Wait until the page's database has `count` runs. Playwright's `wait_for_function` waits for no promise."""
+    """Wait until the page's database has `count` runs. Playwright's `wait_for_function` does not wait for promises."""
     until(lambda: page.evaluate(NUM_KEPT) >= count, f"that {count} runs are kept")
 
 
 def answer_with(page: Any, num_tokens: int) -> None:
-    """Let each completion have the given number of tokens, all of them at once."""
+    """Let each completion arrive at once, with the given number of tokens."""
     odds = {"logprob": -0.7, "rank": 1, "top": [[1, -0.7], [2, -1.2]], "texts": [" dog", " cat"]}
     record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
     prompt = {"type": "prompt", "output": 0, "step": 1, "tokens": [7], "texts": ["Once"]}
@@ -178,7 +178,7 @@ def hostile_trace() -> str:
 
 
 def check_picture(page: Any) -> None:
-    """Take a picture, which must not be blank."""
+    """Take a screenshot, which must not be blank."""
     assert len(page.screenshot(animations="disabled")) > 5_000
 
 

@@ -1,4 +1,4 @@
-"""A server with a KV store that is started and ended again, and chats with it."""
+"""A server with a KV store that tests start and stop several times, and chats with it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SYSTEM = "You answer questions about the weather. " * 12
 
 @contextmanager
 def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[str]:
-    """`bridle serve` with a store as its own default, ended by a signal. Gives its address."""
+    """`bridle serve` with the default KV store. A signal ends the server. Gives its address."""
     with started(tmp_path, *flags, end=end) as (url, _):
         yield url
 
 
 @contextmanager
 def started(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[tuple[str, int]]:
-    """Do as `served`. Gives the address and the server's process, which is no child of this one."""
+    """Do as `served`. Returns the address and the server's process, which is not a child of this process."""
     variables = {name: value for name, value in os.environ.items() if name != "BRIDLE_KV_STORE"}
     variables["BRIDLE_CACHE"] = str(tmp_path / "cache")
     reader, writer = os.pipe()
@@ -43,7 +43,7 @@ def started(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[
 
 
 def turn(url: str, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
-    """Answer a chat and append the answer to it; returns the usage."""
+    """Request an answer in a chat, and append it to the chat. Returns the usage."""
     body = {"model": "demo", "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status().json()
     messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})

@@ -1,7 +1,7 @@
 """A server process for tests of signals: a real engine over scripted bytes, slow until a line comes on standard input.
 
-Arguments: the grace period in seconds, the number of front ends, and for HTTPS the files of a certificate and its key,
-or else one of policies.
+The arguments are the grace period in seconds, the number of front ends, and one or two files. Two files are a
+certificate and its key; one is a policies file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _is_slow = True
 
 
 def slow_step(plan: Any) -> None:
-    """A step takes its time, or ends early when the parent says so."""
+    """A step takes some time, or ends early when the parent process requests it."""
     global _is_slow
     if _is_slow and select.select([sys.stdin], [], [], STEP_SECONDS)[0]:
         _is_slow = False
@@ -65,7 +65,7 @@ class Server:
         self.url = found.group()
 
     def signal_and_wait(self, number: int, event: str = "draining") -> None:
-        """Send a signal and wait until the server says that it drains, or something else."""
+        """Send a signal, and wait until the server logs "draining" or another given event."""
         self.process.send_signal(number)
         while json.loads(_readline(self.process.stderr))["event"] != event:
             pass

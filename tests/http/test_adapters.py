@@ -1,4 +1,5 @@
-"""Adapters behind every route of HTTP: chosen, echoed, listed, refused in each API's own shape, loaded by admins."""
+"""Adapters on every HTTP route: requests choose them, answers name and list them, errors have the API's shape, and
+admins load them."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def registry_of(model: LoadedModel, folder: Path, home: FakeHome | None = None) -> ModelRegistry:
-    """A model with the adapters `french` and `org/german`, and more in a folder."""
+    """A model with the adapters `french` and `org/german`, and further adapters in a folder."""
     with_adapters(model, home)
     for name in ("french", "org/german"):
         model.adapters.add(name, str(folder / "later"))
@@ -62,7 +63,7 @@ def registry_of(model: LoadedModel, folder: Path, home: FakeHome | None = None) 
 
 @pytest.fixture(scope="module")
 def http(folder: Path) -> Iterator[TestClient]:
-    """A model whose greedy text depends on its adapter and on nothing but it."""
+    """A model whose greedy text depends only on the adapter."""
     registry = registry_of(scripted_model(spread=4096), folder)
     with TestClient(create_app(registry), raise_server_exceptions=False) as client:
         yield client
@@ -71,7 +72,7 @@ def http(folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def fake(folder: Path) -> tuple[TestClient, Any]:
-    """A fake engine that keeps the requests it got."""
+    """A fake engine that records its requests."""
     model = fake_model(name="demo")
     return TestClient(create_app(registry_of(model, folder))), model.client
 
@@ -188,7 +189,10 @@ def test_native_routes_refuse_in_their_own_shape(fake: tuple[TestClient, Any], p
 def test_what_lorax_would_merge_or_fetch_is_refused(fake: tuple[TestClient, Any]) -> None:
     client, engine = fake
     merged = {"adapter_parameters": {"ids": ["french", "org/german"], "weights": [1, 1]}}
-    for fields, reason in ((merged, "not merged"), ({"adapter_id": "french", "adapter_source": "s3"}, "hub or local")):
+    for fields, reason in (
+        (merged, "cannot be merged"),
+        ({"adapter_id": "french", "adapter_source": "s3"}, "hub or local"),
+    ):
         answer = client.post("/generate", json={"inputs": "a", "parameters": fields})
         assert answer.status_code == 422 and reason in answer.json()["error"]
     assert not engine.requests

@@ -19,7 +19,8 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def session(folder: Path, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the prompt tokens and the cached ones of each turn; the server restarts before the turns `restarts`."""
+    """Return the number of prompt tokens and of cached prompt tokens of each turn. The server restarts before the turns
+    in `restarts`."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Plan my week."}]
     counts: list[tuple[int, int]] = []
     for begin, end in zip((0, *restarts), (*restarts, TURNS), strict=True):
@@ -73,6 +74,6 @@ def test_two_engines_that_run_share_what_one_has_retained(tmp_path: Path) -> Non
 
 
 def _found(llm: LLM) -> int:
-    """Look into the store, which is read again at most once a second."""
+    """Wait for the KV store, which is read again at most once per second."""
     llm.generate("A prompt of at least one block, so that the store is looked at.", max_tokens=1)
     return llm.model.client.statistics().num_blocks_in_store

@@ -78,7 +78,7 @@ def chunks(client: Client, path: str = "/v1/completions", **body: Any) -> list[A
 
 
 def followed(choices: list[Any], index: int = 0) -> str:
-    """The text of a choice as a client of the `event` policy puts it together."""
+    """The text of a choice, as a client assembles it from events with rewind `event`."""
     text = ""
     for choice in choices:
         if choice["index"] == index:
@@ -175,7 +175,8 @@ COUNTING = guest2([[store("x", "61", "Append"), load("x"), *sample(ids("abcdefgh
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_each_choice_has_a_controller_for_itself(client: Client, path: str) -> None:
-    """Its own instance, variables and draws; the prompt is counted once; a choice can be had again by its seed."""
+    """Each choice has its own instance, variables and random numbers. The prompt is counted once, and a seed repeats a
+    choice."""
     module = client.upload(COUNTING)
     body = {"messages": HI} if "chat" in path else {"prompt": "x"}
     more = {"controller": module, "n": 4, "temperature": 5.0, "seed": 7}
@@ -196,7 +197,7 @@ def test_each_choice_has_a_controller_for_itself(client: Client, path: str) -> N
 
 
 def test_choices_that_fork(client: Client, names: dict[str, str]) -> None:
-    """Forks are numbered after all that was asked for, whichever choice they come from."""
+    """The numbers of forks follow those of the requested choices, whatever choice a fork comes from."""
     choices = complete(client, controller=names["forking"], n=2)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
     assert [choice["text"] for choice in choices] == ["start-left1"] * 2 + ["start-right2"] * 2
@@ -343,7 +344,7 @@ ROUTES: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
 
 @pytest.fixture(scope="module")
 def letters(client: Client) -> list[str]:
-    """Controllers that allow some letters each; `x` and `y` are what both allow."""
+    """Controllers that each allow some letters. Both controllers allow only `x` and `y`."""
     return [client.upload(guest2([pick(text)])) for text in ("vxy", "xyz")]
 
 
@@ -387,8 +388,8 @@ def test_several_controllers_of_a_run(client: Client, letters: list[str]) -> Non
 
 
 def test_a_schema_beside_a_controller_that_forces_text(client: Client) -> None:
-    """The controller writes the beginning, in tokens other than those that the schema would force; the schema checks
-    it, and ends the text."""
+    """The controller writes the beginning with other tokens than the schema would force. The schema checks these tokens
+    and ends the text."""
     name = client.upload(guest2([force(ids('{"n": ')), pick("0123456789}")]))
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema | {"additionalProperties": False}}}

@@ -1,4 +1,4 @@
-"""Any request to the AICI routes gets a complete stream or a refusal, and all its resources are returned."""
+"""Any request to the AICI routes gets a complete stream or an error, and all resources of the request are freed."""
 
 from __future__ import annotations
 

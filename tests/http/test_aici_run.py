@@ -97,7 +97,7 @@ def test_usage_counts_like_the_original(client: Client) -> None:
 
 @pytest.mark.parametrize("waits", [0, 1])
 def test_a_prompt_counts_whichever_output_draws(client: Client, waits: int) -> None:
-    """It was fed to the model for the fork; that the first output then only waits does not undo it."""
+    """The prompt counts because the fork's model input includes it, even if the first output only waits."""
     wait = [result({"branches": [], "wait": {"ms": 20}})]
     fork = [result({"branches": [splice([]), splice([])]})]
     branches = [wait, pick("a")] if waits == 0 else [pick("a"), wait]
@@ -232,7 +232,7 @@ def test_malformed_bodies_are_refused(client: Client) -> None:
 
 
 def leave(url: str, module: str) -> None:
-    """Start a run without an end, read its first tokens, and go away."""
+    """Start an endless run, read its first tokens, and disconnect."""
     body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": LONG}
     with httpx.Client(base_url=url, timeout=PATIENCE) as client, client.stream("POST", "/v1/run", json=body) as answer:
         items = events_of(answer.iter_lines())
@@ -241,7 +241,7 @@ def leave(url: str, module: str) -> None:
 
 
 def wait_until_free(model: LoadedModel, num_free: int) -> EngineStatistics:
-    """Steps happen on the engine's thread; when it has none left to do, all is free or never will be."""
+    """Wait until the engine's thread has no steps left. All resources that will be freed are free then."""
 
     def look() -> EngineStatistics | None:
         now = model.client.statistics()
@@ -255,7 +255,7 @@ def wait_until_free(model: LoadedModel, num_free: int) -> EngineStatistics:
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """A model with a long context, and a runtime for few instances."""
+    """A model with a long context, and a control runtime that allows few instances."""
     store = tmp_path_factory.mktemp("store")
     with controlled_model(store, "--limit", "max_instances=3", max_model_len=2 * LONG) as model:
         yield model
@@ -343,8 +343,8 @@ def test_a_run_begins_with_a_conversation(url: str) -> None:
     assert plain > num_fed(prompt="hi")
     assert num_fed(messages=[*said, {"role": "assistant", "content": "Well"}], continue_final_message=True) > plain
     for body, words in (
-        ({"messages": said, "prompt": "x"}, "prompt and messages are given"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are given without messages"),
+        ({"messages": said, "prompt": "x"}, "the body has both prompt and messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "the body has tools but no messages"),
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"content": "x"}]}, "role"),
         ({"messages": "hi"}, "messages"),

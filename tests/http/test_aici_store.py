@@ -1,4 +1,4 @@
-"""Uploading and tagging over a live server: who may do what, what is refused, and what a client can make grow."""
+"""Uploads and tags of controllers on a running server: rights of users, refused requests, and limits of storage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyStore]:
 
 @pytest.fixture(scope="module")
 def url(model: LoadedModel) -> Iterator[str]:
-    """A server without keys: everybody is the one local admin."""
+    """A server without keys, on which every client is the local admin."""
     with served(lent(model)) as url:
         yield url
 
@@ -55,7 +55,7 @@ def keyed(model: LoadedModel, keys: KeyStore) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def proxied(model: LoadedModel) -> Iterator[str]:
-    """The same model behind a proxy on this machine."""
+    """A server of the same model behind a proxy on this machine."""
     with served(lent(model), HttpSettings(trusted_proxies=("127.0.0.1",))) as url:
         yield url
 
@@ -284,7 +284,7 @@ def test_without_a_runtime_controllers_are_not_there() -> None:
 
 
 class Broken:
-    """A runtime that is down."""
+    """A control runtime that is not running."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

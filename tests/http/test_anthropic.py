@@ -173,7 +173,7 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
      "messages[0].content[0] is of type 'image'; 'demo' reads only text"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "invalid_request_error", "has no text"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": 3}]}]}, 400,
-     "invalid_request_error", "must have a name and an input"),
+     "invalid_request_error", "must have a name, and an input"),
     ({"temperature": -1}, 400, "invalid_request_error", "temperature is -1"),
     ({"n": 2}, 400, "invalid_request_error", "n is 2"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "tools[0] is of type"),

@@ -1,4 +1,4 @@
-"""Streams of Anthropic's API whose first token is late, and the fields that typed clients look up."""
+"""Streams of Anthropic's API whose first token is late, and the fields that typed clients need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONAL = {"input_transformations", "citations"}
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream; each has the name that its line says."""
+    """The events of a stream. Each event's type must be the name in its `event:` line."""
     name = ""
     for line in lines:
         assert not line.startswith(":"), "a comment is no event"
@@ -44,7 +44,7 @@ def is_read() -> threading.Event:
 
 @pytest.fixture
 def late_server(is_read: threading.Event) -> Iterator[str]:
-    """A server whose device computes nothing before `is_read` is set."""
+    """A server whose device computes nothing until `is_read` is set."""
 
     def wait(plan: object) -> None:
         assert is_read.wait(PATIENCE)
@@ -95,7 +95,7 @@ def test_the_real_client_reads_a_late_stream(late_server: str, is_read: threadin
 
 
 def has_all(found: dict[str, Any], *kinds: Any) -> None:
-    """The object has every field that the real types have."""
+    """Check that the object has every field of the real client's types."""
     for kind in kinds:
         missing = set(kind.model_fields) - set(found) - OPTIONAL
         assert not missing, f"{kind.__name__} has {sorted(missing)}"

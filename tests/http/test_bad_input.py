@@ -1,4 +1,4 @@
-"""Bad input gets a clear 4xx that names value and limit, and other clients are not affected."""
+"""Invalid input gets a 4xx error that names the value and the limit. Other clients are not affected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client() -> Iterator[TestClient]:
 
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:
-    """The error of a response, after checking that it has OpenAI's shape and one word for other clients."""
+    """The error of a response, after a check that it has OpenAI's shape and the field `error_type` of TGI clients."""
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert set(body) == {"error", "error_type"}
@@ -65,9 +65,9 @@ BAD_COMPLETIONS = [
     ('{"prompt": "a", "n": 0}', "n", "n is 0"),
     ('{"prompt": "a", "n": 17}', "n", "1 prompts with n = 17 make 17 choices; at most 16"),
     ('{"prompt": ["a","a","a","a","a","a","a","a","a"]}', "prompt", "prompt has 9 prompts; at most 8"),
-    ('{"prompt": "a", "best_of": 1, "n": 2}', "best_of", "best_of is 1, less than n (2)"),
-    ('{"prompt": "a", "best_of": 2, "stream": true}', "best_of", "not known while streaming"),
-    ('{"prompt": "a", "suffix": "b"}', "suffix", "only Ollama's route /api/generate supports fill-in-the-middle"),
+    ('{"prompt": "a", "best_of": 1, "n": 2}', "best_of", "best_of is 1; must be at least n (2)"),
+    ('{"prompt": "a", "best_of": 2, "stream": true}', "best_of", "not possible with stream"),
+    ('{"prompt": "a", "suffix": "b"}', "suffix", "fill-in-the-middle is only on Ollama's /api/generate"),
     ('{"prompt": "a", "stop": ' + json.dumps(["x"] * 10_000) + "}", "stop", "stop has 10000 strings; at most 64"),
     ('{"prompt": "a", "stop": [1]}', "stop", "stop must be a string or a list of strings"),
     ('{"prompt": "a", "stop": [""]}', "stop", "every entry must be a non-empty string"),
@@ -93,9 +93,17 @@ BAD_COMPLETIONS = [
     ('{"prompt": "a", "logit_bias": {"1": "a"}}', "logit_bias", "logit_bias[1] must be a number"),
     ('{"prompt": "a", "logit_bias": {"1": NaN}}', "logit_bias", "logit_bias[1] is nan"),
     ('{"prompt": "a", "logit_bias": {"1": -Infinity}}', "logit_bias", "logit_bias[1] is -inf"),
-    ('{"prompt": "a", "logit_bias": 1}', "logit_bias", "logit_bias must be an object of token ids and numbers, or a"),
-    ('{"prompt": "a", "logit_bias": [1]}', "logit_bias", "must be a pair: a token id or a text, and a number"),
-    ('{"prompt": "a", "logit_bias": [[1.5, 1]]}', "logit_bias", "has a pair for '1.5'; must be a token id or a text"),
+    (
+        '{"prompt": "a", "logit_bias": 1}',
+        "logit_bias",
+        "logit_bias must be an object that maps token ids to numbers, or a",
+    ),
+    ('{"prompt": "a", "logit_bias": [1]}', "logit_bias", "must be a pair [token, number]"),
+    (
+        '{"prompt": "a", "logit_bias": [[1.5, 1]]}',
+        "logit_bias",
+        "has a pair for '1.5'; the first element of a pair must be a token id",
+    ),
     ('{"prompt": "a", "logit_bias": [[1, true]]}', "logit_bias", "logit_bias[1] must be a number"),
     ('{"prompt": "a", "logit_bias": [["", 1]]}', "logit_bias", "logit_bias has a text of 0 characters"),
     ('{"prompt": "a", "speculate": "often"}', "speculate", "speculate is 'often'; must be 'off', 'auto', or a number"),
@@ -104,7 +112,7 @@ BAD_COMPLETIONS = [
     ('{"prompt": "a", "allowed_token_ids": [100000]}', "allowed_token_ids", "holds token 100000; ids go from 0"),
     ('{"prompt": "a", "allowed_token_ids": [1.5]}', "allowed_token_ids", "must be a list of integers"),
     ('{"prompt": "a", "prompt_logprobs": 101}', "prompt_logprobs", "prompt_logprobs is 101; must be between 0 and 100"),
-    ('{"prompt": "a", "prompt_logprobs": 1, "stream": true}', "prompt_logprobs", "not available while streaming"),
+    ('{"prompt": "a", "prompt_logprobs": 1, "stream": true}', "prompt_logprobs", "not possible with stream"),
     ('{"prompt": "a", "stop_token_ids": [-5]}', "stop_token_ids", "stop_token_ids is -5"),
     ('{"prompt": "a", "stop_token_ids": [100000]}', "stop_token_ids", "stop_token_ids holds token 100000"),
     ('{"prompt": "a", "stop_token_ids": "x"}', "stop_token_ids", "must be a list of integers"),

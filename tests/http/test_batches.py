@@ -1,4 +1,5 @@
-"""Batches on the server, with the real OpenAI client: answered in the background, bounded, durable, of one user."""
+"""Batches on the server, with the real OpenAI client: they run in the background, are limited, survive restarts, and
+are private."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ class Server:
 
 @asynccontextmanager
 async def server(folder: Path, next_token: Any = None, **settings: Any) -> AsyncIterator[Server]:
-    """A server with a state file, whose unfinished batches go on, and two of its users."""
+    """Two users of a server with a state file, which resumes unfinished batches."""
     model = scripted_model(next_token=next_token or saying("Yes."), embedding_size=8)
     (folder / "keys.db").unlink(missing_ok=True)
     keys = KeyStore(folder / "keys.db")
@@ -118,7 +119,7 @@ def run(folder: Path, work: Callable[[Server], Awaitable[None]], **options: Any)
 
 
 class Gate:
-    """Says one word once it is open."""
+    """A model that writes one word after the gate is opened."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -164,7 +165,7 @@ def test_bad_lines_fail_the_whole_batch(tmp_path: Path) -> None:
         assert [(error.line, error.message[:18]) for error in failed.errors.data] == [
             (2, "line 2 is not a ba"),
             (3, "line 3 repeats cus"),
-            (4, "line 4 asks for 'P"),
+            (4, "line 4 requests 'P"),
             (5, "line 5 has client_"),
         ]
         empty = await made.end((await made.begin("")).id)
@@ -252,7 +253,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path, monkeypatch: 
         assert [*await made.lines_of(ended.output_file_id)] == ["a"]
         errors = await made.lines_of(ended.error_file_id)
         assert [each["error"]["code"] for each in errors.values()] == ["batch_cancelled"] * 2
-        with pytest.raises(openai.BadRequestError, match="got one that is cancelled"):
+        with pytest.raises(openai.BadRequestError, match="its status is cancelled"):
             await made.alice.batches.cancel(first.id)
         assert len(made.heard.requests) == 1
 
@@ -343,7 +344,7 @@ def test_others_get_404_and_users_have_bounds(tmp_path: Path, monkeypatch: pytes
             await made.begin(line("a"))
         gate.opened.set()
         ended = await made.end(batch.id)
-        with pytest.raises(openai.BadRequestError, match="of purpose 'batch_output'; must be 'batch'"):
+        with pytest.raises(openai.BadRequestError, match="with the purpose 'batch_output'; must be 'batch'"):
             await made.alice.batches.create(
                 input_file_id=ended.output_file_id, endpoint="/v1/completions", completion_window="24h"
             )
@@ -365,12 +366,12 @@ FILE, PURPOSE = ('name="file"; filename="ä.jsonl"', "{}\r\n"), ('name="purpose"
     [
         (form(FILE), "purpose: got ''; must be 'batch'"),
         (form(FILE, ('name="purpose"', "vision")), "purpose: got 'vision'"),
-        (form(PURPOSE), "file: missing"),
+        (form(PURPOSE), "file is missing"),
         (form(FILE, PURPOSE, ('name="expires_after[seconds]"', "9")), "'expires_after[seconds]' is not supported"),
         (form(FILE, PURPOSE, end=""), "the form is cut off"),
         (form(*[FILE] * 40), "more than 16 fields"),
         (form(("filename=x", "")), "has no name"),
-        (form((f'name="file"; filename="{"x" * 300}"', "")), "its name has 300 characters"),
+        (form((f'name="file"; filename="{"x" * 300}"', "")), "the file's name has 300 characters"),
         (b"--B\r\n\r\n--B--", "has no header"),
         (b"{}", "the form is cut off"),
     ],
@@ -410,7 +411,7 @@ def test_stores_are_bounded() -> None:
     files, batches = FileStore(bounds), BatchStore(StoreBounds(100.0, 9, 2, 400, 400))
     names = [files.create("u", "f", "batch", b"x" * 9_000).id for _ in range(3)]
     assert [file.id for file in files.of("u")] == names[2:]
-    with pytest.raises(ValueError, match="at most 9000 are kept"):
+    with pytest.raises(ValueError, match="keeps at most 9000 bytes"):
         files.create("u", "f", "batch", b"x" * 9_001)
-    with pytest.raises(Overloaded, match="take all the room"):
+    with pytest.raises(Overloaded, match="fill the storage"):
         batches.create(Identity("u", False), "/v1/completions", "file-1", {})

@@ -1,4 +1,4 @@
-"""Fields of other servers do the same on each of bridle's APIs as on those servers."""
+"""Fields of other servers have the same effect on each of bridle's APIs as on those servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_only_allowed_tokens_are_drawn(server: httpx.Client, route: str) -> None
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_banned_strings_do_not_come(server: httpx.Client, route: str) -> None:
-    """Neither name's strings come, however many tokens spell them."""
+    """The strings of both field names never occur in the output, however many tokens spell them."""
     seed = {} if route == "/v1/run" else {"seed": 3}  # AICI's route is greedy, and has none
     fields = of_eight(route, {"allowed_token_ids": list(ALLOWED), **seed})
     free = text_of(post(server, route, fields))
@@ -91,7 +91,7 @@ def test_bans_in_one_text_are_read(server: httpx.Client) -> None:
     fields = {"allowed_token_ids": [x, y], "custom_token_bans": f"{x}, 5"}
     assert text_of(post(server, "/v1/completions", of_eight("/v1/completions", fields))) == "y" * 8
     with_bias = post(server, "/v1/completions", {"custom_token_bans": "5", "logit_bias": {"5": 1}})
-    assert "mean the same field" in with_bias.json()["error"]["message"]
+    assert "are names of the same field" in with_bias.json()["error"]["message"]
 
 
 BEAMS = {"prompt": ["Say", "Tell"], "max_tokens": 5, "use_beam_search": True, "best_of": 4, "n": 2, "temperature": 0}
@@ -114,11 +114,11 @@ def test_completions_search_beams(server: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"stream": True}, "use_beam_search is true: the best texts are not known while streaming"),
+        ({"stream": True}, "use_beam_search is true, which is not possible with stream"),
         ({"regex": "a"}, "use_beam_search cannot be combined with a controller or a constraint"),
         ({"top_k": 3}, "top_k cannot be combined with beam search"),
         ({"stop": "x"}, "stop cannot be combined with beam search"),
-        ({"temperature": 0.5}, "temperature is 0.5; beam search samples nothing"),
+        ({"temperature": 0.5}, "temperature is 0.5; with beam search"),
         ({"best_of": 33}, "the beam width is 33; must be between 1 and 32"),
         ({"logprobs": 2}, "logprobs is 2; with beam search it must be 0"),
         ({"length_penalty": 11}, "length_penalty is 11.0; must be a number from -10 to 10"),
@@ -134,7 +134,7 @@ CHAT = {"messages": [{"role": "user", "content": "Say"}], "max_tokens": 5, "temp
 
 
 def test_chats_search_beams(server: httpx.Client) -> None:
-    """With the prompt that the template makes of a chat, the search is that of completions."""
+    """Beam search of a chat equals beam search of a completion with the chat's rendered prompt."""
     asked = {"use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5}
     answer = server.post("/v1/chat/completions", json=CHAT | asked | {"logprobs": True}).json()
     ids = server.post("/chat_tokenize", json={"messages": CHAT["messages"]}).json()
@@ -155,11 +155,11 @@ def test_chats_search_beams(server: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"stream": True}, "use_beam_search is true: the best texts are not known while streaming"),
+        ({"stream": True}, "use_beam_search is true, which is not possible with stream"),
         ({"regex": "a"}, "use_beam_search cannot be combined with a controller or a constraint"),
-        ({"max_tokens": None}, "max_tokens is not given; beam search needs it"),
-        ({"best_of": 1, "n": 2}, "best_of is 1, less than n (2)"),
-        ({"use_beam_search": False, "best_of": 3}, "best_of is 3; on chats it needs use_beam_search"),
+        ({"max_tokens": None}, "max_tokens is missing; beam search needs it"),
+        ({"best_of": 1, "n": 2}, "best_of is 1; must be at least n (2)"),
+        ({"use_beam_search": False, "best_of": 3}, "best_of is 3; in chat completions it needs use_beam_search"),
         ({"logprobs": True, "top_logprobs": 2}, "logprobs is 2; with beam search it must be 0"),
     ],
 )

@@ -1,5 +1,5 @@
-"""The pages for browsers and the printed curl line, where keys are asked for, where a model has no chat template, and
-where there is no network."""
+"""The pages for browsers and the printed curl line on servers with keys, without a chat template, and without a
+network."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_description_needs_no_network(server: str) -> None:
 
 @pytest.mark.parametrize("path", ["/docs", "/playground/app.js"])
 def test_scripts_of_pages_are_scripts(server: str, path: str) -> None:
-    """As far as an engine for JavaScript says so, where there is one."""
+    """A JavaScript engine, if installed, parses the scripts of the pages."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node here")

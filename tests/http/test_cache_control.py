@@ -1,4 +1,5 @@
-"""Breakpoints, keys and lifetimes that clients of each API ask of the prompt cache, and their counts in the usage."""
+"""Breakpoints, cache keys and lifetimes in requests of each API for prompt caching, and the token counts in the
+usage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The format of tool calls follows from the chat template: calls are read as the template writes them, and the grammar
-of a format accepts what its template writes."""
+"""The chat template decides the format of tool calls. Calls are parsed as the template writes them, and the format's
+grammar accepts them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def form_of(name: str) -> CallFormat:
 
 
 def read(form: CallFormat, pieces: list[str], rules: CallRules = RULES) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls of text that arrives in pieces."""
+    """The content and the tool calls of a text that arrives in pieces."""
     reader, found = CallFormatReader(form, rules), ParsedMessage()
     for position, piece in enumerate(pieces):
         found.add(reader.push(piece, is_last=position == len(pieces) - 1))
@@ -136,7 +136,7 @@ def test_what_is_no_format_is_refused(data: object) -> None:
 
 
 class Spelled:
-    """A vocabulary of bytes and special tokens, and the grammars of a format over it."""
+    """A vocabulary of bytes and special tokens, and the grammars of a format for this vocabulary."""
 
     def __init__(self, form: CallFormat, has_tokens: bool) -> None:
         marks = {mark for text in form.literals() for mark in re.findall(r"<\|[^<>]*\|>|<[a-z_]+\|>", text)}
@@ -199,8 +199,8 @@ def sampler_of(name: str) -> CallSampler:
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(seed=st.integers(0, 1 << 20), cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_calls_that_the_grammar_allows_come_back(name: str, seed: int, cuts: list[int]) -> None:
-    """A model that writes under the grammar writes calls that fit their schemas, and the template writes the same
-    calls. Python's calls have no escapes in templates."""
+    """Under the grammar, a model writes calls that match their schemas and that the template writes in the same way.
+    Templates write calls in Python syntax without escapes."""
     text = sampler_of(name).sample(seed)
     assume(text is not None)
     assert text is not None
@@ -215,7 +215,7 @@ def test_calls_that_the_grammar_allows_come_back(name: str, seed: int, cuts: lis
 
 @pytest.mark.parametrize("name", ["functions with parameters", "tags within tags"])
 def test_the_grammar_allows_no_text_that_ends_a_string_early(name: str) -> None:
-    """Models leave out line breaks around tags, and readers let them."""
+    """Models may leave out line breaks around tags, and parsers accept that."""
     text = CallTemplate(TEMPLATES[name]).calls([("get_weather", {"city": "Rome"})])
     spelled, end = Spelled(form_of(name), False), text[text.index("Rome") + 4 :].strip()
     assert spelled.passes(spelled.must, text.strip())
@@ -226,7 +226,7 @@ def test_the_grammar_allows_no_text_that_ends_a_string_early(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOOSE_PYTHON)
 def test_loose_python_is_read_beside_pythons_literals(name: str) -> None:
-    """Some templates write no literals of Python, which the models write."""
+    """Models write Python literals even if their template does not."""
     template = CallTemplate(LOOSE_PYTHON[name])
     form = infer_format(template.render, ("<|im_end|>",))
     assert form is not None
@@ -252,7 +252,7 @@ def test_what_is_no_keyword_argument_is_content(body: str) -> None:
 
 
 def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these ends could be the call's; each try parses all of the text before it."""
+    """Each of these end tags could end the call. Each attempt parses all text before the tag."""
     form, parsed = form_of("functions with parameters"), []
 
     def counted(form: TaggedArguments, text: str, schema: object, is_cut: bool) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_many_beginnings_of_calls_take_work_in_proportion(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is given the text that follows it, as far as that is looked at together."""
+    """The parser gets the text after each beginning of a call, up to the limit of one attempt."""
     form, given, push = form_of(name), list[int](), held_call.HeldCall.push
 
     def counted(call: held_call.HeldCall, text: str, pieces: list[Any], is_last: bool) -> str:
@@ -288,7 +288,7 @@ def test_many_beginnings_of_calls_take_work_in_proportion(name: str, monkeypatch
 
 
 def test_spaces_within_a_call_are_passed_once() -> None:
-    """A pattern that may begin at each of them would look at all that follow: this test would not end in time."""
+    """A pattern that scans all later spaces from each space would not end within this test's time limit."""
     form, spaces = form_of("functions with parameters"), " " * 100_000
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
     for place in ("\n<function", "\n<parameter", "\n</parameter", "\n</function", "\n</tool_call"):

@@ -1,5 +1,5 @@
-"""The format of calls and reasoning is known once a model is loaded: it is logged, shown and traced, and what cannot be
-known is said before the first request."""
+"""The formats of tool calls and reasoning are known when a model is loaded: they are logged, shown and traced. Unknown
+formats are reported before the first request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 class Loader:
-    """Loads the one model."""
+    """A loader of one model."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model

@@ -1,5 +1,5 @@
-"""Tools and thoughts in chats, with the real client and the demo model. Calls are valid whatever the model prefers, and
-thinking ends at its budget."""
+"""Tools and reasoning in chats, with the real client and the demo model. Calls are valid even if the model prefers
+other tokens, and reasoning ends at its budget."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_model_calls_by_itself(demo: openai.OpenAI, tools: Any) -> None:
     "mode": "required", "tools": [NAMED]}}])  # fmt: skip
 @pytest.mark.parametrize("temperature", [0, 2])
 def test_a_call_can_be_demanded(demo: openai.OpenAI, choice: Any, temperature: int) -> None:
-    """Whatever was asked, and however the model is made to stray."""
+    """Every demanded call comes, whatever the prompt is and whatever tokens the model prefers."""
     for seed in range(4):
         options = {"tools": TOOLS[:1], "tool_choice": choice, "temperature": temperature, "seed": seed}
         answer = ask(demo, "Tell me a short story.", parallel_tool_calls=False, **options)
@@ -71,8 +71,8 @@ def test_a_call_can_be_demanded(demo: openai.OpenAI, choice: Any, temperature: i
 
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_tools_that_are_not_listed_are_not_called(demo: openai.OpenAI, is_flat: bool) -> None:
-    """All are shown to the model, and those of the list may be called. Lists are taken as chats and responses write
-    them."""
+    """All tools are shown to the model, but only the allowed tools may be called. The list of allowed tools is accepted
+    in the forms of chat completions and responses."""
     for name, expected in (("get_weather", [("get_weather", {"city": "Rome"})]), ("get_time", None)):
         tools = [{"type": "function", "name": name} if is_flat else {"type": "function", "function": {"name": name}}]
         allowed = {"mode": "auto", "tools": tools}
@@ -95,7 +95,7 @@ def test_several_calls_at_a_time(random_client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_who_wants_one_call_gets_one(is_stream: bool) -> None:
-    """Also where the model calls by itself, and calls twice."""
+    """This also holds if the model decides to call by itself, and calls twice."""
     text = "".join(f'<tool_call>\n{{"name": "get_time", "arguments": {{"n": {n}}}}}\n</tool_call>\n' for n in (1, 2))
     with (
         served(scripted_model(next_token=saying(text))) as url,
@@ -128,7 +128,8 @@ EVIL = '<tool_call>\n{"name": "rm", "arguments": {"path": "/"}}\n</tool_call>'
 
 
 def test_a_name_that_was_never_declared_is_not_called() -> None:
-    """Also where the model insists, and a controller's or a constraint's output is read without a grammar of calls."""
+    """This also holds if the model prefers such a call, and with controllers and constraints, which replace the grammar
+    of calls."""
     with (
         served(scripted_model(next_token=saying(EVIL))) as url,
         openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client,
@@ -142,7 +143,7 @@ def test_a_name_that_was_never_declared_is_not_called() -> None:
 
 
 def test_strict_arguments_hold_where_the_model_calls_by_itself(demo: openai.OpenAI) -> None:
-    """Paris is not among the cities."""
+    """The model wants to write Paris, which the schema does not allow."""
     for seed in range(4):
         answer = ask(demo, "What is the weather in Paris?", tools=STRICT, seed=seed, temperature=1)
         assert all(call[1]["city"] in CITIES for call in calls_of(answer))
@@ -187,7 +188,7 @@ def test_results_go_back_and_are_answered(demo: openai.OpenAI) -> None:
 
 
 def test_tools_beside_a_response_format(random_client: openai.OpenAI) -> None:
-    """Either a call or an answer in the form; both are valid."""
+    """The model writes either a call or an answer in the format. Both are valid."""
     options = {"tools": STRICT, "response_format": FORMAT, "parallel_tool_calls": False, "temperature": 2}
     kinds = set()
     for number in range(12):

@@ -1,5 +1,5 @@
-"""Samplers and routes of other systems. Each works here, or is refused with the reason that the page gives. The tables
-have all names of those systems."""
+"""Samplers and routes of other systems. Each sampler and route of another system works, or is refused with the reason
+on the documentation page. The compatibility tables have all names of those systems."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_version_is_told_as_vllm_tells_it() -> None:
 
 
 def test_samplers_that_act_on_the_end(server: httpx.Client) -> None:
-    """The end is drawn at once; only those that keep it out give more."""
+    """The model samples the end token at once. Only fields that exclude this token give longer outputs."""
     end = {"logit_bias": {"1": 100.0, "2": 100.0, "0": 100.0}, "ignore_eos": False, "logprobs": None}
     count = [
         server.post("/v1/completions", json=BODY | end | more).json()["usage"]["completion_tokens"]
@@ -162,7 +162,8 @@ def test_a_body_that_the_path_has_elsewhere_is_refused_with_where_it_goes(server
 def test_limits_wider_than_openais_are_those_of_the_page(
     server: httpx.Client, name: str, limits: tuple[int, int]
 ) -> None:
-    """A value that OpenAI would refuse does what it says; one beyond the page's limits is refused by name."""
+    """A value beyond OpenAI's limit is accepted. A value beyond the limit on bridle's page is refused with an error
+    that names the field."""
     assert str(limits[1]) in next(row.why for row in FIELDS if row.name == name and "OpenAI" in row.systems)
     assert drawn(server) != drawn(server, **{name: 9.0})
     for value in limits:
@@ -174,5 +175,5 @@ def test_limits_wider_than_openais_are_those_of_the_page(
 
 
 def template(path: str) -> str:
-    """A path without the names of its parts."""
+    """A route's path without the names of its parameters."""
     return re.sub(r"\{[^}]*\}|:[a-z_]+", "{}", path)

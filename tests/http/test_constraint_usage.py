@@ -1,4 +1,4 @@
-"""`usage.constraint` and floors on each HTTP API, in the Python API and in traces."""
+"""`usage.constraint` and minimum probabilities of constraints on each HTTP API, in the Python API and in traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Constraints over HTTP, with the official client: answers fit them, and one that cannot be compiled gives a 400."""
+"""Constraints over HTTP, with the official client: answers match their constraint, and an invalid constraint gets
+status 400."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_a_json_schema_in_a_stream(steered: openai.OpenAI) -> None:
 
 
 def test_a_long_answer_streams_as_it_comes() -> None:
-    """Nothing is held back: decided deltas are sent before the rest is decided."""
+    """Each delta is sent as soon as it is certain, before the rest of the answer is known."""
     is_read = threading.Event()
 
     def next_token(prefix: Any) -> int:

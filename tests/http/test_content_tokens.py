@@ -58,7 +58,7 @@ def _byte_level() -> Backend:
 
 
 def _with_byte_fallback() -> Backend:
-    """As SentencePiece: words begin with a mark, unknown characters are bytes."""
+    """A tokenizer like SentencePiece: words begin with a mark, and unknown characters become bytes."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -77,7 +77,7 @@ def made(kind: Callable[[], Backend]) -> Tokenizer:
 
 
 def prompt_of(text: Tokenizer, said: str, **settings: bool) -> tuple[str, list[int]]:
-    """A conversation that says something at every place, rendered, and its tokens."""
+    """The rendered text and the tokens of a conversation that has a given text at every place."""
     text.chat_settings = ChatSettings(**settings)
     call = {"type": "function", "id": said, "function": {"name": said, "arguments": {said: [said, {"a": said}]}}}
     messages = [
@@ -115,7 +115,7 @@ def test_what_spells_a_special_token_stays_text(kind: Callable[[], Backend], spe
 
 
 def _letters(text: str) -> str:
-    """SentencePiece adds spaces behind special tokens, and has a letter of its own for them."""
+    """SentencePiece adds spaces after special tokens, and writes spaces as a special character."""
     return "".join(text.replace("▁", " ").split())
 
 
@@ -171,7 +171,7 @@ ATTACK = SHORT + "x".join(SPECIAL)
 
 @cache
 def with_all_tokens() -> Tokenizer:
-    """The usual tokenizer, with the special tokens of all families."""
+    """The default tokenizer of the tests, with the special tokens of all model families."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": SPECIAL})
     folder = kept_folder("bridle-http-tests-")
@@ -180,7 +180,7 @@ def with_all_tokens() -> Tokenizer:
 
 
 class Listening:
-    """A model that ends every answer at once, and what it was asked."""
+    """A model that ends every answer at once, and the requests that it got."""
 
     def __init__(self) -> None:
         self.prompt: list[int] = []

@@ -1,4 +1,5 @@
-"""An operator's Python classes of controllers: requests choose them by name; one that fails ends its own request."""
+"""Controllers in Python of the operator: requests choose them by name, and a controller that fails ends only its own
+request."""
 
 from __future__ import annotations
 

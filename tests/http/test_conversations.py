@@ -1,5 +1,4 @@
-"""Conversations that the server keeps, with the real OpenAI client: they are used, changed, bounded, and belong to one
-user."""
+"""Stored conversations, with the real OpenAI client: they are used, changed and limited, and belong to one user."""
 
 from __future__ import annotations
 
@@ -137,7 +136,7 @@ def test_items_are_added_read_listed_and_removed(tmp_path: Path) -> None:
         left = await alice.conversations.items.delete("own_1", conversation_id=made.id)
         assert left.id == made.id
         assert await texts(alice, made.id) == ["0?", "2?", "0?"]
-        with pytest.raises(openai.NotFoundError, match="no item 'own_1' is in conversation"):
+        with pytest.raises(openai.NotFoundError, match="has no item 'own_1'"):
             await alice.conversations.items.retrieve("own_1", conversation_id=made.id)
         assert (await alice.conversations.update(made.id, metadata={"c": "d"})).metadata == {"c": "d"}
         gone = await alice.conversations.delete(made.id)
@@ -188,7 +187,7 @@ def test_a_request_that_fails_adds_nothing_and_bad_ones_are_told() -> None:
         body: dict[str, Any] = {"input": "One?", "conversation": name}
         first = client.post("/v1/responses", json={"input": "Zero?"}).json()["id"]
         for changes, said in (
-            ({"previous_response_id": first}, "conversation: got a conversation and a previous_response_id"),
+            ({"previous_response_id": first}, "conversation: the body has both conversation and previous_response_id"),
             ({"conversation": 7}, "conversation"),
             ({"model": "other"}, "'other'"),
             ({"input": [{"type": "web_search_call"}]}, "input[0] is of type"),
@@ -247,7 +246,7 @@ def test_one_conversation_is_bounded_before_its_answer_is_computed(monkeypatch: 
     made = store.create("u", {}, [item()])
     for items in ([item()] * 3, [item(4_000)]):
         for add in (lambda: store.begin_turn("u", made.id, items), lambda: store.add(made, items)):  # noqa: B023
-            with pytest.raises(InvalidRequest, match="Delete some, or begin another one"):
+            with pytest.raises(InvalidRequest, match="Delete items, or begin another conversation"):
                 add()
     turn = store.begin_turn("u", made.id, [item()] * 2)
     turn.end([item(), item(3_000)])  # there is room for an answer

@@ -1,4 +1,4 @@
-"""Arguments of tool calls that are nested very deeply: a model may write them, and no answer fails because of it."""
+"""Deeply nested arguments of tool calls: a model may write them, and no answer fails because of them."""
 
 from __future__ import annotations
 

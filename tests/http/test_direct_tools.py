@@ -1,5 +1,5 @@
-"""Users call tools of the server themselves, where the operator allows it: a list with schemas, and calls under the
-same grants and limits as those of controllers."""
+"""Users list and call the server's tools directly, if the operator allows it. Grants and limits are the same as for
+calls of controllers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS: dict[str, str] = {}
 
 
 def weather(city: str, days: int = 1) -> str:
-    """Tells the weather of a city."""
+    """A tool that returns the weather of a city."""
     return f"{city}: sunny for {days}"
 
 
@@ -77,7 +77,7 @@ def test_each_user_sees_the_tools_to_call_with_their_schemas(server: httpx.Clien
     assert set(rows["otto"]) == {"weather", "fails", "slow"}
     assert rows["otto"]["weather"] == {
         "name": "weather",
-        "description": "Tells the weather of a city.",
+        "description": "A tool that returns the weather of a city.",
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -112,7 +112,7 @@ def test_a_call_ends_with_its_client(server: httpx.Client, desk: ToolExecutor) -
 
 
 def test_tools_of_mcp_servers_are_listed_and_called(tmp_path: Path) -> None:
-    """A server that does not start leaves the others usable, and says why."""
+    """If an MCP server does not start, its reason is reported and the other servers stay usable."""
     command = [sys.executable, "-I", "-S", str(MCP), str(tmp_path)]
     tables = {
         "other": {"mcp": command, "only": ["echo", "fails"], "direct": True},

@@ -1,5 +1,5 @@
-"""Tests of early answers: refusals while the server is full, and health probes. They do not need the body, and a
-refused connection is served again in its user's turn."""
+"""Tests of early answers: refusals while the server is full, and health probes. These answers do not need the request's
+body. A refused connection gets its next answer in its user's turn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/jso
 
 @pytest.fixture
 def full() -> Iterator[str]:
-    """A server whose only place is taken."""
+    """A server with one request slot, which is in use."""
     with served(fake_model(say("hello"), is_endless=True), HttpSettings(max_requests=1)) as url:
         held = raw_request(url, "/v1/completions", {"prompt": "a", "stream": True})
         assert held.recv(10)
@@ -51,7 +51,7 @@ def open_raw(url: str) -> socket.socket:
 
 
 def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one answer, and no byte more."""
+    """The status, headers and body of one answer. Reads no byte after the answer."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         piece = connection.recv(1)
@@ -72,7 +72,7 @@ def test_a_full_server_refuses_before_a_byte_of_the_body_came(full: str, path: s
         connection.sendall((HEAD.format(path=path) + "Content-Length: 1000\r\n\r\n").encode())
         status, headers, body = read_answer(connection)
         assert status == 429 and int(headers["retry-after"]) >= 1 and headers["x-request-id"]
-        assert b"1 requests in flight, 1 more requested, at most 1" in body
+        assert b"1 requests are in flight, and this call wants 1 more; at most 1" in body
         assert ("request-id" in headers) is (path == "/v1/messages")
         connection.sendall(b" " * 1000)  # nobody parses it, and the connection is as good as before
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

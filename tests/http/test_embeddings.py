@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: vectors of texts through the same engine, in OpenAI's shapes."""
+"""`/v1/embeddings`: embeddings of texts, computed by the same engine, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_model_without_a_pooling_head_is_warned_of_once(caplog: pytest.LogCapt
 
 
 def test_the_real_client_gets_vectors_of_length_one() -> None:
-    """It asks for base64 and turns it into numbers by itself."""
+    """The client requests base64 and decodes the numbers itself."""
     with served(scripted_model(embedding_size=SIZE)) as url:
         client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
         texts = ["Hello", "there", "Hello"]
@@ -80,7 +80,7 @@ def test_base64_is_32_bit_numbers(client: TestClient) -> None:
 
 
 def test_many_texts_run_a_few_at_a_time() -> None:
-    """Their places in the house are as many as run at once, and none is left."""
+    """Only as many texts as run at once take request slots, and all slots are freed."""
     model = fake_model(embedding_script)
     fake: Any = model.client
     app = create_app(ModelRegistry([model]))
@@ -108,9 +108,12 @@ def embedding_script(request: Request) -> Iterator[list[Event]]:
         ({"input": ["a"] * (MAX_INPUTS + 1)}, f"input has {MAX_INPUTS + 1} texts; at most {MAX_INPUTS}"),
         ({"input": [1, "a"]}, "input must be a string, a list"),
         ({"input": [999_999]}, "holds token 999999"),
-        ({"input": "a", "dimensions": SIZE + 1}, f"dimensions is {SIZE + 1}; this model's vectors have {SIZE}"),
+        (
+            {"input": "a", "dimensions": SIZE + 1},
+            f"dimensions is {SIZE + 1}; must be from 1 to {SIZE}",
+        ),
         ({"input": "a", "dimensions": 0}, "dimensions is 0"),
-        ({"input": "a", "prompt_name": "query"}, "has no prompt 'query'"),
+        ({"input": "a", "prompt_name": "query"}, "has no prompt named 'query'"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "x" * 100_000}, "100000 characters"),
@@ -125,7 +128,7 @@ def test_what_cannot_be_had_is_refused(client: TestClient, fields: dict[str, Any
 
 
 def test_many_vectors_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole JSON all the same, as long as it was announced; and a slow reader keeps no place."""
+    """A long answer is complete JSON with the announced length. A slow reader occupies no request slot."""
     monkeypatch.setattr("bridle.http.chunked_json.PIECE_BYTES", 100)
     model = fake_model(embedding_script)
     app = create_app(ModelRegistry([model]))
@@ -184,7 +187,7 @@ def test_a_failure_breaks_the_call_off_and_leaves_nothing() -> None:
 
 
 def test_vectors_and_tokens_share_the_engine(client: TestClient) -> None:
-    """A prompt that was computed for its vector is in the cache for its continuation."""
+    """A prompt that was computed for its embedding is cached for a completion of the same prompt."""
     text = "a text that is longer than some blocks of the cache " * 3
     vectors(client, text)
     usage = client.post("/v1/completions", json={"prompt": text, "max_tokens": 2}).json()["usage"]
@@ -209,7 +212,7 @@ def test_llm_embeds() -> None:
 
 
 async def test_a_batch_may_ask_for_vectors_on_terms() -> None:
-    """Offline, everybody is an admin: priorities go either way."""
+    """In offline mode every user is an admin, so any priority is allowed."""
     model = fake_model(embedding_script)
     lines = [b'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a", "priority": -7, "deadline": 60}}']
     app = create_app(ModelRegistry([model]))

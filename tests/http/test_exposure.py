@@ -25,7 +25,7 @@ def never(settings: ServeSettings) -> LoadedModel:
 
 @pytest.fixture
 def own_logs() -> Iterator[None]:
-    """`serve` sets logging up for its process; this one is put back."""
+    """Restores logging after the test, because `serve` configures logging for its process."""
     loggers = [logging.getLogger(name) for name in (None, "bridle", "uvicorn")]
     before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
     yield
@@ -55,7 +55,7 @@ def test_keys_or_a_word_open_the_door(tmp_path: Path) -> None:
 
 
 def test_the_server_does_without_the_packages_of_the_runtime() -> None:
-    """Importing the application, the commands and the Python API touches none of them."""
+    """Importing the application, the commands and the Python API imports none of the control runtime's packages."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('posix_ipc', 'wasmtime', 'llguidance')));"
         "import bridle.http.server.run, bridle.cli.app, bridle.serving; from bridle import LLM"

@@ -1,4 +1,5 @@
-"""Fields that a route does not have: they have another name here, are refused by name, or do not affect the text."""
+"""Fields that a route does not have: each has another name in bridle, is refused by name, or does not affect the
+text."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def strict_server() -> Iterator[httpx.Client]:
 
 
 def told(answer: httpx.Response) -> str:
-    """The message of a refusal, whose shape has to be that of its API."""
+    """The message of an error, which must have the shape of the route's API."""
     body = answer.json()
     route = answer.request.url.path
     assert answer.status_code == (422 if route == "/generate" else 400), body
@@ -71,7 +72,8 @@ def told(answer: httpx.Response) -> str:
 
 @pytest.mark.parametrize(("number", "route"), list(enumerate(ROUTES)))
 def test_what_would_change_the_text_is_refused_by_name(server: httpx.Client, number: int, route: str) -> None:
-    """Each body refuses all of these fields; over HTTP each route has a share of them to refuse."""
+    """Each request body's schema refuses all of these fields. Over HTTP, each route is tested with some of the
+    fields."""
     base, kind = ROUTES[route]
     absent = [row for row in ABSENT if row.name not in kind.model_fields]
     for row in absent:
@@ -93,7 +95,7 @@ def test_what_cannot_change_the_text_passes_unless_all_is_to_be_known(server: ht
         assert post(server, route, part).status_code == 200, part
     for name, value in [*list(free.items())[::7], ("from_the_future", 1)]:
         strictly = post(server, route, {name: value}, **{"x-strict-fields": "true"})
-        assert f"there is no field {name!r}" in told(strictly) and "strict_fields" in told(strictly)
+        assert f"this route has no field {name!r}" in told(strictly) and "strict_fields" in told(strictly)
 
 
 def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> None:
@@ -113,7 +115,7 @@ def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> N
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: str(kind.__name__))
 def test_another_name_means_the_field(kind: type[Fields]) -> None:
-    """It gives the same body as the name here, or is refused where there is no such field."""
+    """Another system's name gives the same body as bridle's name, or is refused on routes without the field."""
     for row in NAMED:
         if row.name not in kind.model_fields:  # there it is what it says
             check_other_name(kind, row)
@@ -128,7 +130,7 @@ def check_other_name(kind: type[Fields], row: CompatField) -> None:
         named = kind.model_validate(least | {here: row.value_here(row.example)})
         assert kind.model_validate(least | {row.name: row.example}) == named
         if here != row.name:
-            with pytest.raises(ValueError, match="mean the same field"):
+            with pytest.raises(ValueError, match="are names of the same field"):
                 kind.model_validate(least | {row.name: row.example, here: row.example})
     elif row.here in SHORT and "constraint" in kind.model_fields:
         named = kind.model_validate(least | {row.name: row.example})
@@ -150,7 +152,7 @@ def test_a_length_by_another_name_is_kept(server: httpx.Client, route: str, name
 
 
 def test_what_the_hubs_clients_send_to_completions(server: httpx.Client) -> None:
-    """They send the fields of /generate there, as they are."""
+    """Clients of the Hugging Face hub send the fields of /generate to completions."""
     free = {"return_full_text": False, "do_sample": True, "details": True, "top_n_tokens": 2, "truncate": 2}
     assert post(server, "/v1/completions", free).status_code == 200
     whole = post(server, "/v1/completions", {"return_full_text": True}).json()["choices"][0]["text"]
@@ -175,7 +177,7 @@ SLIPS = {
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_a_slip_is_refused_with_the_name_that_was_meant(server: httpx.Client, route: str) -> None:
     for slip, meant in SLIPS.items():
-        assert told(post(server, route, {slip: 1})) == f"there is no field {slip!r}; did you mean {meant!r}?"
+        assert told(post(server, route, {slip: 1})) == f"this route has no field {slip!r}; did you mean {meant!r}?"
 
 
 def test_a_slip_within_an_object_is_named_by_its_path(server: httpx.Client) -> None:
@@ -200,7 +202,7 @@ def test_plain_generation_of_a_run_takes_a_constraint(server: httpx.Client) -> N
 
 def test_many_unknown_fields_are_not_all_looked_up(server: httpx.Client) -> None:
     many = {f"unknown_{number}": 1 for number in range(MAX_UNKNOWN + 1)}
-    assert f"has {MAX_UNKNOWN + 1} fields that are not known here" in told(post(server, "/v1/completions", many))
+    assert f"has {MAX_UNKNOWN + 1} unknown fields" in told(post(server, "/v1/completions", many))
 
 
 async def test_lines_of_a_batch_are_as_strict() -> None:
@@ -228,7 +230,7 @@ def test_every_row_says_what_it_is() -> None:
 @given(st.sampled_from(sorted(BY_NAME)), st.integers(0, 40), st.sampled_from("abcxyz_"))
 @settings(max_examples=examples(60), deadline=None)
 def test_a_slip_of_one_letter_is_found(name: str, place: int, letter: str) -> None:
-    """Long names differ less by a letter than short ones; those of six letters and more are always recognized."""
+    """A typo of one letter is always recognized in names of six letters or more, and not always in shorter names."""
     slip = name[:place] + letter + name[place:]
     if len(name) >= 6:
         assert nearest(slip, [name]) == name

@@ -1,4 +1,4 @@
-"""Tests of unexpected behaviour of real clients of other servers."""
+"""Requests of other servers' real clients that an API's description does not mention."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), NATIVE + OTHERS)
 @pytest.mark.parametrize("name", [ADDRESS, "HTTPS://endpoint.example/", "tgi", "dummy"])
 def test_an_address_means_the_one_model(http: TestClient, path: str, body: dict[str, Any], name: str) -> None:
-    """huggingface's client for JavaScript sends the endpoint's address for a model, text-generation's sends `tgi`."""
+    """As the model's name, Hugging Face's JavaScript client sends the endpoint's address, and the text-generation
+    client sends `tgi`."""
     assert http.post(path, json=body | {"model": name}).status_code == 200
     assert http.post(path, json=body | {"model": "other"}).status_code == 404
 
@@ -116,7 +117,11 @@ def test_a_gzip_body_is_read(http: TestClient) -> None:
 
 def test_what_is_no_gzip_is_refused(http: TestClient) -> None:
     body = gzip.compress(b'{"prompt": "x"}')
-    for data, reason in ((b"plain", "incorrect header"), (body[:-9], "ends in the middle"), (body * 2, "follows")):
+    for data, reason in (
+        (b"plain", "incorrect header"),
+        (body[:-9], "is cut off before its end"),
+        (body * 2, "more bytes follow"),
+    ):
         refused = packed(http, data)
         assert refused.status_code == 400 and reason in refused.json()["error"]["message"], refused.text
     for coding in ("br", "deflate", "gzip, gzip"):
@@ -137,7 +142,7 @@ def test_a_bomb_stays_small(path: str) -> None:
 
 @given(st.binary(max_size=2_000), st.integers(1, 300), st.integers(0, 3_000))
 def test_no_more_is_unpacked_than_is_allowed(data: bytes, step: int, limit: int) -> None:
-    """Whatever the pieces, and whether it is text or a bomb: a byte beyond the limit is enough to tell."""
+    """Decompression stops one byte after the limit, for any sizes of pieces and for decompression bombs."""
     body, unpacker, made = gzip.compress(data * 5), Gzip(), b""
     for start in range(0, len(body), step):
         made += unpacker.push(body[start : start + step], limit - len(made))
@@ -217,7 +222,7 @@ def test_openais_client_lists_them_as_before(server: str, http: TestClient) -> N
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_max_tokens_beyond_the_context_are_capped_and_told(http: TestClient, is_stream: bool) -> None:
-    """Clients of this API must send a number, and send the same one to every model."""
+    """Clients of this API must send `max_tokens`, and send the same number to every model."""
     body = {"messages": HELLO, "max_tokens": 32_000, "stream": is_stream}
     answer = http.post("/v1/messages", json=body)
     told = "".join(re.findall(r'"text":"([^"]*)"', answer.text))  # a stream may tell a word in pieces
@@ -253,7 +258,7 @@ NULLS = dict.fromkeys(
 
 
 def chunks_of(text: str) -> list[Any]:
-    """As that client reads a stream: every line of data is a chunk."""
+    """The chunks of a stream as the client reads it, one for every data line."""
     return [json.loads(line.removeprefix("data:")) for line in text.splitlines() if line.startswith("data:")]
 
 

@@ -42,7 +42,7 @@ CALLED = Turn("", "So: ", (("find", ARGUMENTS),), "calls")
 
 
 class Forces(Controller):
-    """Writes a whole answer at once."""
+    """A model that writes a whole answer in one step."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -64,14 +64,14 @@ def source(name: str) -> str:
 
 @cache
 def text_of(name: str) -> str:
-    """An answer with a call, as the template writes it."""
+    """An answer with a tool call, in the template's format."""
     if name == "a special token":
         return f'So: [TOOL_CALLS][{{"name": "find", "arguments": {json.dumps(ARGUMENTS)}}}]'
     return CallTemplate(source(name)).calls([("find", ARGUMENTS)], "So: ")
 
 
 def steering(said: str) -> dict[str, dict[str, Any]]:
-    """Fields of a request that steer its output, and let the call pass."""
+    """Request fields that steer the output and allow the tool call."""
     return {
         "nothing": {},
         "drafts": {"speculate": 8, "prediction": {"type": "content", "content": said}},
@@ -105,7 +105,7 @@ def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Pat
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
-    """It is reported as far as it goes."""
+    """The answer reports the part of the call that was written."""
     length = len(a_tokenizer(source(name)).encode(text_of(name).partition("@ex")[0], add_special_tokens=False))
     with client_of(name) as client:
         for is_stream in (False, True):
@@ -115,7 +115,7 @@ def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
 
 
 def heeding(said: str, text: Tokenizer) -> Callable[[Any], int]:
-    """A script that goes on behind what a policy has put in the place of the address."""
+    """A script that continues the output after a policy's replacement of an address."""
 
     def next_token(prefix: Any) -> int:
         written = text.decode(list(prefix), skip_special_tokens=False).rpartition("<|im_start|>assistant\n")[2]
@@ -126,7 +126,7 @@ def heeding(said: str, text: Tokenizer) -> Callable[[Any], int]:
 
 
 def client_of(name: str, **settings: Any) -> AbstractContextManager[TestClient]:
-    """A server whose model writes the call."""
+    """A server whose model writes the tool call."""
     text = a_tokenizer(source(name))
     model = scripted_model(text=text, next_token=heeding(text_of(name), text), max_model_len=1024)
     classes = {**load_classes([]), "Forces": Forces, "Hears": Hears}

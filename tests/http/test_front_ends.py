@@ -35,7 +35,7 @@ LONG: dict[str, Any] = {"model": NAME, "prompt": "Hi", "max_tokens": 400, "strea
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*BODIES, "choices"])
 def test_streams_are_the_same(name: str) -> None:
-    """The server writes by itself while it has no front-end process."""
+    """The server writes to clients itself while no front-end process runs."""
     path, body = BODIES.get(name) or ("/v1/completions", {"prompt": "Hi", "n": 2})
     with front_ended(scripted_model(next_token=script)) as server, httpx.Client() as client:
         theirs = read_stream(server.url, path, body, client.post)
@@ -59,7 +59,7 @@ def test_a_connection_goes_on_after_a_stream() -> None:
 
 
 def test_answers_keep_the_order_of_requests() -> None:
-    """The second request is there before the first one's stream begins."""
+    """The second request arrives before the stream of the first request begins."""
     body = json.dumps(LONG | {"max_tokens": 5}).encode()
     stream = _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -73,7 +73,7 @@ def test_answers_keep_the_order_of_requests() -> None:
 
 
 def test_a_refusal_closes_the_connection_after_a_stream() -> None:
-    """Its body is longer than what is read and dropped."""
+    """The refused request's body is longer than the part that the server reads and drops."""
     with front_ended(leisurely_model(), max_requests=1) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
         _post(connection, LONG | {"max_tokens": 2}).read()
@@ -95,7 +95,7 @@ def test_a_refusal_closes_the_connection_after_a_stream() -> None:
 
 
 def test_a_slow_client_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not read before many bytes wait for it."""
+    """The client does not read until many bytes wait for it."""
     states: list[bool] = []
     fill = WriterTransport.fill
     monkeypatch.setattr(WriterTransport, "fill", lambda self, is_full: (states.append(is_full), fill(self, is_full)))
@@ -177,7 +177,7 @@ def test_a_front_end_that_hangs_is_replaced() -> None:
 
 
 def test_many_streams_begin_at_once() -> None:
-    """There are more descriptors than one message may carry."""
+    """The streams need more file descriptors than one message may carry."""
     texts: list[str] = []
 
     def read() -> None:
@@ -195,7 +195,7 @@ def test_many_streams_begin_at_once() -> None:
 
 
 def test_streams_end_before_the_server() -> None:
-    """Front ends ignore the signal, which a service manager sends to all processes."""
+    """Front ends ignore the termination signal, because a service manager sends it to all processes."""
     with small_server(PATIENCE, front_ends=2) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         child = until(lambda: _writers(server.process.pid), "a front-end process")[0]
         until(lambda: client.get("v1/status").json()["front_ends"][0]["is_up"], "that it is up")
@@ -236,7 +236,7 @@ def test_its_state_shows() -> None:
     [
         ({"front_ends": 0}, "front_ends is 0; must be at least 1"),
         ({"front_ends": 65}, "front_ends is 65; must be at most 64"),
-        ({"front_ends": 2, "tls": TlsFiles(Path("a"), Path("b"))}, "front_ends is 2, but only one process can encrypt"),
+        ({"front_ends": 2, "tls": TlsFiles(Path("a"), Path("b"))}, "front_ends is 2, which is not supported with TLS"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
@@ -253,7 +253,7 @@ def test_frames_come_in_any_pieces() -> None:
 
 
 def _connected(server: FrontEnds, num_bytes: int | None = None) -> socket.socket:
-    """A connection that holds `num_bytes` for its client."""
+    """A connection with `num_bytes` of unsent data for its client."""
     host, port = server.url.removeprefix("http://").split(":")
     sock = socket.socket()
     if num_bytes is not None:
@@ -269,7 +269,7 @@ def _send(sock: socket.socket, fields: dict[str, Any]) -> None:
 
 
 def _rest(sock: socket.socket) -> bytes:
-    """What comes until the connection ends, however it ends."""
+    """All data until the connection is closed or reset."""
     data = b""
     try:
         while more := sock.recv(1 << 16):

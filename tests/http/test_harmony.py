@@ -1,4 +1,5 @@
-"""Channels of gpt-oss: analysis is reasoning, final is content, a message to a function is a call."""
+"""Channels of gpt-oss: `analysis` becomes reasoning, `final` becomes content, and a message to a function becomes a
+tool call."""
 
 from __future__ import annotations
 

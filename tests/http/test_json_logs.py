@@ -1,4 +1,4 @@
-"""With `--log-format json` every line on standard error is an event, whichever process of the server wrote it."""
+"""With `--log-format json` every line on standard error is a JSON event, whatever process of the server wrote it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Server:
         self.url = found[0]
 
     def run(self) -> int:
-        """Have a controller run; the status of the answer."""
+        """Run a controller, and return the status of the answer."""
         body = {"controller": self.module, "controller_arg": "", "prompt": "Once"}
         return httpx.post(f"{self.url}/v1/run", json=body, timeout=PATIENCE).status_code
 
@@ -58,11 +58,11 @@ class Server:
         self.module = str(answer.raise_for_status().json()["module_id"])
 
     def runtimes(self) -> list[psutil.Process]:
-        """The control runtimes, without what they have started."""
+        """The processes of control runtimes, without their child processes."""
         return [child for child in self.children("bridle.aici.runtime") if child.pid == os.getpgid(child.pid)]
 
     def children(self, word: str) -> list[psutil.Process]:
-        """The processes below it that have a word on their command line."""
+        """The descendants of a process whose command line contains a word."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it has ended
@@ -71,7 +71,7 @@ class Server:
         return found
 
     def end(self) -> list[dict[str, Any]]:
-        """End it; the events of its log. Raises for an invalid line."""
+        """End the server, and return the events of its log. Raises an error for a line that is not valid JSON."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE) == 0
         return [json.loads(line) for line in self.log.read_text().splitlines()]

@@ -1,6 +1,7 @@
-"""Kill -9 behind `bridle serve` under running streams: of a worker, of a compiler, of the fork server, of the
-supervisor, of the server itself. Only what lived there fails, and quickly; the rest continues, the service resumes,
-nothing stays. `tests/aici/test_pool_kills.py` tests the runtime's part without a server, in less time."""
+"""`kill -9` during running streams of `bridle serve`: of a worker, a compiler, the fork server, the supervisor, and the
+server itself. Only the streams of the killed process fail, at once. All others continue, the service recovers, and no
+resource is leaked. `tests/aici/test_pool_kills.py` tests kills in the control runtime without a server, in less
+time."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def slow_to_compile(number: int) -> bytes:
 
 
 class Stream:
-    """A stream read by a thread of its own. `kind` is `plain`, or the tenant whose controller steers it."""
+    """A stream that a separate thread reads. `kind` is `plain`, or the user whose controller steers the stream."""
 
     def __init__(self, url: str, kind: str, path: str, headers: dict[str, str], **body: Any) -> None:
         self.kind = kind
@@ -64,12 +65,12 @@ class Stream:
 
     @property
     def failure(self) -> str:
-        """Why a controlled stream failed; empty if it did not."""
+        """The error of a controlled stream, or an empty text if it did not fail."""
         done = self.ended.is_set() and self.items and self.items[-1] == "[DONE]"
         return str(last_fork(self.items)["error"]) if done else ""
 
     def leave(self) -> None:
-        """The client goes away."""
+        """Disconnect the client."""
         with contextlib.suppress(Exception):
             self._close()
         self._thread.join(PATIENCE)
@@ -114,7 +115,7 @@ class Server:
         return Stream(self.url, name, "/v1/run", self.headers(name), **body)
 
     def begin(self) -> list[Stream]:
-        """As many plain as controlled streams, all begun; the controlled ones are under way."""
+        """Start the same number of plain and controlled streams, and wait until the controlled streams have output."""
         plain = {"model": "demo", "prompt": "Once", "max_tokens": 150, "seed": 1, "stream": True, "ignore_eos": True}
         half = range(self.num_streams // 2)
         streams = [self.controlled(("ada", "bob")[number % 2], self.forever, 1_500) for number in half]
@@ -125,7 +126,7 @@ class Server:
         return streams
 
     def finish(self, streams: list[Stream]) -> None:
-        """Plain streams run to their end; the service is there again for everybody; nothing is left of the round."""
+        """Plain streams end normally, every user is served again, and the round leaves no resources behind."""
         for stream in streams:
             if stream.kind == "plain":
                 assert stream.ended.wait(PATIENCE)
@@ -176,7 +177,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def failures_of(streams: list[Stream]) -> set[str]:
-    """Wait until every controlled stream has ended; their errors."""
+    """Wait until every controlled stream has ended, and return the streams' errors."""
     controlled = [stream for stream in streams if stream.kind != "plain"]
     for stream in controlled:
         assert stream.ended.wait(PATIENCE)
@@ -239,7 +240,7 @@ def test_a_killed_supervisor_ends_controlled_streams_and_comes_back(server: Serv
 
 
 def test_a_killed_server_leaves_no_process_and_no_stream(server: Server) -> None:
-    """The process that clients talk to: everything behind it ends, and so do all streams."""
+    """If the process that clients connect to is killed, all its child processes and all streams end."""
     streams = server.begin()
     children = server.everything()
     assert children

@@ -1,4 +1,5 @@
-"""Fields that routes know: what real clients of OpenAI and Anthropic send, and what `strict_fields` refuses."""
+"""Known fields of routes: the fields that real OpenAI and Anthropic clients send, and those that `strict_fields`
+refuses."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_and_takes_it_where_nobody_is_strict() -> None:
 
 
 def test_objects_within_bodies_are_as_strict() -> None:
-    """Each model of an object that a body holds knows its fields."""
+    """The pydantic model of each object inside a body lists the object's fields."""
     for path, kind in bodies():
         for name, field in kind.model_fields.items():
             for inner in [field.annotation, *getattr(field.annotation, "__args__", ())]:
@@ -78,7 +79,7 @@ def test_objects_within_bodies_are_as_strict() -> None:
 
 
 def bodies() -> Iterator[tuple[str, type[Fields]]]:
-    """The models of bodies, by route."""
+    """The pydantic models of request bodies, by route."""
     for router in ROUTERS:
         for route in router.routes:
             for parameter in getattr(getattr(route, "dependant", None), "body_params", ()):
@@ -118,7 +119,7 @@ VENDORS = {"OpenAI": of_openai, "Anthropic": of_anthropic}
 
 
 def fields_of(body: type[Fields], params: tuple[Any, ...]) -> set[str]:
-    """The names of the client's parameters, with that of the object that they are within."""
+    """The names of the client's parameters, each with the name of the object that has it."""
     kinds = [kind for each in params for kind in get_args(each) or (each,)]
     found = {name for kind in kinds for name in kind.__required_keys__ | kind.__optional_keys__}
     return {f"{body.within}.{name}" if body.within else name for name in found}
@@ -126,7 +127,7 @@ def fields_of(body: type[Fields], params: tuple[Any, ...]) -> set[str]:
 
 @pytest.mark.parametrize("system", VENDORS)
 def test_the_list_has_the_fields_of_the_client(system: System) -> None:
-    """A newer client than the listed one may have more; then the list has to be made anew."""
+    """A newer client may have more parameters. The list must then be generated again."""
     version, bodies = VENDORS[system]()
     kept = listed(system)
     client = f"{system}'s client {version}, of which {kept['version'].split()[-1]} is listed"
@@ -138,7 +139,7 @@ def test_the_list_has_the_fields_of_the_client(system: System) -> None:
 
 @pytest.mark.parametrize("system", VENDORS)
 def test_a_field_is_taken_or_told_of_where_the_client_sends_it(system: System) -> None:
-    """A field that is the same on some routes only is documented so, and is refused on the others."""
+    """A field that only some routes support is documented as such, and is refused on the other routes."""
     version, bodies = VENDORS[system]()
     for body, params in bodies.items():
         for name in fields_of(body, params) - {f"{body.within}.{own}".lstrip(".") for own in body.model_fields}:

@@ -1,5 +1,5 @@
-"""Clients that leave, stall or arrive in crowds: the requests of clients that left end at once, and other clients are
-not affected."""
+"""Clients that disconnect, stall or arrive in large numbers: requests of disconnected clients end at once, and other
+clients are not affected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fake_of(model: LoadedModel) -> FakeClient:
 
 
 def ended_by(event: Finished) -> Any:
-    """A script that says "ab" and then ends with `event`'s reason and error."""
+    """A controller that writes "ab" and then ends with the reason and the error of `event`."""
 
     def script(request: Request) -> Iterator[list[Event]]:
         yield [prompt_event(request), TokenEvent(request.id, 0, 97, "ab")]
@@ -115,7 +115,8 @@ PREPARED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), PREPARED)
 @pytest.mark.parametrize("ends", ["left", "late"])
 async def test_a_request_that_is_still_being_prepared_ends_at_once(path: str, body: dict[str, Any], ends: str) -> None:
-    """A constraint that is compiled, a template that is rendered, a long text that is tokenized."""
+    """Requests that are still being prepared: a constraint compiles, a template renders, or a long text is
+    tokenized."""
     began, never = asyncio.Event(), asyncio.Event()
 
     class Slow(LoadedModel):
@@ -252,9 +253,8 @@ async def test_an_error_beside_pings_is_told_as_it_is() -> None:
 
 
 def heard(url: str, data: bytes, before: bytes = b"") -> bytes:
-    """All that a server answers to bytes over a connection of their own, over which a probe was answered `before`. A
-    connection over which nothing came in time is closed without an answer; on a busy machine even these may be late,
-    and are sent again."""
+    """All bytes that a server answers to `data` on a new connection. The request `before`, if given, is answered first.
+    The data is sent again if a busy server closed the connection without an answer."""
     host, port = url.removeprefix("http://").split(":")
     answer = b""
     while not answer:
@@ -334,7 +334,7 @@ def test_more_than_the_limit_get_a_429_and_places_come_back() -> None:
         assert int(answer.headers["retry-after"]) >= 1
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-        assert "2 requests in flight, 1 more requested, at most 2" in error["message"]
+        assert "2 requests are in flight, and this call wants 1 more; at most 2" in error["message"]
         assert client.get("/health/ready").status_code == 200
         for connection in held:
             connection.close()
@@ -348,7 +348,7 @@ def test_prompt_tokens_in_flight_are_bounded_but_one_prompt_always_fits() -> Non
         assert held.recv(10)
         answer = client.post(COMPLETIONS, json={"prompt": "a" * 57})
         assert answer.status_code == 429
-        assert "200 tokens in flight, 57 more requested, at most 256" in answer.json()["error"]["message"]
+        assert "200 tokens are in flight, and this call wants 57 more; at most 256" in answer.json()["error"]["message"]
         held.close()
 
 
@@ -414,7 +414,7 @@ def test_a_deadline_ends_a_request_of_the_real_engine() -> None:
 
 
 async def test_what_ends_with_the_model_is_told() -> None:
-    """A template that waits for its thread, a constraint that waits for its compiler, when the grace period is over."""
+    """A template that waits for a thread, or a constraint that waits for a compiler, when the grace period ends."""
     model = fake_model()
     held, began = threading.Event(), threading.Event()
 

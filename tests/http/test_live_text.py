@@ -1,4 +1,4 @@
-"""Text that goes to the connection past the application has the same bytes as text that goes through it."""
+"""Text that bypasses the application has the same bytes on the connection as text that passes through it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.http.plain_streams import BODIES, one_token_model, read_slowly, read_
 
 @contextmanager
 def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Notes what is written past the application."""
+    """Records the data that is written to connections without the application."""
     written: list[bytes] = []
     write = uvicorn_protocol.DirectBody.write
 
@@ -54,7 +54,7 @@ def test_what_is_more_than_text_goes_through_the_application(
 
 
 def test_a_slow_client_gets_everything() -> None:
-    """The connection is full again and again, so the text changes between the two ways."""
+    """The connection's buffer is often full, so the text switches between the direct path and the application."""
     model, text = one_token_model()
     with served(model) as url:
         assert read_slowly(url) == text

@@ -1,5 +1,4 @@
-"""Tools that are not declared strict, on every API with conversations: what an answer reports as a call is a valid
-call."""
+"""Tools without `strict`, on every API with conversations: each call that an answer reports is a valid call."""
 
 from __future__ import annotations
 

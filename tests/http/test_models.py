@@ -90,7 +90,7 @@ def test_who_waits_counts_as_in_flight() -> None:
 
 
 def test_a_client_that_leaves_ends_its_wait() -> None:
-    """Its request is no reason any more to load the model, for which there is no room yet."""
+    """After the client disconnected, the model that waits for memory is no longer loaded for its request."""
     loader = FakeLoader({"good": 1, "org/big": 80, "org/late": 80})
     with server_of(loader) as (url, registry):
         host, port = url.removeprefix("http://").split(":")

@@ -1,4 +1,5 @@
-"""Tests that no answer reveals the path of a model. The folder has a name that the tests search for."""
+"""Tests that no answer reveals the path of a model. The model's folder has a name that the tests search for in all
+answers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ REFUSING = "{{ raise_exception('roles must alternate') if messages[0].content ==
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A model whose chat template fails, under its path as a further name, as `serve-model` gives it to LMQL."""
+    """A model whose chat template fails. Its path is a second name of the model, as `serve-model` sets it for LMQL."""
     folder = tmp_path_factory.mktemp("models") / TELLING / "llama"
     shutil.copytree(tiny_checkpoints.cached_checkpoint("llama"), folder)
     (folder / "chat_template.jinja").write_text(REFUSING)

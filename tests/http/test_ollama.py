@@ -1,4 +1,4 @@
-"""Ollama's API over a scripted model: shapes, streams, options, refusals, and pulls with a list of bridle's own."""
+"""Ollama's API with a scripted model: formats, streams, options, errors, and pulls of models that the tests list."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_results_of_tools_find_their_calls() -> None:
 
 
 class Loader:
-    """Loads a scripted model for any name."""
+    """A loader that returns a scripted model for any name."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         return Needs(1, 0)
@@ -319,7 +319,7 @@ class Loader:
 
 
 def pulling_client(keys: KeyStore | None = None) -> TestClient:
-    """A server that may pull, with a model that is there already."""
+    """A server that may pull models, with one model that is present already."""
     registry = ModelRegistry(catalog=ModelCatalog(pulled=True), keeper=ModelManager(Loader()))
     registry.add(scripted_model(next_token=saying(REPLY)))
     return TestClient(create_app(registry, HttpSettings(), keys), raise_server_exceptions=False)
@@ -463,4 +463,4 @@ def test_images_are_seen() -> None:
         assert text.json()["response"] == message["content"]
         assert "vision" in httpx.post(f"{url}/api/show", json={"model": "demo-sees"}).json()["capabilities"]
         both = httpx.post(f"{url}/api/generate", json={"prompt": "x", "images": [data], "raw": True})
-        assert both.status_code == 400 and "leave raw" in both.json()["error"]
+        assert both.status_code == 400 and "leave those out" in both.json()["error"]

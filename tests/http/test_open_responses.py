@@ -1,5 +1,5 @@
-"""Tests of the Open Responses specification beyond OpenAI's older API: required fields, phases, namespaces of
-tools, files, compaction. All of it in this process, streaming and not."""
+"""Tests of the Open Responses specification beyond OpenAI's older API: required fields, phases, namespaces of tools,
+files, compaction. All tests run the server in this process, with and without streaming."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def clients(said: str) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    """A client of a model that says Yes."""
+    """A client of a model that writes "Yes"."""
     yield from clients("Yes.")
 
 
 @pytest.fixture(scope="module")
 def calling() -> Iterator[TestClient]:
-    """A client of a model that says a word, and calls a function of a namespace."""
+    """A client of a model that writes a word, and then calls a function of a namespace."""
     yield from clients("Well. \n" + CALL)
 
 
@@ -158,7 +158,7 @@ def test_tools_of_the_server_are_left_out_and_said_so(client: TestClient, capsys
 
 
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
-    ({"type": "custom", "name": "x"}, "tools[0] is of type 'custom'; only functions are known"),
+    ({"type": "custom", "name": "x"}, "tools[0] is of type 'custom'; only tools of type function"),
     ({"type": "namespace", "tools": [SEND]}, "tools[0].name is None"),
     ({"type": "namespace", "name": "a", "tools": "x"}, "tools[0].tools must be a list of functions"),
     ({"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}, "tools[0].tools[0] is of type 'custom'"),
@@ -174,7 +174,7 @@ def test_bad_tools_are_told(client: TestClient, tool: dict[str, Any], message: s
 
 def test_a_result_needs_its_call(client: TestClient) -> None:
     said = [{"type": "function_call_output", "call_id": "call_x", "output": "Sent."}]
-    assert "input[0].call_id is 'call_x'; no function_call before it" in refusal(client, said)
+    assert "input[0].call_id is 'call_x'; no earlier function_call" in refusal(client, said)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -301,14 +301,14 @@ def test_only_so_much_is_kept(client: TestClient) -> None:
 def test_what_cannot_be_compacted_is_told(client: TestClient) -> None:
     for body, message in (
         ({"input": SAID}, "model is required"),
-        ({"model": "scripted"}, "input is empty; there is nothing to compact"),
+        ({"model": "scripted"}, "input is empty; must have at least one item"),
         ({"model": "scripted", "input": "x", "previous_response_id": "resp_1"}, "no response 'resp_1' is kept"),
     ):
         answer = client.post("/v1/responses/compact", json=body)
         assert answer.status_code in (400, 404)
         assert message in answer.json()["error"]["message"]
     item = {"type": "compaction", "encrypted_content": "gAAAA"}
-    assert "encrypted_content is not a summary of this server" in refusal(client, [item, SAID[0]])
+    assert "encrypted_content is not a summary from this server" in refusal(client, [item, SAID[0]])
 
 
 # -- several models --------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_one_of_several_models_has_to_be_named(path: str, body: dict[str, Any]) 
     with TestClient(create_app(registry), raise_server_exceptions=False) as client:
         answer = client.post(path, json=body)
         assert answer.status_code == 400, answer.text
-        assert "model is missing; several are served here: one, two" in answer.text
+        assert "model is missing; choose one of this server's models: one, two" in answer.text
         assert client.post(path, json=body | {"model": "two"}).status_code in (200, 400)
     registry.close()
 

@@ -1,6 +1,6 @@
-"""The requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server. Their bodies are exactly those
-of its routers (`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`). The tests check the parts of the answers
-that it reads."""
+"""The requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server. The request bodies are exactly
+those of Open WebUI (`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`). The tests check the parts of the
+answers that Open WebUI reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def client() -> Iterator[TestClient]:
 
 
 def send(client: TestClient, method: str, path: str, body: Any = None) -> Any:
-    """Open WebUI sends its bodies as text that it has encoded itself."""
+    """Post a body as encoded JSON text, like Open WebUI."""
     content = None if body is None else json.dumps(body)
     answer = client.request(method, path, content=content, headers=HEADERS)
     assert answer.status_code == 200, answer.text
@@ -75,7 +75,7 @@ def test_it_lists_models_and_when_they_expire(client: TestClient) -> None:
     ],
 )
 def test_chats(client: TestClient, changes: dict[str, Any]) -> None:
-    """`generate_chat_completion`: the stream is read line by line, up to the object that is done."""
+    """`generate_chat_completion` reads the stream line by line, up to the object with `done`."""
     body = {"model": NAME, "messages": MESSAGES, "stream": True, **changes}
     answer = send(client, "POST", "/api/chat", body)
     rows = [json.loads(line) for line in answer.text.splitlines()]

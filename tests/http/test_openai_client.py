@@ -57,7 +57,7 @@ def test_the_official_client_chats(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("content", [REPLY, [{"type": "text", "text": REPLY[:4]}, {"type": "text", "text": REPLY[4:]}]])
 @pytest.mark.usefixtures("obeyed_drafts")
 def test_a_right_prediction_is_accepted(client: openai.OpenAI, content: Any) -> None:
-    """OpenAI's predicted outputs: the answer is the same, and usage tells what was right."""
+    """With OpenAI's predicted outputs, the answer is the same, and the usage counts the accepted prediction tokens."""
     answer = client.chat.completions.create(
         model=NAME, messages=HI, prediction={"type": "content", "content": content}, extra_body={"speculate": 4}
     )

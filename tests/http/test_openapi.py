@@ -1,9 +1,9 @@
-"""Tests of requests that the OpenAPI description allows, and of many invalid ones: no internal error, no hang, nothing
-left.
+"""Requests that the OpenAPI description allows, and many invalid requests, cause no internal error, no hang and no
+leak.
 
-`BRIDLE_API_CASES` is the number of requests over all operations. Generating a body takes several times as long as
-answering it, so each body is sent several times. Every operation that takes such bodies gets it, and gets it again with
-`stream` inverted. It also gets two mixtures of this body and the one before.
+`BRIDLE_API_CASES` is the number of requests over all operations. Each generated body is sent several times, because
+generating a body takes longer than answering it. Every operation with the same schema gets the body, and gets it again
+with `stream` inverted. Every operation also gets two mixtures of this body and the previous body.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LACKS = (501, 503)  # what this server has not, or has not now
 
 @dataclass(frozen=True)
 class Group:
-    """Operations that take the same bodies. Cases are drawn for the first."""
+    """Operations whose bodies have the same schema. Cases are generated for the first operation."""
 
     operation: Any
     paths: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def num_requests(self) -> int:
-        """Return the number of requests sent per generated case."""
+        """Return the number of requests that are sent for each generated case."""
         return 3 * len(self.paths) + self.has_stream if self.paths else 1
 
 
@@ -75,7 +75,7 @@ def test_applications_share_their_routes_and_no_models() -> None:
 
 @cache
 def _groups() -> dict[str, Group]:
-    """By the label of the operation that cases are drawn for."""
+    """The groups of operations, by the label of the operation for which cases are generated."""
     schema: Any = schemathesis.openapi.from_asgi("/openapi.json", _app())
     operations = [each.ok() for each in schema.get_all_operations()]
     raw = schema.raw_schema
@@ -121,7 +121,7 @@ def _cases() -> Iterator[Any]:
 
 @cache
 def _num_examples() -> int:
-    """Of each group and way, so that there are as many requests as shall be."""
+    """The number of examples for each group and mode that gives the wanted number of requests."""
     groups = [_groups()[each.values[0]] for each in _cases()]
     num_requests = sum(group.num_requests for group in groups if group.takes_input)
     return max(round(1.15 * _NUM_CASES / num_requests), 3)  # some bodies are no objects, and have nothing to cross
@@ -149,7 +149,8 @@ def test_no_case_is_a_bug(label: str, mode: GenerationMode, runner: asyncio.Runn
 
 
 def _further(group: Group, body: dict[str, Any], before: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """More requests from one body: `before` is the body before, and this one afterwards."""
+    """Further requests made from one body and the previous body `before`. Afterwards `before` has the contents of this
+    body."""
     for path in group.paths[1:]:
         yield path, body
     if group.has_stream:

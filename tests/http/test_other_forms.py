@@ -1,5 +1,5 @@
-"""Forms of texts as other servers' users write them: each holds, or is refused by name; none is passed over. The tests
-also cover the routes of those servers, and streams as their clients read them."""
+"""Output formats in the fields of other servers: each is enforced or refused by name, and none is ignored. The tests
+also cover those servers' routes, and read streams like those servers' clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def server() -> Iterator[TestClient]:
 
 
 def test_the_tokens_of_each_chunk_give_its_text() -> None:
-    """Several tokens come at once, the one that ends the text among them: guidance's client puts them together."""
+    """A chunk may have several tokens, including the end token. Guidance's client joins them."""
     reply = "Hello there, said the fox."
     fields = {"logprobs": True, "stream": True, "speculate": 16, "prediction": {"type": "content", "content": reply}}
     with local_client(scripted_model(next_token=saying(reply))) as client:
@@ -62,9 +62,9 @@ def test_forms_as_other_servers_write_them(server: TestClient, form: dict[str, A
         ({"response_format": {"type": "json_object", "json_schema": SCHEMA}}, "has 'json_schema'; it takes schema"),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {}}}, "'schema, json_schema'"),
         ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema must be an object"),
-        ({"nvext": {"guided_regex": "a"}}, "there is no field 'nvext', which seems to be a constraint"),
-        ({"regex_pattern": "a"}, "there is no field 'regex_pattern', which seems to be a constraint"),
-        ({"output_schema": SCHEMA}, "there is no field 'output_schema', which seems to be a constraint"),
+        ({"nvext": {"guided_regex": "a"}}, "this route has no field 'nvext', which looks like a constraint"),
+        ({"regex_pattern": "a"}, "this route has no field 'regex_pattern', which looks like a constraint"),
+        ({"output_schema": SCHEMA}, "this route has no field 'output_schema', which looks like a constraint"),
     ],
 )
 def test_what_speaks_of_the_form_of_a_text_is_never_passed_over(

@@ -1,5 +1,5 @@
-"""After a tool call the KV of a conversation is retained, so its next request computes only the new tokens. This is
-tested on every API with conversations, in every format of calls, and however the template writes an answer."""
+"""After a tool call the KV of a conversation is retained, so its next request computes only the new tokens. The tests
+cover every API with conversations, every format of tool calls, and templates that write answers differently."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_switched_off_the_template_says_everything() -> None:
 
 
 def shows_parked(client: TestClient, num_blocks: int) -> bool:
-    """Return whether metrics and `bridle top` show one parked conversation of `num_blocks` blocks."""
+    """Return whether metrics and `bridle top` show one retained conversation of `num_blocks` KV blocks."""
     metrics = client.get("/metrics").text
     console = Console(width=160, record=True, file=StringIO())
     console.print(frame(client.get("/v1/status").json(), None, "here"))
@@ -175,7 +175,7 @@ def shows_parked(client: TestClient, num_blocks: int) -> bool:
 
 
 def ids_of(model: LoadedModel) -> list[str]:
-    """The requests whose answers are remembered."""
+    """The requests whose exact output tokens are stored."""
     return [entry.value.request_id for entry in model.answers._store.entries.values()]
 
 

@@ -1,4 +1,4 @@
-"""Small parts of the server: log-probability lists, metrics, pages, logs, cross-origin calls."""
+"""Small parts of the server: log-probability lists, metrics, pages, logs and cross-origin requests."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_health_follows_the_engine() -> None:
 
 
 class Links(HTMLParser):
-    """Every address that a page makes a browser load."""
+    """Every URL that a page makes a browser load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def test_cross_origin_calls_need_the_setting() -> None:
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """Captured standard error; the former settings of logging are restored afterwards."""
+    """Captured standard error. The logging settings are restored after the test."""
     names = ("", "bridle", "uvicorn")
     levels = [logging.getLogger(name).level for name in names]
     handlers, config = logging.getLogger().handlers[:], structlog.get_config()

@@ -1,5 +1,5 @@
-"""The playground as files: they are those of its sources, small enough, closed to everything from elsewhere, and served
-to everybody."""
+"""The playground's files: they match their sources, are small, load nothing from other hosts, and are served without a
+key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sha256(data: bytes) -> str:
 
 
 def hash_of_sources() -> str:
-    """The same as in web/build.mjs."""
+    """The hash of the playground's sources, computed like in web/build.mjs."""
     names = ["build.mjs", "icon.svg", "index.html", "package-lock.json", "package.json", "tsconfig.json"]
     names += [f"src/{path.name}" for path in (WEB / "src").iterdir()]
     return sha256("".join(f"{sha256((WEB / name).read_bytes())}  {name}\n" for name in sorted(names)).encode())

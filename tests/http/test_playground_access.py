@@ -1,4 +1,5 @@
-"""Accessibility of the playground: themes, phones, names, the rules of axe-core, screen readers."""
+"""Accessibility of the playground: themes, small screens, accessible names, the rules of axe-core, and screen
+readers."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ NAMES = """elements => elements.filter(each => each.checkVisibility()).map(each 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path: Path, scheme: Any) -> None:
-    """Names, roles, contrasts, order of headings: what axe-core finds without a person."""
+    """Names, roles, contrasts and the order of headings, which axe-core checks automatically."""
     path = tmp_path / "hostile.jsonl"
     path.write_text(hostile_trace())
 
@@ -140,7 +141,8 @@ def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_opens_breaks_no_rule_either(browser: Any, axe: str, scheme: Any) -> None:
-    """Markdown, rules, what was deleted, twins, forbidden candidates, a selection, steps, and the server."""
+    """The views with Markdown, constraints, deleted items, paired runs, forbidden candidates, a selection, steps, and
+    the server."""
 
     def check(what: str) -> None:
         assert page.evaluate(BROKEN) == [], what
@@ -175,7 +177,8 @@ def test_what_opens_breaks_no_rule_either(browser: Any, axe: str, scheme: Any) -
 
 
 def test_sentences_are_told_as_they_come(browser: Any) -> None:
-    """A screen reader gets whole sentences, once each, and the end; earlier content is not read."""
+    """A screen reader gets each sentence once and as a whole, and the end of the answer. Earlier content is not read
+    again."""
     said = "One fine day. It was late, and the sun had gone! Then nothing"
     with served(scripted_model(next_token=saying(said))) as url, opened(browser, url) as page:
         complete(page, "Tell")

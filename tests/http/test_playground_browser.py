@@ -1,4 +1,4 @@
-"""The playground in a real browser: several models, keys, errors, hostile texts."""
+"""The playground in a real browser: several models, API keys, errors and hostile texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = MARKS
 
 
 def test_several_models_are_chosen_from(browser: Any) -> None:
-    """Each view asks the chosen model, which is remembered; the second of two runs may have another one."""
+    """Each view uses the chosen model, and the choice is stored. The second of two runs may use another model."""
     models = [
         scripted_model(name=name, next_token=saying(said)) for name, said in (("one", "Good day."), ("two", "Bye."))
     ]
@@ -101,7 +101,7 @@ def test_keys_are_asked_for_and_kept_for_the_session(browser: Any, tmp_path: Pat
         assert "secret" not in page.content()
         page.locator("#key").fill("wrong")
         page.get_by_role("button", name="Use").click()
-        page.get_by_text("the API key is not known here").wait_for()
+        page.get_by_text("this server does not know the API key").wait_for()
         page.locator("#key").fill(key)
         page.get_by_role("button", name="Use").click()
         page.locator("#model option").get_by_text("secret").wait_for(state="attached")

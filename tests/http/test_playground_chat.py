@@ -80,7 +80,7 @@ def test_stop_stops(browser: Any) -> None:
 
 
 def reading(page: Any, *modalities: str) -> None:
-    """Claim that the model reads this; what is sent is what matters."""
+    """Pretend that the model reads this kind of file, because only the sent request is tested."""
     row = {"id": "sees", "state": "loaded", "task": "generate", "input_modalities": ["text", *modalities]}
     page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [row]}))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "seen"}}))
@@ -117,7 +117,7 @@ def test_what_a_model_does_not_read_is_told_in_words(page: Any) -> None:
 
 
 def test_thoughts_are_folded_above_the_answer(browser: Any) -> None:
-    """They unfold on a click, and come back with the conversation."""
+    """The reasoning unfolds on a click, and is restored with the conversation."""
     text = a_tokenizer(THINKING)
     model = scripted_model(text=text, next_token=saying("<think>It is a city.</think>In Norway.", text))
     with served(model) as url, opened(browser, url) as page:

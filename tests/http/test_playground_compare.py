@@ -1,4 +1,4 @@
-"""Two runs side by side, and traces as files."""
+"""Two runs side by side in the playground, and traces as files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_runs_stand_side_by_side(page: Any) -> None:
 
 
 def test_the_second_run_may_have_another_adapter(page: Any) -> None:
-    """Adapters are only claimed here; what is sent is what matters."""
+    """Pretend that the model has adapters, because only the sent request is tested."""
     row = {"object": "model", "state": "loaded", "task": "generate", "parent": None}
     rows = [row | {"id": "demo"}, row | {"id": "terse", "parent": "demo"}, row | {"id": "other", "parent": "another"}]
     page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": rows}))
@@ -70,7 +70,8 @@ def test_traces_are_saved_and_opened(page: Any, tmp_path: Path) -> None:
 
 
 def copied_link(page: Any, kind: str) -> str:
-    """Copy a link to the program or the trace. The other one, copied before, may be in the clipboard until then."""
+    """Copy a link to the program or the trace. Wait until the clipboard has the new link, because it may still have the
+    other link."""
     page.get_by_role("button", name="Copy", exact=False).first.click()
     page.get_by_role("button", name=f"Link to the {kind}").click()
     page.get_by_text("Copied").wait_for()
@@ -83,7 +84,8 @@ def copied_link(page: Any, kind: str) -> str:
 
 
 def test_links_carry_programs_and_traces(browser: Any, playground_url: str) -> None:
-    """Another browser opens them: the program is shown and does not run, the trace is shown token by token."""
+    """Another browser opens both links. The program is shown but does not run, and the trace is shown token by
+    token."""
     with opened(browser, playground_url, permissions=["clipboard-read", "clipboard-write"]) as page:
         steer(page, "Regex", "A telephone number")
         settle(page)

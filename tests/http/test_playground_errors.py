@@ -45,7 +45,7 @@ def test_a_wrong_schema_does_not_stand_above_the_run_before(page: Any) -> None:
 
 
 def test_the_line_is_marked_when_run_follows_typing_at_once(page: Any) -> None:
-    """The editor looks for mistakes a moment after each change; what the server said stays marked."""
+    """The editor checks the text shortly after each change. Errors from the server stay marked."""
     program(page, "JSON program", "")
     wrong = '{"steps": [\n {"Fixed": {"text": {"String": {"str": "a"}}}},\n {"Gen": {"rx": 1}}\n]}'
     content = page.locator(".editor .cm-content")
@@ -60,7 +60,7 @@ def test_the_line_is_marked_when_run_follows_typing_at_once(page: Any) -> None:
 
 
 def test_a_run_is_not_hidden_by_another_one(browser: Any) -> None:
-    """Enter in the box for the prompt starts nothing while a run is written."""
+    """The Enter key in the prompt's field starts no second run during a run."""
     may_go = threading.Event()
 
     def next_token(prefix: Any) -> int:

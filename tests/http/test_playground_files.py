@@ -29,7 +29,7 @@ def attach(page: Any, name: str, kind: str, data: bytes) -> None:
 
 
 def sent(page: Any, text: str) -> Any:
-    """Send a message; returns what was sent of it."""
+    """Send a message, and return the content of the request."""
     page.get_by_label("Message").fill(text)
     with page.expect_request("**/v1/chat/completions") as asked:
         page.keyboard.press("Enter")
@@ -41,7 +41,7 @@ def sent(page: Any, text: str) -> Any:
 
 @pytest.fixture(scope="module")
 def printed(browser: Any) -> bytes:
-    """Two pages that Chromium prints: fonts are subsets, as in most PDFs."""
+    """A PDF of two pages, printed by Chromium. Its fonts are subsets, as in most PDFs."""
     page = browser.new_page()
     page.set_content(
         "<h1>Minutes of the meeting</h1><p>Présents: Zoë, Łukasz &amp; 3 more — “all agreed”.</p>"
@@ -65,7 +65,7 @@ def chat(browser: Any, chat_url: str) -> Iterator[Any]:
 
 
 def test_the_text_of_a_pdf_travels_in_the_message(chat: Any, printed: bytes) -> None:
-    """The part of the page that reads PDFs is loaded with the first one."""
+    """The script that reads PDFs is loaded with the first PDF."""
     asked: list[str] = []
     chat.on("request", lambda request: asked.append(request.url))
     assert not any(url.endswith("/pdf.js") for url in asked)
@@ -115,7 +115,7 @@ def hearing_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def prompt_of(page: Any) -> str:
-    """The prompt that the model has read, once it has answered."""
+    """Wait for the model's answer, and return the prompt that the model got."""
     page.get_by_role("button", name="Regenerate").wait_for()
     assert page.locator(".notice").count() == 0
     page.get_by_role("button", name="Details").click()
@@ -136,7 +136,7 @@ def brief(page: Any) -> None:
 
 
 def test_a_checkpoint_that_reads_images_answers_about_one(browser: Any, seeing_url: str) -> None:
-    """The prompt has the tokens of the image. The next message sends the image again."""
+    """The model's prompt has the placeholder tokens of the image. The next message sends the image again."""
     with opened(browser, seeing_url) as page:
         brief(page)
         attach(page, "it.png", "image/png", png(1))

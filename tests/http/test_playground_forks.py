@@ -74,7 +74,7 @@ SEEN = "all => all.map(each => [each.textContent, each.className])"
 
 
 def choose(page: Any, number: int, *, forbidden: bool = False) -> str:
-    """Choose another candidate of the given token of the shown output; returns the candidate."""
+    """Choose another candidate at the given token of the shown output, and return the candidate."""
     page.locator(".tokens > .chunk .t").nth(number).click()
     row = page.locator("button.odd.forbidden" if forbidden else "button.odd:not(.forbidden)").first
     text: str = row.locator("code").inner_text().replace("␣", " ")
@@ -100,7 +100,7 @@ def run_program(page: Any, language: str, program: str) -> None:
 
 
 def test_a_steered_fork_keeps_the_origins_of_its_tokens(page: Any) -> None:
-    """Before the fork each token is what it was, and the chosen one is forced by the reader."""
+    """Tokens before the fork keep their origin, and the origin of the chosen token is the user's choice."""
     run_program(page, "Regex", "[a-z ]{30,40}[.]")
     before = page.locator(".tokens > .chunk .t").evaluate_all(SEEN)
     chosen = choose(page, 3)
@@ -124,7 +124,8 @@ def test_a_forbidden_candidate_is_offered_without_the_rule(page: Any) -> None:
 
 
 def test_a_branch_of_a_program_forks_under_the_program(page: Any) -> None:
-    """The program runs again, with all of its branches; one of them has the chosen token. A fork of that goes on so."""
+    """The program runs again with all of its branches, and one branch has the chosen token. A fork of this branch also
+    runs the program again."""
     run_program(page, "JavaScript", BRANCHES)
     page.get_by_role("treeitem").nth(1).click()
     kept = page.locator(".tokens > .chunk .t").all_text_contents()
@@ -161,7 +162,7 @@ def test_a_program_that_rolled_back_forks(page: Any) -> None:
 
 
 def test_a_selected_text_becomes_a_rule(page: Any) -> None:
-    """The text before the selection stays; what follows keeps to the rule."""
+    """The text before the selection stays, and the new text after it follows the constraint."""
     page.get_by_role("tab", name="Settings").click()
     page.locator("input[name=seed]").fill("7")
     complete(page)
@@ -193,7 +194,7 @@ def test_a_selected_text_becomes_a_rule(page: Any) -> None:
 
 
 def test_the_forks_of_a_text_are_a_tree(page: Any) -> None:
-    """The text, a fork of it, and a fork of that; each with the chosen token and its probability."""
+    """The page shows the text, a fork of it, and a fork of the fork, each with the chosen token and its probability."""
     complete(page)
     first = choose(page, 3)
     second = choose(page, 5)

@@ -1,5 +1,5 @@
-"""Data that the playground keeps: conversations in several tabs, answers that a reload cuts off, unsent messages,
-undo."""
+"""Data that the playground stores: conversations in several tabs, answers that a reload interrupts, unsent messages,
+and undo."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_conversations_are_found_renamed_and_travel_as_files(chat: Any, tmp_path
 
 
 def test_the_answer_of_a_limit_says_so_and_continues(chat: Any) -> None:
-    """The limit is shown, told to screen readers, and the text continues to its end."""
+    """The limit is shown and read by screen readers, and the text continues to its end."""
     chat.get_by_role("tab", name="Settings").click()
     chat.locator("input[name=max_tokens]").fill("4")
     ask(chat, "Hello")

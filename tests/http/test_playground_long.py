@@ -1,4 +1,4 @@
-"""Long runs in the playground: they are streamed, kept and shown in turns."""
+"""Long runs in the playground are streamed, stored and shown in small parts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BURSTS = """(() => {
 
 
 def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
-    """A page that fell behind finds thousands of events: it reads some, lets the browser work, and continues."""
+    """A page with thousands of waiting events reads some of them, lets the browser work, and continues."""
     answer_with(page, 3000)
     go(page, "Complete")
     page.get_by_label("Prompt").wait_for()
@@ -63,8 +63,9 @@ def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
 
 
 def test_a_long_run_is_kept_and_brought_back_in_turns(page: Any) -> None:
-    """Keep a run of thousands of records, and a fork at its last token that inherits as many. No task writes or reads
-    more than some of them, and the database copies almost no objects. After a reload all are there."""
+    """Store a run of thousands of records, and a fork at its last token that shares these records. No browser task
+    writes or reads more than a few records, and the database copies almost no objects. After a reload, all records are
+    present."""
     answer_with(page, 3000)
     page.add_init_script(BURSTS)
     page.reload()
@@ -144,8 +145,8 @@ SEEN = """() => {
 
 
 def test_64_outputs_stream_at_once(browser: Any) -> None:
-    """10,000 tokens in 64 outputs, live. Times are printed, not judged. What is judged: a token of the shown output is
-    put into the page once, an output into the tree once, and nothing is put there again."""
+    """The page shows a stream of 10,000 tokens in 64 outputs. Times are printed, but not asserted. The test asserts
+    that each token of the shown output and each output in the tree is added to the page exactly once."""
     word = tokenizer().encode(" dog", add_special_tokens=False)[0]
     with served(scripted_model(next_token=lambda prefix: word)) as url, opened(browser, url) as page:
         settings = json.dumps({"n": "64", "max_tokens": "156"})
@@ -206,7 +207,8 @@ NUM_FRAMES = 300
 
 
 def test_long_texts_with_many_forks_are_shown(browser: Any, playground_url: str, tmp_path: Path) -> None:
-    """Times are printed, not judged: machines differ. That most of a long text is not drawn, being out of sight, is."""
+    """Times are printed but not asserted, because machines differ. The test asserts that the browser does not draw the
+    invisible part of a long text."""
     path = tmp_path / "long.jsonl"
     path.write_text(long_trace())
     with opened(browser, playground_url) as page:

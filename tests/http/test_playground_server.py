@@ -1,5 +1,5 @@
-"""The playground's view of the server: batch, queue, cache, requests, effects of policies, and models that are loaded
-by hand."""
+"""The playground's server view: batch, queue, KV cache, requests, effects of policies, and models that the user
+loads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ replacement = "dog"
 
 
 def waiting(may_go: threading.Event, num_tokens: int) -> Any:
-    """A script that says one letter, and waits after `num_tokens` tokens."""
+    """A controller that writes one letter repeatedly, and pauses after `num_tokens` tokens."""
     letter = tokenizer().encode("x", add_special_tokens=False)[0]
 
     def next_token(prefix: Any) -> int:
@@ -68,7 +68,7 @@ def test_operators_see_requests_and_policies(browser: Any, tmp_path: Path) -> No
 
 
 def test_what_a_policy_did_is_counted(browser: Any, tmp_path: Path) -> None:
-    """The count is that of the metrics, and grows with each request."""
+    """The shown count equals the metric, and grows with each request."""
     path = tmp_path / "policies.toml"
     path.write_text(POLICIES)
     settings = HttpSettings(policies=PolicyRegistry(path))
@@ -92,7 +92,8 @@ def policy_metrics(url: str) -> str:
 
 
 def test_operators_see_the_kv_blocks_of_each_user(browser: Any, tmp_path: Path) -> None:
-    """Two outputs of a request share the two full blocks of its prompt, which count once, and have one each."""
+    """Two outputs of a request share the two full KV blocks of its prompt, which count once. Each output has one more
+    block."""
     keys = KeyStore(tmp_path / "keys.json")
     admin, ann = keys.add("admin", is_admin=True), keys.add("ann")
     may_go = threading.Event()

@@ -89,7 +89,8 @@ def test_errors_are_at_their_line(page: Any, language: str, program: str, line: 
 
 
 def test_a_steered_run_has_a_twin_without_the_rule(page: Any) -> None:
-    """Both begin with the same message and the same seed; the rule alone differs. The example says what to expect."""
+    """Both runs have the same message and the same seed, and differ only in the constraint. The example's text says
+    what the reader should see."""
     go(page, "Steer")
     page.get_by_label("Language").select_option(label="Regex")
     page.get_by_label("Example").select_option(label="A telephone number")
@@ -137,7 +138,7 @@ def test_the_rules_of_a_chat_hold_and_become_a_program(page: Any) -> None:
 
 
 def test_a_recorded_run_is_stepped_through(page: Any) -> None:
-    """Attempts that were rolled back are listed one by one; the text is shown as it was after each step."""
+    """Rolled-back attempts are listed one by one, and the text is shown as it was after each step."""
     steer(page, "JavaScript", "Taking back")
     settle(page)
     page.get_by_text("attempts were rolled back").click()
@@ -166,7 +167,7 @@ def test_a_call_of_gen_and_its_tokens_light_up_together(page: Any) -> None:
 
 
 def test_calls_of_a_python_program_light_up_too(page: Any) -> None:
-    """A program with two calls: each lights up its own tokens, and fixed text belongs to none."""
+    """A program has two generation calls. Each call highlights its own tokens, and fixed text belongs to no call."""
     be_greedy(page)
     go(page, "Steer")
     plainly(page)

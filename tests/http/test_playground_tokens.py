@@ -1,4 +1,4 @@
-"""Tokens in the playground: walking along them, their colours, the cached prompt."""
+"""Tokens in the playground: moving between tokens with the keyboard, colours, and the cached prompt."""
 
 from __future__ import annotations
 

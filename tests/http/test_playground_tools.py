@@ -1,4 +1,5 @@
-"""Tools of the server in a chat: offered to the model, shown call by call, allowed or refused by the reader."""
+"""Tools of the server in a chat: they are offered to the model, each call is shown, and the user allows or refuses
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ CALL = '<tool_call>\n{"name": "town__weather", "arguments": {"city": "Oslo"}}\n<
 
 
 def calling() -> Callable[[Any], int]:
-    """A script that calls a tool, and says what to do once the call is over."""
+    """A controller that calls a tool, and writes a text after the call."""
     text = a_tokenizer(HERMES)
     call, advice = saying(CALL, text), saying("Take a hat.", text)
 
@@ -38,7 +39,7 @@ def tools_url() -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     def weather(city: str) -> str:
-        """Tells the weather of a city."""
+        """A tool that returns the weather of a city."""
         asked.append(city)
         return "sunny"
 

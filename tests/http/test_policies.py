@@ -1,5 +1,5 @@
-"""An operator's policies hold on every API, streamed or not, for all requests. Admins see them, and reload their file
-while streams continue."""
+"""An operator's policies are enforced on every API, with and without streaming, for all requests. Admins can read the
+policies, and reload the policies file while streams continue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ replacement = "[...]"
 
 
 class Says(Controller):
-    """Forces a text, token by token: a user's program that tries to say it."""
+    """A user's controller that forces a forbidden text token by token."""
 
     max_rewind = 0
 
@@ -65,7 +65,7 @@ class Says(Controller):
 
 
 class Writes(Says):
-    """The same in one splice."""
+    """A user's controller that forces a forbidden text in one splice."""
 
     def next(self, view: SequenceView) -> Decision:
         self.at += 1
@@ -169,7 +169,7 @@ def _strings(value: Any, names: tuple[str, ...]) -> Iterator[str]:
 @pytest.mark.few(6)
 @pytest.mark.parametrize("count", range(8, 60, 3))
 def test_where_the_output_ends_nothing_slips_out(client: TestClient, count: int) -> None:
-    """The limit of tokens falls everywhere in the text."""
+    """The token limit is tested at every position of the text."""
     fields = {"max_tokens": count, "temperature": 0.0, "stop": ["1111 4"], "logprobs": 1}
     answer = post(client, "/v1/completions", fields)
     assert not says(text_of(answer))
@@ -262,7 +262,7 @@ def test_a_length_beyond_the_context_is_no_reason_to_refuse(tmp_path: Path, rout
 
 
 def test_the_example_holds_as_it_stands(tmp_path: Path) -> None:
-    """For a user, and for an admin, to whom one of its policies does not apply."""
+    """The example policies are tested for a user, and for an admin to whom one policy does not apply."""
     keys = KeyStore(tmp_path / "keys.db")
     said = "Of TICKET-12345, ann@example.org and a key: sk-abcdefghijklmnop1234."
     registry = ModelRegistry([scripted_model(max_model_len=1024)])
@@ -294,7 +294,7 @@ def test_users_see_no_policies(book: PolicyRegistry, tmp_path: Path) -> None:
 
 
 def test_the_runtime_of_policies_is_shown_once_there_is_one() -> None:
-    """In status and metrics, apart from that of users."""
+    """Status and metrics show the control runtime of policies separately from the one of users."""
 
     def never() -> Any:
         raise AssertionError

@@ -1,5 +1,6 @@
 """Generated programs try to write what policies forbid: scripts in JavaScript, programs in JSON and Wasm modules, on
-each API. They force tokens, draw under masks and biases, take back, splice, fork, log, store and fail."""
+each API. The programs force tokens, sample with masks and biases, roll back, splice, fork, log, store variables and
+fail."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ LONG = 40
 
 
 def leaks(said: list[str]) -> list[str]:
-    """The secrets that are in texts as a reader sees them."""
+    """The secrets that a reader sees in the texts."""
     seen = [unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad\u034f]", "", text)) for text in said]
     phrase = any("forbidden" in text.lower() for text in seen)
     return ["forbidden"] * phrase + [secret for secret in SECRETS[1:] if any(secret in text for text in seen)]
@@ -62,7 +63,7 @@ def leaks(said: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Attack:
-    """Request of one user: a controller with its argument, and fields of a completion."""
+    """A user's request: a controller with its argument, and fields of a completion."""
 
     controller: str | None
     argument: Any
@@ -139,7 +140,7 @@ def program(random: Random) -> dict[str, Any]:
 
 
 def module(random: Random) -> bytes:
-    """A Wasm module: a step for each of its turns."""
+    """A random Wasm module, with one step for each of its callbacks."""
     size = tokenizer().vocab_size
 
     def step(depth: int = 0) -> Step:
@@ -171,7 +172,7 @@ def module(random: Random) -> bytes:
 
 
 def again(text: str) -> str:
-    """A regex of a text, once or more often."""
+    """A regular expression that matches one or more repetitions of a text."""
     return f"({text.replace('.', '[.]')})+"
 
 
@@ -253,7 +254,7 @@ def strings(value: Any) -> list[str]:
 
 
 def streamed(body: str) -> list[str]:
-    """All texts in a stream of events, and what the pieces of each output make together."""
+    """All texts in a stream of events, and the joined text of each output."""
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     found: dict[Any, str] = {}
     for event in events:
@@ -269,7 +270,7 @@ def streamed(body: str) -> list[str]:
 
 
 def named(value: Any, name: str) -> list[str]:
-    """The texts under one name."""
+    """All texts in fields with the given name."""
     if isinstance(value, list):
         return [text for each in value for text in named(each, name)]
     if not isinstance(value, dict):
@@ -280,7 +281,7 @@ def named(value: Any, name: str) -> list[str]:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[RuntimePool]:
-    """It ends with the model of a test."""
+    """The control runtime of a test's model. It ends with the model."""
     arguments = ("--store", str(tmp_path / "store"), "--wasm-max-step-time", "500")
     size = tokenizer().vocab_size
     patient = ("--limit", "max_init_time=10000", "--limit", "max_prepare_wait=600000")

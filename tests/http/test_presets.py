@@ -1,5 +1,5 @@
-"""Formats by name and from files: every named format reads what its models write, and every option for a format accepts
-one."""
+"""Formats by name and from files: each named format parses its models' output, and each option for a format accepts a
+name or a file."""
 
 from __future__ import annotations
 

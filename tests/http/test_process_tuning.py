@@ -1,4 +1,4 @@
-"""Tests of a server's settings of its own process."""
+"""Tests of the process settings that a server makes at startup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_many_connections_may_be_open_and_collections_are_short() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("found")] == ["found 756 True", "found 300"]
-    assert "few files may be open" in done.stdout + done.stderr
+    assert "the limit of open files is low" in done.stdout + done.stderr
 
 
 def test_what_a_crowd_leaves_of_the_heap_goes_back_once_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Caches that clients create: their contents, their lifetime, their users, and which requests are refused."""
+"""Prompt caches that clients create: contents, lifetimes, users, and refused requests."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_what_exceeds_a_budget_is_refused_and_the_limit_is_named() -> None:
     with an_app(max_retained=2, max_retained_tokens=8 * BLOCK) as (client, model):
         create(client, model, prompt=[1] * 4 * BLOCK)
         refused: list[tuple[dict[str, Any], str]] = [
-            ({"prompt": [2] * 5 * BLOCK}, "at most 128 (max_retained_tokens)"),
-            ({"prompt": [2]}, "a cache has at least one block of 16"),
+            ({"prompt": [2] * 5 * BLOCK}, "at most 128 in all (max_retained_tokens)"),
+            ({"prompt": [2]}, "a prompt cache needs at least 16"),
             ({"prompt": ["a", "b"]}, "got 2 prompts"),
-            ({}, "both or neither"),
+            ({}, "exactly one of prompt and messages"),
             ({"prompt": [2] * 40, "ttl": "2d"}, "ttl: got '2d'"),
         ]
         for fields, said in refused:

@@ -1,5 +1,5 @@
-"""A server whose engine dies, hangs or loses its device: every request ends with an error that advises a retry, and the
-engine restarts."""
+"""If an engine dies, hangs or loses its device, each request ends with an error that advises a retry, and the engine
+restarts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_control_vectors_outlive_their_engine() -> None:
 
 
 def test_a_request_right_after_the_fault_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not reach the dead engine, however long ago the supervisor looked."""
+    """The request does not reach the dead engine, even if the supervisor has not noticed the fault yet."""
     monkeypatch.setattr(engine_supervisor, "LOOK_SECONDS", 3600.0)
     with faulty_server() as server:
         server.fault = once(raising(SystemExit("killed")))
@@ -88,7 +88,7 @@ def test_each_api_says_to_try_again(path: str, body: dict[str, object], shared: 
 
 
 class AtOnce(RestartPolicy):
-    """Restarts without a pause, however many failures there were in a row."""
+    """A policy that restarts the engine without a pause after any number of failures."""
 
     def pause(self, num_faults: int) -> float:
         return 0.0

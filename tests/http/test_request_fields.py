@@ -1,5 +1,5 @@
-"""Fields that every API has reach the engine from each API in the same way. These are sampling values that a checkpoint
-recommends, the limit of tokens, priority and deadline. Answers count draft tokens in the same way too."""
+"""Fields that every API has reach the engine from each API in the same way. These fields are sampling values that a
+checkpoint recommends, the token limit, priority and deadline. All APIs also count draft tokens in the same way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LIMIT, CONTEXT = 9, 512
 
 @dataclass(frozen=True)
 class Api:
-    """One way to ask over HTTP: a body without options, and where options go."""
+    """One HTTP API: a body without options, and the place of options in it."""
 
     path: str
     body: dict[str, Any]
@@ -122,7 +122,7 @@ def recommending() -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def limiting() -> Iterator[Front]:
-    """A server with `--default-max-tokens`, and a model that never ends by itself."""
+    """A server with `--default-max-tokens`, and a model that never samples an end token."""
     yield from front(scripted_model(max_model_len=CONTEXT, next_token=lambda prefix: 70), default_max_tokens=LIMIT)
 
 
@@ -132,7 +132,7 @@ def plain() -> Iterator[Front]:
 
 
 def over_lmtp(model: LoadedModel, default_limit: int | None = None, **fields: Any) -> Request:
-    """The request that one over LMTP becomes."""
+    """The engine request that an LMTP request becomes."""
 
     async def ask() -> Request:
         asked = decode_request(encode_request(Generate(**{"stream_id": 1, "model": "", "prompt": "a"} | fields)))
@@ -315,7 +315,7 @@ async def test_priority_and_deadline_are_checked_over_lmtp() -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_passed_deadline_ends_the_request_and_frees_all(is_stream: bool) -> None:
-    """However long the output could go on; the engine has nothing of it left."""
+    """An output that could continue ends at its deadline, and the engine frees all of its resources."""
     is_read = threading.Event()
     model = overdue_model(is_read, num_prompt=1)
     body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "deadline": 2 * PATIENCE, "stream": is_stream}
@@ -392,7 +392,7 @@ def test_answers_count_accepted_and_rejected_draft_tokens(replying: Front, name:
 
 
 def found(value: Any) -> Iterator[dict[str, int]]:
-    """The objects that have the counts, wherever they are."""
+    """The objects with token counts at any place of an answer."""
     if isinstance(value, dict):
         if "accepted_prediction_tokens" in value:
             yield value

@@ -1,4 +1,4 @@
-"""Responses over a WebSocket, in this process: in sequence, continued, refused, abandoned, ended."""
+"""Responses over a WebSocket, in this process: several in a row, continued, refused, abandoned and ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def send(socket: WebSocketTestSession, said: Any = "Well?", **options: Any) -> N
 
 
 def turn(socket: WebSocketTestSession) -> list[dict[str, Any]]:
-    """The events up to the last one of a response."""
+    """The events of a response, up to its last event."""
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] not in TERMINAL:
         events.append(socket.receive_json())
@@ -59,7 +59,7 @@ def ask(socket: WebSocketTestSession, said: Any = "Well?", **options: Any) -> di
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
-    """Return the types of events. Consecutive equal ones count once, since several tokens may come in one delta."""
+    """Return the types of events. Consecutive equal types are listed once, because a delta may have several tokens."""
     return [kind for kind, _ in groupby(event["type"] for event in events)]
 
 
@@ -188,7 +188,7 @@ def test_users_are_told_apart(tmp_path: Path) -> None:
 
 
 class Held:
-    """A model that writes a token and then waits to be let continue."""
+    """A model that writes a token and then waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.is_open, self.num_tokens = threading.Event(), 0

@@ -1,5 +1,5 @@
-"""Embedding models, cross-encoders and classifiers on all routes: they give transformers' results, in each server's
-shape."""
+"""Embedding models, cross-encoders and classifiers return the results of transformers on all routes, in the format of
+each server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_prompts_of_the_folder_come_before_texts(embeds: TestClient) -> None:
     (row,) = post(embeds, "/v1/embeddings", input="honey", prompt_name="query")["data"]
     assert row["embedding"] == near(unit(vector_of("find: honey")))
     refused = embeds.post("/v1/embeddings", json={"input": "honey", "prompt_name": "passage"})
-    assert refused.status_code == 400 and "there are: document, query" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "its prompts are: document, query" in refused.json()["error"]["message"]
 
 
 def test_long_texts_are_refused_or_cut_as_the_library_cuts_them(embeds: TestClient) -> None:
@@ -227,26 +227,31 @@ _RUN = {"controller": "x", "controller_arg": "", "prompt": "Hello"}
 def test_routes_that_generate_say_what_the_model_is_for(embeds: TestClient, path: str, body: dict[str, Any]) -> None:
     answer = embeds.post(path, json=body)
     assert answer.status_code == {"/v1/run": 501}.get(path, 422 if "inputs" in body else 400), answer.text
-    assert "generates no text; it gives vectors of texts: ask /v1/embeddings" in answer.text
+    assert "generates no text; it computes embeddings: ask /v1/embeddings" in answer.text
 
 
 @pytest.mark.parametrize(
     ("model", "path", "body", "message"),
     [
-        ("embeds", "/v1/classify", {"input": "a"}, "'embedder' gives vectors of texts"),
-        ("embeds", "/predict", {"inputs": "a"}, "'embedder' gives vectors of texts"),
-        ("sorts", "/v1/embeddings", {"input": "a"}, "'sorter' gives labels of texts; ask /v1/classify"),
-        ("sorts", "/embed", {"inputs": "a"}, "'sorter' gives labels of texts"),
-        ("sorts", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "gives labels of texts"),
-        ("sorts", "/v1/score", {"text_1": "a", "text_2": "b"}, "'sorter' has 3 labels; a score takes a model with one"),
-        ("sorts", "/v1/completions", {"prompt": "a"}, "it gives labels of texts: ask /v1/classify"),
-        ("embeds", "/v1/embeddings", {"input": "a", "dimensions": 17}, "this model's vectors have 16"),
+        ("embeds", "/v1/classify", {"input": "a"}, "'embedder' computes embeddings"),
+        ("embeds", "/predict", {"inputs": "a"}, "'embedder' computes embeddings"),
+        ("sorts", "/v1/embeddings", {"input": "a"}, "'sorter' classifies texts; ask /v1/classify"),
+        ("sorts", "/embed", {"inputs": "a"}, "'sorter' classifies texts"),
+        ("sorts", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "classifies texts"),
+        (
+            "sorts",
+            "/v1/score",
+            {"text_1": "a", "text_2": "b"},
+            "'sorter' has 3 labels; scores need a model with one label",
+        ),
+        ("sorts", "/v1/completions", {"prompt": "a"}, "it classifies texts: ask /v1/classify"),
+        ("embeds", "/v1/embeddings", {"input": "a", "dimensions": 17}, "must be from 1 to 16"),
         ("embeds", "/v1/embeddings", {"input": [601]}, "holds token 601"),
         ("embeds", "/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 41}, "must be 1 to 40"),
-        ("embeds", "/embed", {"inputs": "a", "truncation_direction": "left"}, "cut at their end only"),
+        ("embeds", "/embed", {"inputs": "a", "truncation_direction": "left"}, "truncated only at their end"),
         ("embeds", "/embed", {"inputs": {"a": 1}}, "inputs must be a string"),
         ("embeds", "/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences"),
-        ("sorts", "/predict", {"inputs": ["a", "b", "c"]}, "a list is one text, or a pair of texts"),
+        ("sorts", "/predict", {"inputs": ["a", "b", "c"]}, "a list must have one text, or a pair of texts"),
         ("sorts", "/predict", {"inputs": [["a"], ["b", ""]]}, "empty text"),
         ("sorts", "/predict", {"inputs": 5}, "must be a text"),
         ("sorts", "/", {"inputs": "a", "parameters": {"top_k": 0}}, "top_k"),
@@ -277,10 +282,10 @@ def test_commands_that_are_shown_fit_the_model(embeds: TestClient, sorts: TestCl
 
 def test_the_doctor_says_what_a_model_is_for() -> None:
     (found,) = setup_probes.model(str(embedder()))
-    assert found.text.endswith("gives vectors of texts")
+    assert found.text.endswith("computes embeddings")
     (found,) = setup_probes.model(str(sorter()))
-    assert found.text.endswith("gives labels of texts")
-    with pytest.raises(UnsupportedModel, match="checks such models while it loads them"):
+    assert found.text.endswith("classifies texts")
+    with pytest.raises(UnsupportedModel, match="compares such models while it loads them"):
         check_model(str(sorter()))
 
 
@@ -309,7 +314,7 @@ def test_llm_gives_vectors_of_an_embedding_model() -> None:
         for call in (lambda: llm.generate("a"), lambda: llm.score("a"), lambda: llm.chat([{"role": "user"}])):
             with pytest.raises(InvalidRequest, match="generates no text"):
                 call()
-        with pytest.raises(InvalidRequest, match="gives vectors of texts"):
+        with pytest.raises(InvalidRequest, match="computes embeddings"):
             llm.classify("a")
 
 
@@ -322,7 +327,7 @@ def test_llm_classifies() -> None:
         assert list(pair.scores.values()) == near(torch.tensor(logits_of(sorter(), "a", "b")).softmax(-1).tolist())
         with pytest.raises(InvalidRequest, match="a tuple of two texts"):
             llm.classify([["a", "b"]])  # type: ignore[list-item]
-        with pytest.raises(InvalidRequest, match="gives labels of texts"):
+        with pytest.raises(InvalidRequest, match="classifies texts"):
             llm.embed("a")
         with pytest.raises(InvalidRequest, match="3 labels"):
             llm.score("a", "b")

@@ -1,4 +1,5 @@
-"""`/v1/score` and `/v1/rerank` give the cosines of the vectors of `/v1/embeddings`, in the shapes of four servers."""
+"""`/v1/score` and `/v1/rerank` return the cosine similarities of the embeddings of `/v1/embeddings`, in the formats of
+four servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's body on /generate, by plain HTTP: answers, streams, log-probabilities, and what is refused."""
+"""SGLang's request body on /generate: answers, streams, log-probabilities, and refused fields."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_event_of_a_stream_has_all_so_far(http: httpx.Client) -> None:
 
 
 def test_log_probabilities_have_their_shape(http: httpx.Client) -> None:
-    """As they are there: [value, token, text or null], and nothing for the first token that is asked for."""
+    """Log-probabilities have SGLang's form [value, token, text or null]. The first requested token has no value."""
     prompt = list(tokenizer().encode("Say it:"))
     meta = ask(http, return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True)[
         "meta_info"
@@ -107,22 +107,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"temperature": -1}}, "temperature is -1"),
     ({"sampling_params": {"stop_regex": "a"}}, "stop_regex is not supported here: a `regex` constraint"),
     ({"sampling_params": {"custom_params": {"a": 1}}}, "custom_params is not supported here: a controller"),
-    ({"sampling_params": {"stream": True}}, "sampling_params has 'stream', which is not a sampling parameter"),
-    ({"sampling_params": {"prompt": "x"}}, "sampling_params has 'prompt'"),
+    ({"sampling_params": {"stream": True}}, "sampling_params has the unknown parameter 'stream'"),
+    ({"sampling_params": {"prompt": "x"}}, "sampling_params has the unknown parameter 'prompt'"),
     ({"sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
     ({"sampling_params": {"structural_tag": "{"}}, "structural_tag is '{'; must be JSON"),
-    ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params differs between prompts"),
+    ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params has different values"),
     ({"custom_logit_processor": "x"}, "custom_logit_processor is not supported here: a controller"),
     ({"input_embeds": [[0.5]]}, "input_embeds is not supported here"),
     ({"image_data": "x"}, "image_data is not supported here"),
     ({"session_params": {"id": "x"}}, "session_params is not supported here"),
-    ({"token_ids_logprob": [1]}, "token_ids_logprob is not supported here"),
+    ({"token_ids_logprob": [1]}, "token_ids_logprob is not supported"),
     ({"temperature": 1}, "temperature is 1, but this route does not accept it"),
-    ({"input_ids": [1]}, "one of text and input_ids must be given"),
-    ({"text": None, "sampling_params": {}}, "one of text and input_ids must be given"),
+    ({"input_ids": [1]}, "must have one of text and input_ids"),
+    ({"text": None, "sampling_params": {}}, "must have one of text and input_ids"),
     ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len is -2"),
     ({"return_logprob": True, "top_logprobs_num": 10_000}, "10000"),
-    ({"rid": ["a", "b"]}, "rid has 2 names for 1 prompts"),
+    ({"rid": ["a", "b"]}, "rid has 2 request ids for 1 prompts"),
     ({"rid": "x" * 201}, "rid has 201 characters; at most 200"),
     ({"text": 5}, "text"),
 ]

@@ -1,4 +1,5 @@
-"""Caches that users share with their group: who can use them, who can delete them, and what stays private."""
+"""Prompt caches that users share with their group: the users who can use and delete them, and the data that stays
+private."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_a_group_reads_what_one_of_it_shares_and_nothing_else(tmp_path: Path) ->
 
 
 def test_the_tokens_that_fill_no_block_may_differ(tmp_path: Path) -> None:
-    """A prompt that ends within a word is cut otherwise once the word goes on."""
+    """A prompt that ends within a word has other tokens when the word continues."""
     with users_of(tmp_path) as users:
         users.create("ann", prompt=[*RULES, 1, 2, 3], share=True)
         assert [users.cached(user, [*RULES, 1, 2, 4, 5]) for user in ("ann", "bob")] == [len(RULES)] * 2

@@ -1,7 +1,7 @@
-"""Bodies of any size, on every route that takes one: they are refused clearly and cheaply, and other requests do not
-wait. No time is asserted. A parser never builds more than the limits allow, and large bodies and texts are handled
-outside the event loop. The longest delay of the loop is printed (`pytest -rP`); `bridle bench refusals` measures it in
-a separate process.
+"""Request bodies of any size on every route: errors are clear and cheap, and other requests do not wait. No time is
+asserted. Parsers never build more values than the limits allow, and large bodies and texts are handled outside the
+event loop. The longest delay of the event loop is printed (`pytest -rP`); `bridle bench refusals` measures it in a
+separate process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def client() -> Iterator[TestClient]:
 
 
 def routes(client: TestClient) -> dict[str, dict[str, Any]]:
-    """Every route that takes a body, with the schema of it."""
+    """Every route that takes a body, with the body's schema."""
     description = client.get("/openapi.json").json()
     found = {}
     for path, methods in description["paths"].items():
@@ -74,7 +74,7 @@ def routes(client: TestClient) -> dict[str, dict[str, Any]]:
 
 
 class Watch:
-    """Record of what the parser built and the tokenizer read, of their threads, and of the loop's longest pause."""
+    """A record of parsed values, tokenized texts, their threads, and the longest delay of the event loop."""
 
     def __init__(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.portal is not None
@@ -110,7 +110,8 @@ class Watch:
         return from_json(text)
 
     def check(self) -> None:
-        """Nothing large was worked on where it would keep others waiting, and nothing too large at all."""
+        """Check that large inputs were handled outside the event loop, and that inputs above the limits were not
+        handled at all."""
         assert self.parsed and not self.too_much
         assert all(num <= MAX_INLINE_BYTES for thread, num in self.parsed if thread == self.loop_thread)
         assert all(num <= MAX_INLINE_CHARS for thread, num in self.encoded if thread == self.loop_thread)
@@ -126,7 +127,7 @@ def watch(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
 
 
 def refused(client: TestClient, path: str, body: bytes) -> int:
-    """The status; a refusal is short and says why."""
+    """Return the status, after a check that an error is short and has a reason."""
     answer = client.post(path, content=body)
     assert answer.status_code < 500 or answer.status_code in LACKS, (path, body[:80], answer.text[:500])
     if answer.status_code >= 400:
@@ -136,7 +137,7 @@ def refused(client: TestClient, path: str, body: bytes) -> int:
 
 
 def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> None:
-    """Every route gets some of the hostile values, with `BRIDLE_FULL` all, as large as bodies may be."""
+    """Every route gets some of the hostile values, as large as bodies may be; with `BRIDLE_FULL` all values."""
     values = hostile_values(BODY_BYTES - 64) if IS_FULL else HOSTILE
     names = cycle(values)
     for path in routes(client):
@@ -145,8 +146,8 @@ def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> N
 
 
 def test_fields_that_are_large_or_no_numbers(client: TestClient, watch: Watch) -> None:
-    """A third of the fields of each body get one of the hostile values; with `BRIDLE_FULL` each field all of them, on
-    each route that has the body."""
+    """One third of each body's fields get one hostile value. With `BRIDLE_FULL`, each field gets all of them on each
+    route with this body."""
     names = cycle(HOSTILE)
     schemas = routes(client)
     first_of = {schema["title"]: path for path, schema in reversed(schemas.items())}
@@ -191,7 +192,7 @@ def test_many_short_texts_are_long_together(client: TestClient, watch: Watch, pa
 
 
 def test_a_long_text_is_told_in_pieces(client: TestClient) -> None:
-    """More rows than are written at once add up to the text all the same."""
+    """An answer with more rows than one write takes still has the complete text."""
     text = "ab " * 10_000
     rows = client.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()
     assert "".join(row["text"] for row in rows) == text

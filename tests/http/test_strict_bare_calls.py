@@ -1,5 +1,4 @@
-"""Calls without tags of strict functions: a grammar makes them follow their schema, and does not restrict other
-text."""
+"""Calls of strict functions without tags: a grammar enforces their schema, and does not restrict other text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of `system` that differ in every session are left out of prompts, so that sessions share cached prompts."""
+"""`system` blocks that differ in every session are removed from prompts, so that sessions share cached prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of tenancy: the user decides access, and the cached prompts that may be used."""
+"""Tests of tenancy: access rights and usable cached prompts depend on the user."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_without_a_key_every_route_but_health_is_closed(tmp_path: Path) -> None:
 
 
 def test_routes_for_admins_are_for_admins(tmp_path: Path) -> None:
-    """Every route is for all users or for admins, as listed here: one that forgets to ask is found, and so is a new one
-    that nobody thought about."""
+    """Each route is for all users or for admins, as listed here. The test finds routes without an access check, and new
+    routes that are not listed."""
     keys = KeyStore(tmp_path / "keys.db")
     app = create_app(ModelRegistry([fake_model()]), keys=keys)
     client = TestClient(app)

@@ -1,4 +1,5 @@
-"""Traces over HTTP: each API accepts a request for a trace. Only its user gets the trace, and it is bounded."""
+"""Traces over HTTP: each API accepts a request for a trace. Only the user of the request gets the trace, and the
+trace's size is limited."""
 
 from __future__ import annotations
 
@@ -212,7 +213,7 @@ def test_what_is_no_wish_is_refused(client: TestClient) -> None:
 
 
 def numbers_in(text: str) -> dict[str, float]:
-    """The metrics of traces by name and labels."""
+    """The values of the trace metrics, by name and labels."""
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if "trace" in line and not line.startswith("#")]
     return {name.partition("{model")[0]: float(value) for name, value in lines}
 
@@ -255,7 +256,7 @@ def test_a_share_of_all_goes_to_the_operators_folder(tmp_path: Path) -> None:
     ("settings", "why"),
     [
         ({"trace_share": 2.0, "trace_folder": Path("x")}, "trace_share is 2.0"),
-        ({"trace_share": 0.5}, "needs a trace_f"),
+        ({"trace_share": 0.5}, "without a trace_f"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: str) -> None:

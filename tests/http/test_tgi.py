@@ -94,7 +94,8 @@ def test_a_stream_has_an_event_for_each_token(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/", "/invocations"])
 def test_an_image_is_refused_by_name(http: httpx.Client, path: str) -> None:
-    """As clients of models that see send one; an address of an image is a text."""
+    """Requests with an image in the form of vision clients are refused by name, while a bare image URL is plain
+    text."""
     answer = http.post(path, json={"inputs": "![](data:image/png;base64,AAAA)What is this?"})
     assert answer.status_code == 422 and "inputs has an image; 'scripted' reads only text" in answer.json()["error"]
     assert http.post(path, json={"inputs": "![](http://host/a.png)"}).status_code == 200
@@ -116,7 +117,7 @@ def test_length_ends_an_answer_and_the_prompt_can_be_cut(http: httpx.Client) -> 
 
 
 def test_a_prompt_is_cut_before_it_is_measured(http: httpx.Client) -> None:
-    """On every native route, also where no context could hold the whole."""
+    """The prompt is truncated on every native route, even if the whole prompt would exceed the context."""
     text = "q; " * 1000 + "Say it:"
     cut = _generate(http, inputs=text, truncate=9, details=True, decoder_input_details=True)
     assert [row["id"] for row in cut["details"]["prefill"]] == tokenizer().encode(text)[-9:]
@@ -141,7 +142,7 @@ def test_sampling_is_replayed_by_its_seed(random_http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("neutral", [{"top_p": 1.0}, {"typical_p": 1.0}, {"top_k": 0}, {"min_p": 0.0}])
 def test_a_value_that_switches_a_filter_off_asks_for_nothing(random_http: httpx.Client, neutral: Any) -> None:
-    """Clients fill them in; the answer is greedy, as without them, and so has no seed."""
+    """Clients send these default values. The answer is greedy like without them, and therefore has no seed."""
     plain = _generate(random_http, details=True, max_new_tokens=12)
     assert (
         _generate(random_http, details=True, max_new_tokens=12, **neutral)["generated_text"] == plain["generated_text"]
@@ -238,7 +239,7 @@ PROPERTIES: dict[str, Any] = {"properties": {"a": {"const": 7}}, "required": ["a
     ],
 )
 def test_properties_are_those_of_an_object(random_http: httpx.Client, form: dict[str, Any]) -> None:
-    """Also where a schema does not say so, and in chats too."""
+    """The properties are enforced even if the schema does not require an object, and also in chats."""
     assert _generate(random_http, grammar=form, max_new_tokens=20)["generated_text"].startswith('{"a": 7')
     body = {"messages": [{"role": "user", "content": "x"}], "response_format": form, "max_tokens": 20}
     chat = random_http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]

@@ -1,5 +1,5 @@
-"""Thoughts that reach their budget end with the sentence of the request, the operator or a policy, on each API. Then
-the answer follows."""
+"""Reasoning that reaches its budget ends with the sentence from the request, the operator or a policy, on each API.
+After that sentence, the answer follows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokenizer() -> Tokenizer:
 
 
 def model_that_thinks(operator: str = "") -> Any:
-    """It thinks until it is stopped, and answers then."""
+    """A model that reasons until its budget ends, and then answers."""
     text = tokenizer()
     text.chat_settings = ChatSettings(thinking_budget_message=operator)
     closing = text.id_of("</think>")

@@ -1,4 +1,5 @@
-"""Thoughts are unconstrained on each API with conversations; the answer or call after them has its form."""
+"""On each API with conversations, reasoning is unconstrained, and the answer or call after it has the requested
+format."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def parts(route: str, answer: dict[str, Any]) -> tuple[str, str, list[Any]]:
-    """Thoughts, text, and the arguments of calls."""
+    """The reasoning, the text, and the arguments of calls."""
     if route == "/v1/chat/completions":
         message = answer["choices"][0]["message"]
         calls = [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]

@@ -1,5 +1,4 @@
-"""HTTPS by the server itself: its protocols, the settings it refuses at the start, and certificates that are
-renewed."""
+"""HTTPS of the server itself: protocols, settings that are refused at startup, and renewed certificates."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def test_files_that_are_no_pair_are_refused_by_name(tmp_path: Path) -> None:
 
 
 async def test_a_renewed_certificate_serves_new_connections(tmp_path: Path) -> None:
-    """A half-written pair in between changes nothing."""
+    """A pair of files that is only half written changes nothing."""
     files = TlsFiles(*make_certificate(tmp_path))
     context = files.make_context()
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)

@@ -1,4 +1,4 @@
-"""Token healing on each HTTP API and in LMTP: the answer goes on within the last word of the prompt."""
+"""Token healing on each HTTP API and in LMTP: the answer continues the last word of the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server that shuts down while an output waits for a tool: the answer may still come, until the grace is over."""
+"""A server shuts down while an output waits for a tool: the tool's result is still accepted until the grace period
+ends."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ASKING = {"prompt": "x", "max_tokens": 8, "stream": True, "controller": "class:S
 
 
 class Draining:
-    """A server in a thread, and its end."""
+    """A server in a thread, and a function that ends it."""
 
     def __init__(self, grace: float) -> None:
         self.desk = ToolExecutor()
@@ -39,15 +40,15 @@ class Draining:
             self.server.run(sockets=[listener])  # type: ignore[list-item]
 
     def end(self) -> None:
-        """Send the first signal."""
+        """Send the first termination signal."""
         self.server.handle_exit(15, None)
         until(lambda: self.server._drain_task is not None)
 
 
 @contextmanager
 def asking(grace: float) -> Iterator[tuple[Draining, Iterator[str], str]]:
-    """A server with a stream that waits for its client, the content of the stream, and the call that it has
-    reported."""
+    """A server with a stream that waits for a tool result from its client, the stream's content, and the reported
+    call."""
     server = Draining(grace)
     try:
         with httpx.stream(

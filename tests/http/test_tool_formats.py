@@ -1,4 +1,4 @@
-"""Calls are found in text however it arrives, in every format, and grammars let exactly such calls pass."""
+"""Calls are found in text that arrives in any pieces, in every format. Grammars accept exactly such calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORMATS: list[ToolFormat] = [HERMES, LLAMA, Mistral(["</s>"])]
 
 
 def read(kind: ToolFormat, pieces: list[str], is_open: bool = False) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls of text that arrives in pieces."""
+    """The content and the tool calls of a text that arrives in pieces."""
     reader, found = kind.reader(is_open), ParsedMessage()
     for position, piece in enumerate(pieces):
         found.add(reader.push(piece, is_last=position == len(pieces) - 1))
@@ -163,7 +163,7 @@ def test_ids_differ_and_suit_every_template() -> None:
 
 
 def test_ids_go_back_to_templates_as_they_were_made() -> None:
-    """Each API puts something of its own in front, which a template that counts letters would not take."""
+    """Each API adds its own prefix to the ids, but some templates accept only ids of a certain length."""
     (made,) = ParsedMessage().add(HERMES.reader().push(CALL, is_last=True)).calls
     ask = {"role": "user", "content": "x"}
     use = {"type": "tool_use", "id": f"toolu_{made.id}", "name": "f", "input": {}}
@@ -285,7 +285,7 @@ def test_the_template_tells_the_format(learned: Any, name: str) -> None:
 
 
 def test_calls_that_are_not_understood_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """A format may yet be named by the operator. The template is read once."""
+    """The operator can still name the format. The template is read once."""
     odd = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}{% endfor %}"
     learned: Any = Learned(odd)
     with caplog.at_level("INFO"):
@@ -317,7 +317,8 @@ BROKEN = [
     [(HERMES, OPEN, CLOSE), (LLAMA, "", ""), (Mistral(), "[TOOL_CALLS]", "")],
 )
 def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, text: str) -> None:
-    """No grammar enforces the text: an undeclared name, arguments that do not parse. No limit cuts it off."""
+    """Without a grammar the model may write an undeclared name, or arguments that cannot be parsed. No limit truncates
+    the text."""
     rules = CallRules(frozenset({"f"}), is_held=True, tells_cut=False)
     shown = "" if kind.opening_token else before
     for pieces in ([before + text + after], [*before, *text, *after]):
@@ -332,7 +333,7 @@ def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, t
     [(HERMES, CALL), (LLAMA, LAMA), (Mistral(), f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}")],
 )
 def test_a_call_that_is_held_comes_whole(kind: ToolFormat, text: str) -> None:
-    """And spelled as it was."""
+    """The held call is returned as a whole, and exactly as the model wrote it."""
     reader = kind.reader(rules=CallRules(frozenset({"f"}), is_held=True))
     pieces = [piece for char in text for piece in reader.push(char)]
     begun, arguments = (*pieces, *reader.push("", is_last=True))
@@ -341,7 +342,8 @@ def test_a_call_that_is_held_comes_whole(kind: ToolFormat, text: str) -> None:
 
 
 def test_many_calls_that_begin_and_break_off_are_read_once() -> None:
-    """Each of these tags stands in a string of the call before: none is looked at again when that turns out bad."""
+    """Each of these tags is in a string of the previous call. No tag is scanned again if that call turns out to be
+    invalid."""
     text = f'{OPEN}{{"a' * 20_000
     assert read(HERMES, [text]) == (text, [])
 

@@ -1,4 +1,5 @@
-"""Controllers of an operator's call the operator's tools, on every route: each user those that are meant for him."""
+"""Controllers call the operator's tools on every route. Each user's controllers can call only the tools granted to that
+user."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_a_human_is_asked_in_the_middle_of_a_text(server: httpx.Client, route: s
         assert wanted == {"name": "ask", "arguments": {}}
         otto = {"Authorization": f"Bearer {KEYS['otto']}"}
         foreign = server.post(f"/v1/tool_results/{call_id}", json={"result": "no"}, headers=otto)
-        assert foreign.status_code == 400 and "waits for an answer of this user's" in foreign.text
+        assert foreign.status_code == 400 and "of this user waits for an answer" in foreign.text
         assert server.post(f"/v1/tool_results/{call_id}", json={"result": "yes"}).status_code == 204
         rest = "".join(lines)
     assert "yes" in rest or ("y" in rest and "es" in rest)
@@ -140,9 +141,9 @@ def test_a_call_ends_with_its_clients_stream(server: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"client_tools": ["a"], "controller": None}, "client_tools needs a controller that calls them"),
-        ({"client_tools": ["greet"]}, "client_tools has 'greet', but a tool of the server has this name"),
-        ({"client_tools": ["annas.x"]}, "client_tools has 'annas.x', but a tool of the server has this name"),
+        ({"client_tools": ["a"], "controller": None}, "client_tools is given without a controller"),
+        ({"client_tools": ["greet"]}, "client_tools has 'greet', which is a tool of the server's"),
+        ({"client_tools": ["annas.x"]}, "client_tools has 'annas.x', which is a tool of the server's"),
         ({"client_tools": ["(client)"]}, "must be 1 to 128 printable characters"),
         ({"client_tools": ["a\n"]}, "must be 1 to 128 printable characters"),
         ({"client_tools": ["a"] * 65}, "client_tools has 65 names; at most 64"),
@@ -159,8 +160,8 @@ def test_client_tools_that_are_refused(server: httpx.Client, route: str, fields:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"result": "x", "error": "y"}, "both result and error were given"),
-        ({"result": "x" * 2_000_000}, "no call"),
+        ({"result": "x", "error": "y"}, "has both result and error"),
+        ({"result": "x" * 2_000_000}, "no tool call"),
         ({"answer": "x"}, "answer"),
     ],
 )

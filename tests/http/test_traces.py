@@ -1,4 +1,4 @@
-"""Traces: one span a request, in the trace that its client names, with what the engine did as its children."""
+"""OpenTelemetry traces: each request has one span in its client's trace. The engine's work is in child spans."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_children_follow_each_other_within_the_request(spans: InMemorySpanExport
 
 
 def test_what_a_controller_does_is_told(spans: InMemorySpanExporter) -> None:
-    """Its making is a child of its own, forks and rewinds are events of the output."""
+    """Starting the controller has its own child span, and forks and rollbacks are events of the output's span."""
 
     def script(request: Request) -> Iterator[list[Event]]:
         rid = request.id
@@ -217,7 +217,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the wire, to a collector in this process, and the end waits until they are there."""
+    """Spans are sent to a collector in this process, and the server waits at its end until they have arrived."""
     received: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):

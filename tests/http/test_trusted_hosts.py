@@ -1,4 +1,5 @@
-"""A server without keys answers to names that no one else can own: a page behind another name gets nothing."""
+"""A server without keys answers only to host names that nobody else can own. A web page under another name gets no
+answer."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_other_names_are_not(host: str) -> None:
 
 @given(st.text(max_size=12))
 def test_any_header_is_decided(host: str) -> None:
-    """Any header is a known name, an address, or refused with `Unauthorized`. No other error is raised."""
+    """Any host header is a known name, an IP address, or refused with `Unauthorized`. No other error is raised."""
     try:
         AllowedHosts(["models.example"]).check(host)
     except Unauthorized:
@@ -79,7 +80,8 @@ def test_the_address_that_is_listened_on_is_allowed() -> None:
 
 
 def rebound() -> dict[str, str]:
-    """Return a browser's headers for a page of `evil.example.org` that points here: one site, to the browser."""
+    """Return a browser's headers for a page of `evil.example.org`, if this name resolves to the server's address (DNS
+    rebinding)."""
     return {"host": "evil.example.org:8080", "origin": "http://evil.example.org:8080"}
 
 
@@ -96,7 +98,7 @@ def test_a_page_behind_a_strange_name_gets_nothing_on_any_route() -> None:
 
 
 def test_an_upload_is_not_taken_from_there() -> None:
-    """The one route that takes anything relies on the name, too."""
+    """The upload route, which accepts any content type, checks the host name, too."""
     client = TestClient(create_app(ModelRegistry([fake_model()]), HttpSettings(allowed_hosts=())))
     answer = client.post("/v1/controllers", content=b"\0asm", headers=rebound())
     assert answer.status_code == 403

@@ -1,5 +1,5 @@
-"""Thoughts and calls of an assistant's turn: separated however the text arrives, limited by budgets and grammars, also
-where a special token begins the calls."""
+"""Reasoning and calls of an assistant's turn are separated for any pieces of the text. Budgets and grammars limit them,
+even if a special token begins the calls."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_what_is_free_ends_and_the_rest_keeps_to_the_grammar(llm: LLM, budget: i
 
 
 def test_a_banned_phrase_goes_from_the_free_part_and_from_the_rest(llm: LLM) -> None:
-    """The free part and the grammar go back with the text, whichever of them the phrase was in."""
+    """The states of the reasoning and of the grammar are rolled back with the text, whether the phrase was in one or
+    the other."""
     text = tokenizer()
     end, *gap = text.encode("#--", add_special_tokens=False)
     phrases = ("ba", "aa", *(chr(letter) for letter in range(ord("c"), ord("n"))))
@@ -159,7 +160,7 @@ def test_a_budget_alone_leaves_the_rest_free_but_for_the_end_token(llm: LLM) -> 
 
 @cache
 def magistral() -> Tokenizer:
-    """The usual tokenizer, and tags that are no text unless special tokens are to show."""
+    """The default tokenizer of the tests, with tags that are special tokens and are normally not part of the text."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]})
     fast.chat_template = str(fast.chat_template) + "{# thoughts: [THINK] [/THINK] #}"
@@ -194,7 +195,7 @@ SAID = 'Well.[TOOL_CALLS][{"name": "find", "arguments": {"city": "Rome"}}]'
 
 @cache
 def mistral() -> Tokenizer:
-    """The usual tokenizer with the special token, and a template that knows it."""
+    """The default tokenizer of the tests with a special token, and a template that uses this token."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[TOOL_CALLS]"]})
     fast.chat_template = str(fast.chat_template) + "{# calls: [TOOL_CALLS] #}"

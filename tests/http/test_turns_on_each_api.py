@@ -71,7 +71,7 @@ class Script:
 
 @cache
 def thinking() -> Tokenizer:
-    """Of a model that thinks, and writes calls between tags."""
+    """A tokenizer of a model that reasons, and writes calls between tags."""
     return a_tokenizer(TOLD + THINKING)
 
 
@@ -95,7 +95,8 @@ def test_every_api_says_the_same(script: tuple[Script, TestClient], case: tuple[
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_a_call_that_is_cut_off_is_told_so(script: tuple[Script, TestClient], api: str, is_stream: bool) -> None:
-    """As text where arguments are text. Ollama's are an object, as are Anthropic's unless they stream: it is empty."""
+    """An incomplete call is reported as text by APIs whose arguments are text. Ollama's arguments are an object, like
+    Anthropic's without streaming. This object is empty."""
     script[0].said = call(*ROME)
     text = '{"city": "Ro'
     length = len(thinking().encode(script[0].said.partition('me", ')[0], add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""A server that is started again continues conversations from KV on disk, also after kill -9."""
+"""A restarted server continues conversations from KV on disk, even after `kill -9`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nothing_is_stored_for_several_users_unless_it_is_asked_for(tmp_path: Pa
 @pytest.mark.slow  # engines are killed at any moment in `tests/engine/test_store_faults.py`
 @pytest.mark.parametrize("rounds", [1, 20])
 def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
-    """A small cache, so that blocks are written all the time."""
+    """A server with a small KV cache, so that blocks are written to disk all the time."""
     flags = ("--max-batch-total-tokens", "256", "--kv-store", str(tmp_path / "kv"), "--kv-store-bytes", "64MiB")
     wanted: list[str] = []
     for number in range(rounds + 1):
@@ -94,7 +94,8 @@ def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
         first[0].kill()  # the one to which the first request went
 
         def restores() -> bool:
-            """Let the other one compute, which looks for new blocks on disk now and then, before it may find some."""
+            """Let the other server compute a step, because a server looks for new blocks on disk only from time to
+            time."""
             for _ in range(20):
                 post("/v1/completions", prompt=f"{next(numbers)}{SYSTEM[::-1]}", max_tokens=1)
             post("/v1/completions", prompt=f"{next(left)}So?", max_tokens=1)

@@ -1,4 +1,4 @@
-"""Frames of WebSockets are read a few at a time, in the user's turn; a connection buffers no more than one read."""
+"""WebSocket frames are read a few at a time, in the user's turn. A connection buffers at most one read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HANDSHAKE = (
 
 
 def frame(opcode: int, data: bytes) -> bytes:
-    """A whole frame of a client, masked with zeros."""
+    """A complete frame from a client, with a mask of zeros."""
     assert len(data) < 1 << 16
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
     return bytes([0x80 | opcode]) + size + b"\0\0\0\0" + data
 
 
 class Kept(LoopThrottle):
-    """Turns that come when the test says so."""
+    """A throttle whose turns the test grants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Kept(LoopThrottle):
         self.asked.append(go_on)
 
     def let(self) -> bool:
-        """Give everybody who asked a turn; whether anybody had."""
+        """Grant a turn to every waiting connection, and return whether any connection waited."""
         asked, self.asked = self.asked, []
         for go_on in asked:
             go_on()
@@ -53,7 +53,7 @@ class Kept(LoopThrottle):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main`, then end the applications of its connections, which wait for ever."""
+    """Run `main`, then end the applications of its connections, which would wait forever."""
 
     async def whole() -> T:
         result = await main

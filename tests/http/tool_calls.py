@@ -1,4 +1,4 @@
-"""A model that calls tools, and what it says."""
+"""A model that calls tools, and readers of its output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TOOLS = [{"name": "get_weather", "description": "Weather of a city.", "input_sch
 
 
 class Says(Controller):
-    """Writes what a tool answers, or why it does not."""
+    """A controller that writes a tool's result or error."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,7 +73,7 @@ class Says(Controller):
 
 
 def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
-    """The id and the content of the next call in a stream."""
+    """The id and the content of the next tool call in a stream."""
     for line in lines:
         found = re.search(r"tool_call:([\w-]+)", line)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The APIs with conversations: how each is asked for a turn that may call tools, and what it says the turn was."""
+"""The APIs with conversations: the request of each for a turn with tools, and a reader of the turn in its answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn as an API reports it. It ends in `calls`, with a `stop`, or at its `length`. The arguments of a call that
-    was cut off are an empty object where the API can only write objects, else the text that there is."""
+    """A turn as an API reports it. `end` is `calls`, `stop` or `length`. The arguments of an incomplete call are an
+    empty object on APIs that write objects, and the incomplete text on others."""
 
     thoughts: str = ""
     content: str = ""
@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class TurnApi:
-    """One API: its route, names of its own for fields, and readers of whole and of streamed answers."""
+    """One API: its route, its field names, and readers of complete and streamed answers."""
 
     route: str
     body: Callable[[list[Object], list[Object]], Object]
@@ -41,7 +41,7 @@ class TurnApi:
     def ask(
         self, client: TestClient, messages: list[Object], tools: list[Object], is_stream: bool, **fields: Any
     ) -> Turn:
-        """The turn that follows `messages`, which are in OpenAI's shape."""
+        """The turn that follows `messages`, which are in OpenAI's format."""
         fields = {self.length if name == "max_tokens" else name: value for name, value in fields.items()}
         body = {"model": NAME, "temperature": 0, **self.further, **self.body(messages, tools), **fields}
         answer = client.post(self.route, json=body | {"stream": is_stream})
@@ -110,7 +110,7 @@ def _whole_response(got: Any) -> Turn:
 
 
 def _streamed_response(events: list[Any]) -> Turn:
-    """The last event's; the pieces before it say the same."""
+    """The turn in the last event, after a check that the earlier events have the same content."""
     turn = _whole_response(events[-1]["response"])
     said: dict[str, str] = {}
     for event in events:

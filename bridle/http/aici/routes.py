@@ -138,15 +138,16 @@ class RunBody(ControllerFields, _Derived):
         if self.messages is None:
             if self.tools:
                 raise errors.InvalidRequest(
-                    "tools are given without messages; give messages, or leave tools out", "tools"
+                    "the body has tools but no messages; send messages, or leave tools out", "tools"
                 )
             if self.thinking_budget is not None or self.thinking_budget_message is not None:
                 raise errors.InvalidRequest(
-                    "thinking_budget is given without messages; give messages, or leave it out", "thinking_budget"
+                    "the body has thinking_budget but no messages; send messages, or leave thinking_budget out",
+                    "thinking_budget",
                 )
             return None
         if self.prompt:
-            raise errors.InvalidRequest("prompt and messages are given; send only one of them", "messages")
+            raise errors.InvalidRequest("the body has both prompt and messages; send only one of them", "messages")
         messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(
             messages,
@@ -281,7 +282,7 @@ def _upload_place(http: HttpState) -> Iterator[None]:
     """Limit the number of concurrent uploads, because an upload may need several times the memory of its module."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
-        raise errors.Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
+        raise errors.Overloaded(f"{http.num_uploads} controllers are being uploaded; at most {limit} at the same time")
     http.num_uploads += 1
     try:
         yield
@@ -304,7 +305,10 @@ async def _read_module(request: Request, control: RuntimePool) -> bytes:
                 if len(body) > limit:
                     raise _too_large(limit)
                 if not body.startswith(_WASM[: len(body)]):
-                    raise errors.InvalidRequest(f"the body begins with {bytes(body[:4])!r}, no WebAssembly module does")
+                    raise errors.InvalidRequest(
+                        f"the body begins with {bytes(body[:4])!r}; a WebAssembly module begins with a zero byte and "
+                        "asm"
+                    )
     except TimeoutError:
         error = errors.InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
         raise RefusedBody(408, error) from None

@@ -59,7 +59,7 @@ class MessagesBody(openai.SamplingFields):
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:
-            raise InvalidRequest(f"n is {self.n}; a message has one answer", "n")
+            raise InvalidRequest(f"n is {self.n}; must be 1, because this API returns one answer", "n")
         try:
             messages = self._messages()
         except UnsupportedFeature as error:
@@ -169,7 +169,7 @@ def _assistant(blocks: openai.JsonObjects, where: str) -> dict[str, Any]:
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     name, value = block.get("name"), block.get("input", {})
     if not isinstance(name, str) or not isinstance(value, dict):
-        raise InvalidRequest(f"{where} must have a name and an input, which is an object", where)
+        raise InvalidRequest(f"{where} must have a name, and an input that is an object", where)
     function = {"name": name, "arguments": msgspec.json.encode(value).decode()}
     return {"id": own_id(block.get("id")), "type": "function", "function": function}
 
@@ -196,7 +196,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert a tool to OpenAI's format."""
     if tool.get("type") not in (None, "custom"):
         raise UnsupportedFeature(
-            f"{where} is of type {short_repr(tool.get('type'))}; only 'custom' ones are known", "tools"
+            f"{where} is of type {short_repr(tool.get('type'))}; only the type 'custom' is supported", "tools"
         )
     function = {
         "name": tool.get("name"),

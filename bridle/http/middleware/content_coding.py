@@ -37,18 +37,18 @@ class Gzip:
 
     def push(self, piece: bytes, limit: int) -> bytes:
         if self._stream.eof:
-            raise _broken("something follows its end")
+            raise _broken("more bytes follow after the end of the gzip data")
         try:
             made = self._stream.decompress(piece, limit + 1)
         except zlib.error as error:
             raise _broken(str(error)) from None
         if self._stream.unused_data:
-            raise _broken("something follows its end")
+            raise _broken("more bytes follow after the end of the gzip data")
         return made
 
     def close(self) -> None:
         if not self._stream.eof:
-            raise _broken("it ends in the middle")
+            raise _broken("the gzip data is cut off before its end")
 
 
 def unpacker_of(request: Request) -> Decompressor | None:

@@ -58,7 +58,7 @@ class Identifier:
             group = connection.headers.get("x-user-group", "")
             for header, name in (("x-user-id", user), ("x-user-group", group)):
                 if len(name) > _MAX_USER_CHARS:  # two names could be equal if they were cut off
-                    raise Unauthorized(f"{header} has {len(name)} characters; at most {_MAX_USER_CHARS}")
+                    raise Unauthorized(f"the header {header} has {len(name)} characters; at most {_MAX_USER_CHARS}")
             return Identity(user, connection.headers.get("x-user-role") == "admin", group=group)
         if self._keys is None:
             if self._hosts is not None:
@@ -74,15 +74,15 @@ class Identifier:
             raise Unauthorized("an API key is needed; send it as 'Authorization: Bearer KEY' or 'api-key: KEY'")
         identity = self._keys.find(key)
         if identity is None:
-            raise Unauthorized("the API key is not known here")
+            raise Unauthorized("this server does not know the API key")
         return identity
 
     def _redeem(self, ticket: str) -> Identity:
         identity = self._tickets.redeem(ticket)
         if identity is None:
             raise Unauthorized(
-                f"the ticket is unknown, was used, or is older than {TICKET_SECONDS:g} s; POST "
-                "/v1/websocket_tickets gives a new one for each connection"
+                f"the WebSocket ticket is unknown, was used, or is older than {TICKET_SECONDS:g} s; POST "
+                "/v1/websocket_tickets returns a new ticket for each connection"
             )
         return identity
 

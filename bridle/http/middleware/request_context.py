@@ -174,9 +174,9 @@ async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise RequestCancelled("the client went away")
+            raise RequestCancelled("the client disconnected")
         if task.cancelled():  # not cancelled here, so the model was closed
-            raise EngineClosed("the model was closed while the request was prepared")
+            raise EngineClosed("the model was unloaded while the request was prepared")
         return await task
     finally:
         for each in (task, gone):

@@ -29,7 +29,9 @@ class AllowedHosts:
         self._names = frozenset(_plain(name) for name in names)
         for name in self._names:
             if not name or "/" in name or (":" in name and not _is_address(name)):
-                raise InvalidRequest(f"allowed_host is {name[:80]!r}; must be a name without a port", "allowed_host")
+                raise InvalidRequest(
+                    f"allowed_host is {name[:80]!r}; must be a host name without a port", "allowed_host"
+                )
 
     def check(self, host: str | None) -> None:
         """Raise `UnknownHost` unless the header `Host`, with or without a port, is allowed. Clients that do not send
@@ -38,8 +40,8 @@ class AllowedHosts:
         if not name or self._knows(name):
             return
         raise UnknownHost(
-            f"requests to the name {name[:_MAX_SHOWN_CHARS]!r} are not answered, since a page from elsewhere could be "
-            f"behind it; use the address, or serve with --allowed-host NAME or with --keys"
+            f"requests to the host name {name[:_MAX_SHOWN_CHARS]!r} are refused, because a foreign web page could "
+            "send them; use the IP address, or serve with --allowed-host NAME or with --keys"
         )
 
     def _knows(self, name: str) -> bool:

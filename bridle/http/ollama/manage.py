@@ -108,7 +108,7 @@ class _Pulling:
         """Record the progress of the download. Ends the download if the client has disconnected. Called in the
         download's thread."""
         if self._is_left:
-            raise errors.RequestCancelled("the client went away")
+            raise errors.RequestCancelled("the client disconnected")
         self._share = share
 
     def _row(self, entry: LibraryEntry) -> Row:
@@ -124,7 +124,7 @@ async def delete(request: Request) -> Response:
     _check_may_manage(request, http)
     entry = find_entry(name)
     if entry is None:
-        raise errors.UnknownModel(f"model {name[:100]!r} not found among those that can be deleted", "model")
+        raise errors.UnknownModel(f"model {name[:100]!r} not found among the models that can be deleted", "model")
     await _unload(http.registry, entry)
     if not await asyncio.to_thread(remove_entry, entry):
         raise errors.UnknownModel(f"model {name[:100]!r} not found; it is not on this machine", "model")
@@ -139,7 +139,7 @@ async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
             continue
         if not slot.is_passing:
             raise errors.InvalidRequest(
-                f"{slot.name} was named when the server started, so it cannot be deleted", "model"
+                f"{slot.name} was given on the server's command line, so it cannot be deleted", "model"
             )
         if slot.model is not None:
             await registry.unload(slot.name)

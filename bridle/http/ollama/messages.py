@@ -72,7 +72,7 @@ def _picture(data: str) -> Row:
 
 def _calls(calls: Any, where: str, number: int) -> list[Row]:
     if not isinstance(calls, list):
-        raise InvalidRequest(f"{where} must be a list of calls", where)
+        raise InvalidRequest(f"{where} must be a list of tool calls", where)
     return [_call(call, f"{where}[{index}]", f"call_{number}_{index}") for index, call in enumerate(calls)]
 
 
@@ -81,7 +81,7 @@ def _call(call: Any, where: str, usual_id: str) -> Row:
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise InvalidRequest(f"{where} must have a function with a name and arguments, which are an object", where)
+        raise InvalidRequest(f"{where} must have a function, with a name, and arguments that are an object", where)
     given = call.get("id")
     return {
         "id": own_id(given) if isinstance(given, str) and given else usual_id,

@@ -79,7 +79,7 @@ def _field_of(name: str, value: Any) -> tuple[str, Any]:
         return name, value
     if name in SamplingFields.model_fields:
         return name, value
-    _log.debug("the option %s is not known, and has no effect", name[:80])
+    _log.debug("the option %s is unknown and has no effect", name[:80])
     return "", None
 
 

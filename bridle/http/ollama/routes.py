@@ -105,7 +105,7 @@ def within_context(turn: ChatRequest, num_ctx: int | None, model: LoadedModel) -
     left = num_ctx - len(turn.prompt)
     if left < 1:
         raise ContextOverflow(
-            f"options.num_ctx: got {num_ctx}; the prompt has {len(turn.prompt)} tokens. Raise num_ctx, at most to "
+            f"options.num_ctx: got {num_ctx}, but the prompt has {len(turn.prompt)} tokens. Raise num_ctx to at most "
             f"{model.max_sequence_tokens}, or shorten the prompt",
             "options.num_ctx",
         )

@@ -66,7 +66,7 @@ class GeneratingBody(SamplingFields):
     def check(self) -> None:
         """Raise `InvalidRequest` for fields that contradict each other."""
         if self.n is not None and self.n != 1:
-            raise InvalidRequest(f"n is {self.n}; this API returns one answer", "n")
+            raise InvalidRequest(f"n is {self.n}; must be 1, because this API returns one answer", "n")
         if not 0 <= (self.top_logprobs or 0) <= _MAX_TOP:
             raise InvalidRequest(
                 f"top_logprobs is {self.top_logprobs}; must be between 0 and {_MAX_TOP}", "top_logprobs"
@@ -142,13 +142,14 @@ class OllamaGenerateBody(GeneratingBody):
         super().check()
         if self.template:
             raise InvalidRequest(
-                "template is not supported: the model's chat template is used. With raw, send a whole prompt",
+                "template is not supported: the server uses the model's chat template. To write the whole prompt "
+                "yourself, set raw",
                 "template",
             )
         if self.raw and (self.system or self.context):
             raise InvalidRequest("raw mode does not support template, system, or context", "raw")
         if self.images and (self.raw or self.context or self.suffix):
-            raise InvalidRequest("images go with a prompt alone: leave raw, context and suffix out", "images")
+            raise InvalidRequest("images cannot be combined with raw, context or suffix; leave those out", "images")
 
     @property
     def is_plain(self) -> bool:
@@ -202,5 +203,5 @@ class NameBody(InnerFields):
         """Return the model's name. Raises `InvalidRequest`."""
         name = self.model or self.name
         if not name or len(name) > 500:
-            raise InvalidRequest("model is required; it is a name of at most 500 characters", "model")
+            raise InvalidRequest("model is required; must be a name of at most 500 characters", "model")
         return name

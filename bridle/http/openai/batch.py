@@ -93,15 +93,16 @@ class LineReader:
         if request.method != "POST" or request.url not in self._urls:
             shown = f"{request.method} {request.url}"[:80]
             raise InvalidRequest(
-                f"line {number} asks for {shown!r}; a batch may POST to {', '.join(sorted(self._urls))}", "FILE"
+                f"line {number} requests {shown!r}; a batch can only POST to {', '.join(sorted(self._urls))}", "FILE"
             )
         if request.asks_its_client:
             raise InvalidRequest(
-                f"line {number} has client_tools; a batch has no client that could answer them. Remove them", "FILE"
+                f"line {number} has client_tools, but in a batch no client answers tool calls. Remove client_tools",
+                "FILE",
             )
         if request.custom_id in self._seen:
             raise InvalidRequest(
-                f"line {number} repeats custom_id {request.custom_id[:80]!r}; give each line its own", "FILE"
+                f"line {number} repeats custom_id {request.custom_id[:80]!r}; give each line its own custom_id", "FILE"
             )
 
 

@@ -56,7 +56,8 @@ async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
     )
     if body.modalities not in (None, ["text"]):
         raise UnsupportedFeature(
-            f"modalities is {short_repr(body.modalities)}; {model.name!r} writes only text", "modalities"
+            f"modalities is {short_repr(body.modalities)}; must be ['text'], because {model.name!r} writes only text",
+            "modalities",
         )
     turn = await prepare_chat(serving, body.conversation(), sampling, body, tells_rewinds=True)
     steering, search = turn.steering, None
@@ -87,7 +88,7 @@ def _sampling(body: ChatBody) -> SamplingParams:
     max_tokens = limits.pop() if limits else None
     sampling = body.sampling(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=body.prompt_logprobs)
     if body.best_of not in (None, sampling.n) and not body.use_beam_search:
-        raise InvalidRequest(f"best_of is {body.best_of}; on chats it needs use_beam_search", "best_of")
+        raise InvalidRequest(f"best_of is {body.best_of}; in chat completions it needs use_beam_search", "best_of")
     return sampling
 
 

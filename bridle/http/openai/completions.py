@@ -92,13 +92,16 @@ def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, 
     sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=num_prompt)
     num_wanted = sampling.n
     if is_scoring and num_wanted > 1:
-        raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
+        raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 it must be 1", "n")
     best_of = body.width(num_wanted)
     if body.use_beam_search:
         sampling = sampling.with_(n=best_of)
     elif best_of > num_wanted:
         if body.stream:
-            raise InvalidRequest(f"best_of is {best_of}: the best choices are not known while streaming", "best_of")
+            raise InvalidRequest(
+                f"best_of is {best_of}, which is not possible with stream: the best choices are known only at the end",
+                "best_of",
+            )
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0, keep_best=num_wanted)
     return sampling, num_wanted
 
@@ -108,7 +111,9 @@ def _check_steering(body: CompletionBody, n: int, num_wanted: int, steering: Ste
     if steering.controller is None or body.use_beam_search:
         return
     if n > num_wanted:
-        raise InvalidRequest(f"best_of is {body.best_of}; with a controller it must be n ({num_wanted})", "best_of")
+        raise InvalidRequest(
+            f"best_of is {body.best_of}; with a controller it must be equal to n ({num_wanted})", "best_of"
+        )
     if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
         raise InvalidRequest("logprobs cannot be combined with rewind 'mark'; use 'event' or 'hold'", "rewind")
 

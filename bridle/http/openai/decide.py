@@ -59,8 +59,8 @@ class DecideBody(Fields):
         """Return the constraint under which the engine scores all options. Raises `InvalidRequest`."""
         if not 1 <= len(self.options) <= MAX_SCORED:
             raise InvalidRequest(
-                f"options has {len(self.options)} texts; must have between 1 and {MAX_SCORED}. Send them in several "
-                "calls, and compare their logprobs.",
+                f"options has {len(self.options)} texts; must have between 1 and {MAX_SCORED}. Send the options in "
+                "several requests, and compare their logprobs.",
                 "options",
             )
         return Choice(self.options, scored=True)
@@ -79,11 +79,12 @@ async def decide(body: DecideBody, request: Request) -> Response:
 async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]:
     sampling, choice = body.sampling(), body.choice()
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
+        raise InvalidRequest("the body must have exactly one of prompt and messages", "prompt")
     prompts: list[Any] = body.prompt or []
     if len(prompts) > 1:
         raise InvalidRequest(
-            f"prompt: got {len(prompts)} prompts; a decision has one. Send one call for each prompt.", "prompt"
+            f"prompt: got {len(prompts)} prompts; a decision has one prompt. Send one request for each prompt.",
+            "prompt",
         )
     await serving.acquire_model(
         body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
@@ -94,7 +95,8 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
         turn = await prepare_chat(serving, conversation, sampling, steering)
         if turn.steering.controller is not None or turn.steering.constraint is not choice:
             raise UnsupportedFeature(
-                "messages: the model reasons before it answers, so options are not scored. Turn reasoning off with "
+                "messages: options cannot be scored, because the model reasons before it answers. Turn reasoning off "
+                "with "
                 "chat_template_kwargs, or send a prompt.",
                 "messages",
             )

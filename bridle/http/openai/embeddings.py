@@ -55,7 +55,7 @@ class TextsBody(Fields):
         """Acquire the model, and admission slots for the texts that are in the engine at the same time. Returns the
         number of slots."""
         if num_texts > MAX_INPUTS:
-            raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
+            raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one request", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
         await serving.acquire_model(
             self.model,

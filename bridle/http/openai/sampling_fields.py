@@ -42,7 +42,9 @@ def _read_biases(value: Any) -> dict[int | str, float]:
     if value is None:
         return {}
     if not isinstance(value, (dict, list)):
-        raise ValueError("logit_bias must be an object of token ids and numbers, or a list of pairs of them")
+        raise ValueError(
+            "logit_bias must be an object that maps token ids to numbers, or a list of [token, number] pairs"
+        )
     if len(value) > MAX_LOGIT_BIAS:
         raise ValueError(f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS}")
     if isinstance(value, list):
@@ -57,10 +59,15 @@ def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
     found: dict[int | str, float] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError("an entry of the list logit_bias must be a pair: a token id or a text, and a number")
+            raise ValueError(
+                "an entry of the list logit_bias must be a pair [token, number], where token is a token id or a text"
+            )
         name, bias = pair
         if isinstance(name, bool) or not isinstance(name, (int, str)) or (isinstance(name, int) and name < 0):
-            raise ValueError(f"logit_bias has a pair for {str(name)[:40]!r}; must be a token id or a text")
+            raise ValueError(
+                f"logit_bias has a pair for {str(name)[:40]!r}; the first element of a pair must be a token id or a "
+                "text"
+            )
         value = -inf if bias is False else _bias_value(str(name)[:40], bias)
         found[name] = found.get(name, 0.0) + value
     return found
@@ -78,7 +85,7 @@ def _are_biases(value: dict[str, Any]) -> bool:
 
 def _bias_token(token: str) -> int:
     if not (token.isascii() and token.isdigit() and len(token) < 12):
-        raise ValueError(f"logit_bias has the key {token[:40]!r}; keys are token ids in digits")
+        raise ValueError(f"logit_bias has the key {token[:40]!r}; keys must be token ids in digits")
     return int(token)
 
 

@@ -155,7 +155,7 @@ def _predicted(value: Any) -> Any:
     parts = [{"text": content}] if isinstance(content, str) else content
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("the parts of a prediction must be texts")
+        raise ValueError("the parts of a prediction must have the type text")
     return "".join(map(str, texts))
 
 
@@ -271,18 +271,20 @@ class BeamFields(SamplingFields):
         streams do not support, and for fields of beam search without `use_beam_search`."""
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest(
-                f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"
+                f"prompt_logprobs is {self.prompt_logprobs}, which is not possible with stream", "prompt_logprobs"
             )
         if self.stream and self.use_beam_search:
             raise InvalidRequest(
-                "use_beam_search is true: the best texts are not known while streaming", "use_beam_search"
+                "use_beam_search is true, which is not possible with stream: the best outputs are known only at the "
+                "end",
+                "use_beam_search",
             )
         for name in () if self.use_beam_search else ("length_penalty", "early_stopping"):
             if (value := getattr(self, name)) not in (None, False, 1.0):
                 raise InvalidRequest(f"{name} is {value!r}; it needs use_beam_search", name)
         width = self.best_of or num_wanted
         if width < num_wanted:
-            raise InvalidRequest(f"best_of is {width}, less than n ({num_wanted})", "best_of")
+            raise InvalidRequest(f"best_of is {width}; must be at least n ({num_wanted})", "best_of")
         return width
 
 

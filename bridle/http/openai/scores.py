@@ -36,7 +36,7 @@ def _texts(value: Any) -> Any:
     values = value if isinstance(value, list) else [value]
     texts = [item.get("text") if isinstance(item, dict) else item for item in values]
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError("must be a text or a list of texts, none of them empty")
+        raise ValueError("must be a text or a list of texts, each with at least one character")
     return texts
 
 
@@ -76,7 +76,9 @@ async def score(body: ScoreBody, request: Request) -> Response:
         firsts = firsts * len(seconds)
     if len(firsts) != len(seconds):
         raise InvalidRequest(
-            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}; send pairs, or one text_1", "text_1"
+            f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; send as many in both, or one text as "
+            "text_1",
+            "text_1",
         )
     call = call_of(request.scope)
     scores, name = await run_while_connected(

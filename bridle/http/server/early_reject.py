@@ -95,4 +95,9 @@ class EarlyRejector:
     def _tell(self) -> None:
         refused, self._refused = self._refused, Counter()
         most = ", ".join(user for user, _ in refused.most_common(3))
-        _log.info("refused before the body is read", requests=refused.total(), users=len(refused), most=most)
+        _log.info(
+            "requests were refused before their bodies were read",
+            requests=refused.total(),
+            users=len(refused),
+            most=most,
+        )

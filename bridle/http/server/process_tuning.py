@@ -42,4 +42,6 @@ def _allow_files(wanted: int) -> None:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
-        _log.warning("few files may be open", limit=allowed, wanted=wanted, see="ulimit -Hn, --max-connections")
+        _log.warning(
+            "the limit of open files is low", limit=allowed, wanted=wanted, see="ulimit -Hn, --max-connections"
+        )

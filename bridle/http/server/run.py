@@ -80,7 +80,11 @@ def serve(
         check_exposure(listener, settings)
         keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
         if keys is not None and keys.is_empty:
-            _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
+            _log.warning(
+                "the file has no API keys yet: every request will be refused",
+                file=str(settings.keys),
+                make="bridle keys add",
+            )
         tracing = start_tracing(settings.otlp_endpoint)
         if tracing is not None:
             tracing.make_global()
@@ -179,9 +183,8 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
     if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
         return
     raise InvalidRequest(
-        f"without API keys the server may listen only on loopback, not on {host}: make a key with "
-        "`bridle keys add USER` and serve with `--keys FILE`, or serve with `--no-auth` if everybody who reaches the "
-        "port may use it",
+        f"without API keys the server may listen only on loopback, not on {host}. Create a key with `bridle keys add "
+        "USER` and serve with `--keys FILE`, or use `--no-auth` to accept everybody",
         "host",
     )
 
@@ -282,7 +285,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
     models = settings.models or ModelSet((settings.model.model,))
     if settings.control.trace is not None and models.may_be_several:
         raise InvalidRequest(
-            "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
+            "aici_trace records the control runtime of one model; serve only one model with it", "aici_trace"
         )
     loader = LearningLoader(settings.make_loader(settings.engine, settings.control))
     registry, load_named = build_registry(models, settings.model, loader, settings.name, settings.adapters)

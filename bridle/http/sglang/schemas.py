@@ -82,10 +82,10 @@ class SglangBody(Fields):
         """Return the request as a body of completions. `usual` is the default token limit. Raises `InvalidRequest`, and
         `ValidationError` for invalid fields."""
         if (self.text is None) == (self.input_ids is None):
-            raise InvalidRequest("one of text and input_ids must be given", "text")
+            raise InvalidRequest("the body must have one of text and input_ids", "text")
         if self.token_ids_logprob:
             raise UnsupportedFeature(
-                "token_ids_logprob is not supported here: top_logprobs_num gives the most probable tokens",
+                "token_ids_logprob is not supported; use top_logprobs_num for the most likely tokens",
                 "token_ids_logprob",
             )
         beside = {"stream": self.stream, "model": self.model, "priority": self.priority, "deadline": self.deadline}
@@ -103,7 +103,7 @@ class SglangBody(Fields):
         given = dict(_one("sampling_params", self.sampling_params) or {})
         outside = sorted(_BESIDE & given.keys())
         if outside:
-            raise InvalidRequest(f"sampling_params has {outside[0]!r}, which is not a sampling parameter", outside[0])
+            raise InvalidRequest(f"sampling_params has the unknown parameter {outside[0]!r}", outside[0])
         if given.get("structural_tag") is not None:
             given["structured_outputs"] = {"structural_tag": _tag(given.pop("structural_tag"))}
         length = given.pop("max_new_tokens", None)
@@ -112,10 +112,10 @@ class SglangBody(Fields):
     def _check_ids(self, num_prompts: int) -> None:
         ids = [self.rid] if isinstance(self.rid, str) else self.rid or []
         if isinstance(self.rid, list) and len(ids) != num_prompts:
-            raise InvalidRequest(f"rid has {len(ids)} names for {num_prompts} prompts", "rid")
+            raise InvalidRequest(f"rid has {len(ids)} request ids for {num_prompts} prompts", "rid")
         for each in ids:
             if len(each) > _MAX_ID_CHARS:
-                raise InvalidRequest(f"rid has {len(each)} characters; at most {_MAX_ID_CHARS}", "rid")
+                raise InvalidRequest(f"a request id in rid has {len(each)} characters; at most {_MAX_ID_CHARS}", "rid")
 
 
 def _one(name: str, value: Any) -> Any:
@@ -124,7 +124,9 @@ def _one(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if any(each != value[0] for each in value):
-        raise UnsupportedFeature(f"{name} differs between prompts; send the prompts in separate requests", name)
+        raise UnsupportedFeature(
+            f"{name} has different values for the prompts; send the prompts in separate requests", name
+        )
     return value[0] if value else None
 
 

@@ -18,7 +18,7 @@ _PREDICT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXTS, {"type"
 
 def _direction(value: Any) -> Any:
     if isinstance(value, str) and value.lower() == "left":
-        raise ValueError("is 'left'; texts are cut at their end only")
+        raise ValueError("is 'left'; must be 'right', because texts are truncated only at their end")
     if value is not None and (not isinstance(value, str) or value.lower() != "right"):
         raise ValueError("must be 'right'")
     return value
@@ -88,7 +88,7 @@ def _classified(value: Any) -> Any:
 
 def _item(texts: list[Any]) -> Item:
     if not all(isinstance(text, str) for text in texts) or not 1 <= len(texts) <= 2:
-        raise ValueError(f"has a list of {len(texts)}; a list is one text, or a pair of texts")
+        raise ValueError(f"has a list of {len(texts)} texts; a list must have one text, or a pair of texts")
     return _nonempty(texts[0]) if len(texts) == 1 else (_nonempty(texts[0]), _nonempty(texts[1]))
 
 

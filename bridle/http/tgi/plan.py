@@ -61,7 +61,7 @@ def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan
     num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
     wants_prefill = bool(given.decoder_input_details)
     if wants_prefill and is_stream:
-        raise InvalidRequest("decoder_input_details is not available while streaming", "decoder_input_details")
+        raise InvalidRequest("decoder_input_details is not possible with stream", "decoder_input_details")
     wants_full = given.return_full_text
     return Plan(
         sampling=_sampling(given, best_of, num_top, wants_prefill),
@@ -103,9 +103,11 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
         raise InvalidRequest(f"seed is {values['seed']}; must be at least 0", "seed")
     for name in ("temperature", "repetition_penalty"):
         if name in values and not values[name] > 0:
-            raise InvalidRequest(f"{name} is {values[name]}; must be more than 0 (leave it out for none)", name)
+            raise InvalidRequest(
+                f"{name} is {values[name]}; must be more than 0. To use the default, leave {name} out", name
+            )
     if not values.get("top_k", 0) >= 0:
-        raise InvalidRequest(f"top_k is {values['top_k']}; must be at least 1, or 0 for none", "top_k")
+        raise InvalidRequest(f"top_k is {values['top_k']}; must be at least 1, or 0 to turn it off", "top_k")
     if not abs(values.get("frequency_penalty", 0.0)) <= _MAX_FREQUENCY_PENALTY:
         raise InvalidRequest(
             f"frequency_penalty is {values['frequency_penalty']}; must be between -2 and 2", "frequency_penalty"
@@ -137,7 +139,10 @@ def _best_of(given: Parameters, is_stream: bool) -> int:
     if best_of == 1:
         return best_of
     if is_stream:
-        raise InvalidRequest(f"best_of is {best_of}: the best is not known while streaming", "best_of")
+        raise InvalidRequest(
+            f"best_of is {best_of}, which is not possible with stream: the best output is known only at the end",
+            "best_of",
+        )
     if not is_sampled(given):
         raise InvalidRequest(f"best_of is {best_of}, which needs sampling: set do_sample or temperature", "best_of")
     if given.seed is not None:
@@ -147,7 +152,7 @@ def _best_of(given: Parameters, is_stream: bool) -> int:
 
 def _constraint(given: Parameters) -> Constraint | None:
     if given.grammar is not None and given.constraint is not None:
-        raise InvalidRequest("grammar and constraint were given; give one of them", "constraint")
+        raise InvalidRequest("the body has both grammar and constraint; send one of them", "constraint")
     if given.constraint is not None:
         return parse(given.constraint)
     return None if given.grammar is None else _of_grammar(given.grammar)

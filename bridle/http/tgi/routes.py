@@ -132,14 +132,19 @@ def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]
         return inputs, []
     place = model.tokenizer.token_text(model.pictures.placeholder)
     if place in inputs:
-        raise InvalidRequest(f"inputs has the text {place!r}, which stands for a picture", "inputs")
+        raise InvalidRequest(
+            f"inputs has the text {place!r}, which the model reads as an image placeholder; remove it", "inputs"
+        )
     if len(rest) > model.pictures.limits.max_images:
         raise InvalidRequest(f"inputs has {len(rest)} images; at most {model.pictures.limits.max_images}", "inputs")
     texts, sources = [before], []
     for number, part in enumerate(rest, 1):
         url, end, after = part.partition(")")
         if not end:
-            raise InvalidRequest("inputs has an image without an end: ![](data:image/...;base64,...)", "inputs")
+            raise InvalidRequest(
+                "inputs has an image whose closing parenthesis is missing; write ![](data:image/...;base64,...)",
+                "inputs",
+            )
         texts.append(after)
         sources.append(Source(url, f"inputs, image {number}"))
     return place.join(texts), sources
@@ -217,4 +222,4 @@ async def invocations(request: Request) -> Response:
         return await chat_completions(checked_body(ChatBody, fields), request)
     if "prompt" in fields:
         return await completions(checked_body(CompletionBody, fields), request)
-    raise InvalidRequest("the body has none of 'inputs', 'messages' and 'prompt'; it must have one of them")
+    raise InvalidRequest("the body must have one of 'inputs', 'messages' and 'prompt'")

@@ -33,7 +33,9 @@ def _own_source(value: str | None) -> str | None:
     """Refuse a request that sets the source of an adapter, as in LoRAX. Here the operator sets the source, and a
     request only names an adapter."""
     if value not in (None, "", "hub", "local"):
-        raise ValueError("must be hub or local: the server's settings decide where adapters come from, by their names")
+        raise ValueError(
+            "must be hub or local; in both cases the server's settings decide where the adapter of a name comes from"
+        )
     return value
 
 
@@ -41,7 +43,9 @@ def _no_merging(value: Any) -> Any:
     """Refuse a request to merge adapters, which LoRAX supports. Ignoring the field would return the output of another
     model."""
     if value:
-        raise ValueError("adapters are not merged for a request; load one that was merged, and name it in adapter_id")
+        raise ValueError(
+            "adapters cannot be merged for a request; load a merged adapter, and give its name in adapter_id"
+        )
     return value
 
 

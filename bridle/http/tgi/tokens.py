@@ -89,7 +89,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     check_num_tokens(model, len(body.tokens))
     wrong = next((token for token in body.tokens if not 0 <= token < model.info.vocab_size), None)
     if wrong is not None:
-        raise InvalidRequest(f"tokens holds {wrong}; ids go from 0 to {model.info.vocab_size - 1}", "tokens")
+        raise InvalidRequest(f"tokens has the id {wrong}; token ids go from 0 to {model.info.vocab_size - 1}", "tokens")
     text = await model.in_text_thread(model.tokenizer.decode, body.tokens, False)
     return json_response({"prompt": text, "content": text})
 

@@ -58,7 +58,12 @@ class Writer:
                 reason = str(error)
             num_early = num_early + 1 if loop.time() - born < _EARLY else 1
             pause = _PAUSES[min(num_early, len(_PAUSES)) - 1]
-            _log.error("a front-end process ended", number=self.number, reason=reason, restart_seconds=pause)
+            _log.error(
+                "a front-end process ended and will be restarted",
+                number=self.number,
+                reason=reason,
+                restart_seconds=pause,
+            )
             await asyncio.sleep(pause)
             self.num_restarts += 1
 

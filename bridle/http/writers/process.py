@@ -80,7 +80,7 @@ class Writer:
         for _, _, content in extras:
             self._descriptors.extend(array("i", content[: len(content) - len(content) % _DESCRIPTOR_BYTES]))
         if flags & socket.MSG_CTRUNC:
-            raise OSError("descriptors are missing: too many files are open")
+            raise OSError("a message came without its file descriptors: too many files are open")
         touched: dict[_Client, None] = {}
         for orders in self._frames.feed(data):
             self._follow(orders, touched)

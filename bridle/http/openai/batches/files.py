@@ -63,13 +63,15 @@ def _checked(form: dict[str, FormPart]) -> FormPart:
     """Return the batch file from an uploaded form. Raises `InvalidRequest`."""
     for name in form.keys() - {"file", "purpose"}:
         shown = short_repr(name)
-        raise UnsupportedFeature(f"{shown} is not supported: all files are kept for the same time; omit it", name[:80])
+        raise UnsupportedFeature(
+            f"{shown} is not supported, because the server keeps all files for the same time; leave it out", name[:80]
+        )
     if "file" not in form:
-        raise InvalidRequest("file: missing; send the lines of the batch as a file of this name", "file")
+        raise InvalidRequest("file is missing; send the lines of the batch in the form field file", "file")
     purpose = form.get("purpose", FormPart(None, b"")).content.decode("utf-8", "replace")
     if purpose != "batch":
         raise InvalidRequest(
-            f"purpose: got {short_repr(purpose)}; must be 'batch'. Send other files within messages", "purpose"
+            f"purpose: got {short_repr(purpose)}; must be 'batch'. Send other files as parts of messages", "purpose"
         )
     return form["file"]
 

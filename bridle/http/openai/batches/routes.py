@@ -40,13 +40,13 @@ async def create(body: BatchBody, request: Request) -> Response:
         raise InvalidRequest(f"endpoint: got {shown}; must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if body.output_expires_after is not None:
         raise UnsupportedFeature(
-            "output_expires_after is not supported: all files are kept for the same time; omit it",
+            "output_expires_after is not supported, because the server keeps all files for the same time; leave it out",
             "output_expires_after",
         )
     file = http.files.find(sender.user, body.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise InvalidRequest(
-            f"input_file_id: got a file of purpose {file.purpose!r}; must be 'batch'. Upload a file of requests",
+            f"input_file_id: got a file with the purpose {file.purpose!r}; must be 'batch'. Upload a file of requests",
             "input_file_id",
         )
     made = http.batches.create(sender, body.endpoint, file.id, body.metadata or {})

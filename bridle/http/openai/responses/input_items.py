@@ -101,7 +101,9 @@ class _ItemReader:
 
     def _add_call(self, item: Mapping[str, Any], where: str) -> None:
         if not isinstance(item.get("name"), str):
-            raise InvalidRequest(f"{where}.name is {short_repr(item.get('name'))}; must be a function's name", where)
+            raise InvalidRequest(
+                f"{where}.name is {short_repr(item.get('name'))}; must be the name of a function", where
+            )
         name = flat_name(item["name"], item.get("namespace"))
         function = {"name": name, "arguments": item.get("arguments") or "{}"}
         call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
@@ -112,7 +114,8 @@ class _ItemReader:
         call_id = own_id(item.get("call_id"))
         if str(call_id) not in self._calls:
             raise InvalidRequest(
-                f"{where}.call_id is {short_repr(item.get('call_id'))}; no function_call before it has that id", where
+                f"{where}.call_id is {short_repr(item.get('call_id'))}; no earlier function_call has that call_id",
+                where,
             )
         result = self._content(item.get("output"), f"{where}.output")
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": result})

@@ -73,7 +73,7 @@ async def _compacted(body: CompactBody, serving: RequestLifecycle, http: HttpSta
     `InvalidRequest`."""
     said = body.items(http.responses, http.conversations, serving.identity.user)
     if not said:
-        raise InvalidRequest("input is empty; there is nothing to compact", "input")
+        raise InvalidRequest("input is empty; must have at least one item to compact", "input")
     asked = [*said, {"role": "user", "content": _ASK}]
     changes = {"input": asked, "tools": None, "tool_choice": None, "text": None, "stream": None}
     generation, turn = await begin(body.model_copy(update=changes), serving, SUMMARY_TOKENS)

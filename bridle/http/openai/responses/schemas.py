@@ -106,7 +106,7 @@ class ResponsesBody(SamplingFields):
         said = [*self._before(book, conversations, user), *self._given]
         if len(said) > MAX_MESSAGES:
             raise InvalidRequest(
-                f"with the earlier items, input has {len(said)} entries; at most {MAX_MESSAGES}", "input"
+                f"input and the earlier items have {len(said)} entries together; at most {MAX_MESSAGES}", "input"
             )
         return said
 
@@ -125,7 +125,8 @@ class ResponsesBody(SamplingFields):
         if conversation is not None:
             if name is not None:
                 raise InvalidRequest(
-                    "conversation: got a conversation and a previous_response_id; send one of them", "conversation"
+                    "conversation: the body has both conversation and previous_response_id; send one of them",
+                    "conversation",
                 )
             return conversations.find(user, conversation).listed()
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
@@ -157,19 +158,24 @@ class ResponsesBody(SamplingFields):
     def _check(self) -> None:
         """Raise `UnsupportedFeature` or `InvalidRequest` for options that this server does not support."""
         if self.n is not None and self.n != 1:
-            raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
+            raise InvalidRequest(f"n is {self.n}; must be 1, because a response has one answer", "n")
         if self.prompt is not None:
-            raise UnsupportedFeature("prompt is given, but this server stores no prompts; send all items", "prompt")
+            raise UnsupportedFeature(
+                "prompt is not supported, because this server stores no prompts; send all items as input", "prompt"
+            )
         if self.background:
             raise UnsupportedFeature(
-                "background is true; this server has no background responses. Leave it out", "background"
+                "background is true; this server does not support background responses. Leave background out",
+                "background",
             )
         if self.truncation not in (None, "disabled"):
             raise UnsupportedFeature(f"truncation is {short_repr(self.truncation)}; must be 'disabled'", "truncation")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidRequest(f"max_tool_calls is {self.max_tool_calls}; must be at least 1", "max_tool_calls")
         if self.top_logprobs:
-            raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
+            raise UnsupportedFeature(
+                "top_logprobs is not supported on this route; use /v1/chat/completions", "top_logprobs"
+            )
 
 
 class CompactBody(ResponsesBody):

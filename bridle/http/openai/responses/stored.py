@@ -24,7 +24,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.get("/v1/responses/{response_id}", summary="A stored response")
 async def read(response_id: str, request: Request) -> Response:
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        raise UnsupportedFeature("stream is true; a stored response is given whole", "stream")
+        raise UnsupportedFeature("stream is true, but a stored response is not streamed; leave stream out", "stream")
     return json_response(http_state(request).responses.response(identity_of(request).user, response_id))
 
 

@@ -30,5 +30,7 @@ def unpacked(content: Any, where: str) -> str:
     except (binascii.Error, ValueError):
         pass
     raise InvalidRequest(
-        f"{where}.encrypted_content is not a summary of this server; send the one from /v1/responses/compact", where
+        f"{where}.encrypted_content is not a summary from this server; send the value that /v1/responses/compact "
+        "returned",
+        where,
     )

@@ -101,7 +101,7 @@ def _namespaced(tool: Mapping[str, Any], where: str, names: dict[str, Name]) -> 
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise UnsupportedFeature(
-            f"{where} is of type {short_repr(tool.get('type'))}; only functions are known", "tools"
+            f"{where} is of type {short_repr(tool.get('type'))}; only tools of type function are supported", "tools"
         )
     return {"type": "function", "function": {name: tool[name] for name in _FIELDS if tool.get(name) is not None}}
 
