@@ -116,10 +116,10 @@ async def test_lmtp_takes_them(llm: LLM, submitted: list[Request]) -> None:
         assert last.get("finish_reason"), last
         assert [body["token"] for body in found] == list(wanted.token_ids)
         for wrong, why in [
-            ({"images": [url(), url()]}, "places for 1 pictures"),
+            ({"images": [url(), url()]}, "placeholders for 1 images"),
             ({"images": [5]}, r"images\[0\] is a int"),
             ({"images": "x"}, "must be a list"),
-            ({"images": ["http://127.0.0.1:1/x.png"]}, "does not fetch it"),
+            ({"images": ["http://127.0.0.1:1/x.png"]}, "does not fetch"),
             ({"images": [url()], "save": "b"}, "cannot be saved"),
         ]:
             (body,) = await wire.ask("GENERATE", **asked, **wrong)
@@ -304,7 +304,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts())
     for path, body in named(address):
         answer = http.post(path, json=body)
-        assert answer.status_code in (400, 422) and "this server does not fetch it" in answer.text
+        assert answer.status_code in (400, 422) and "this server does not fetch" in answer.text
     assert len(submitted) == 7
 
 
@@ -341,24 +341,24 @@ def test_so_many_requests_fetch_at_once(
 def test_the_command_line_lists_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["generate", "demo", "x", "--allow-image-host", "a.org", "--allow-image-host", "a.org/x"]
     assert main(given) != 0
-    assert "image_hosts has 'a.org/x'; must be a host without a path" in capsys.readouterr().err
+    assert "image_hosts has 'a.org/x'; it must be a host without a path" in capsys.readouterr().err
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server does not fetch it"),
-    ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server does not fetch it"),
-    ([{"type": "image", "image": "/etc/hostname"}], "this server does not fetch it"),
+    ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server does not fetch"),
+    ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server does not fetch"),
+    ([{"type": "image", "image": "/etc/hostname"}], "this server does not fetch"),
     ([{"type": "input_image", "file_id": "file-1"}], "this server stores no files"),
-    ([{"type": "image_url", "image_url": {}}], "has no picture"),
+    ([{"type": "image_url", "image_url": {}}], "has no image"),
     ([{"type": "image", "source": {"type": "file"}}], "must have the type base64"),
     ([{"type": "image_url", "image_url": "data:image/svg+xml;base64,AAAA"}], "is of type 'image/svg+xml'"),
     ([{"type": "image_url", "image_url": "data:image/png;base64,AA AA"}], "not valid base64"),
     ([{"type": "image_url", "image_url": "data:image/png,AAAA"}], "must be data:image/"),
     ([{"type": "image_url", "image_url": "data:image/png;base64,"}], "is empty"),
     ([{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}], "cannot be read"),
-    ([*PARTS, {"type": "text", "text": "see <image>"}], "which stands for a picture"),
-    ([PARTS[0]] * 17, "17 pictures were sent; at most 16"),
-    ([{"type": "input_audio", "input_audio": {}}], "reads only text and pictures"),
+    ([*PARTS, {"type": "text", "text": "see <image>"}], "which is the placeholder of images"),
+    ([PARTS[0]] * 17, "17 images were sent; at most 16"),
+    ([{"type": "input_audio", "input_audio": {}}], "reads only text and images"),
 ]
 
 
@@ -392,9 +392,9 @@ def test_sound_and_video_are_refused_with_what_is_read(http: TestClient, path: s
 
 
 def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="places for 1 pictures, each the text '<image>'; 2 were sent"):
+    with pytest.raises(InvalidRequest, match="placeholders for 1 images, each '<image>', but 2 were sent"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [png(), png()]}}, **GREEDY)
-    with pytest.raises(UnsupportedFeature, match="reads only text and pictures; no sounds can be sent"):
+    with pytest.raises(UnsupportedFeature, match="reads only text and images; no sounds can be sent"):
         llm.generate({"prompt": "x", "multi_modal_data": {"audio": b"x"}}, **GREEDY)
     with pytest.raises(MediaRefused, match="no-such"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": "no-such.png"}}, **GREEDY)
@@ -454,7 +454,7 @@ def test_templates_that_know_no_parts_get_places(llm: LLM) -> None:
     before, places = tokens[: tokens.index(vision_checkpoints.IMAGE)], tokens.count(vision_checkpoints.IMAGE)
     assert llm.tokenizer.decode(before) == "a\n" and places == 16
     said = [{"role": "user", "content": [parts[1], {"type": "text", "text": "<image>"}]}]
-    with pytest.raises(InvalidRequest, match="which stands for a picture"):
+    with pytest.raises(InvalidRequest, match="which is the placeholder of images"):
         llm.chat(said, chat_template=template, **GREEDY)
 
 

@@ -90,9 +90,9 @@ def test_prompts_take_them_beside(llm: LLM, submitted: list[Request], tmp_path: 
     two = {"prompt": "[AUDIO] and [AUDIO]", "multi_modal_data": {"audio": [wav(), wav(1)]}}
     assert llm.generate(two, **GREEDY)[0].outputs[0].text
     assert len({run.key for run in submitted[-1].runs}) == 2
-    with pytest.raises(InvalidRequest, match=r"places for 1 sounds, each the text '\[AUDIO\]'; 2 were sent"):
+    with pytest.raises(InvalidRequest, match=r"placeholders for 1 sounds, each '\[AUDIO\]', but 2 were sent"):
         llm.generate({**two, "prompt": "[AUDIO]"}, **GREEDY)
-    with pytest.raises(UnsupportedFeature, match="reads only text and sounds; no pictures can be sent to it"):
+    with pytest.raises(UnsupportedFeature, match="reads only text and sounds; no images can be sent to it"):
         llm.generate({"prompt": "x", "multi_modal_data": {"image": b"x"}}, **GREEDY)
 
 
@@ -121,10 +121,10 @@ REFUSED: list[tuple[Any, str]] = [
         [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/x.wav"}}],
         "the sound itself, as data:audio/",
     ),
-    ([{"type": "audio", "audio": "/etc/hostname"}], "this server does not fetch it"),
+    ([{"type": "audio", "audio": "/etc/hostname"}], "this server does not fetch"),
     ([{"type": "audio", "audio": [0.1, 0.2]}], "is list; must be bytes"),
     ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], "cannot be read: it is damaged"),
-    ([part(), {"type": "text", "text": "hear [AUDIO]"}], "which stands for a sound"),
+    ([part(), {"type": "text", "text": "hear [AUDIO]"}], "which is the placeholder of sounds"),
     ([part()] * 17, "17 sounds were sent; at most 16"),
 ]
 

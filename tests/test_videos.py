@@ -98,19 +98,22 @@ def test_prompts_take_them_beside_pictures(llm: LLM, submitted: list[Request], t
     both = {"prompt": f"<|image_pad|>{place}", "multi_modal_data": {"video": webp(), "image": frames()[0]}}
     llm.generate(both, **GREEDY)
     assert [run.grid for run in submitted[-1].runs] == [(1, 3, 4), (2, 3, 4)]
-    with pytest.raises(InvalidRequest, match=r"places for 2 videos, each the text '<\|video_pad\|>'; 1 were sent"):
+    with pytest.raises(InvalidRequest, match=r"placeholders for 2 videos, each '<\|video_pad\|>', but 1 were sent"):
         llm.generate({**both, "prompt": f"<|image_pad|>{place}{place}"}, **GREEDY)
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "reads only text, pictures and videos"),
+    ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "reads only text, images and videos"),
     ([{"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/x.mp4"}}], "the video itself, as data:video/"),
-    ([{"type": "video", "video": "/etc/hostname"}], "this server does not fetch it"),
-    ([{"type": "video", "video": ["/etc/hostname"]}], "this server does not fetch it"),
+    ([{"type": "video", "video": "/etc/hostname"}], "this server does not fetch"),
+    ([{"type": "video", "video": ["/etc/hostname"]}], "this server does not fetch"),
     ([{"type": "video", "video": [[0, 0], [0, 0]]}], "must be bytes, a path, an array"),
     ([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}], "cannot be read: it is damaged"),
     ([{"type": "video_url", "video_url": {"url": URL}}] * 5, "5 videos were sent; at most 4"),
-    ([{"type": "video_url", "video_url": {"url": URL}}, {"type": "text", "text": "<|video_pad|>"}], "for a video"),
+    (
+        [{"type": "video_url", "video_url": {"url": URL}}, {"type": "text", "text": "<|video_pad|>"}],
+        "the placeholder of videos",
+    ),
 ]
 
 

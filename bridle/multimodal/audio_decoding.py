@@ -33,7 +33,7 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
     try:
         import soundfile
     except ImportError:
-        raise UnsupportedFeature(f"{where} is a sound file, which {_NEEDS}", where) from None
+        raise UnsupportedFeature(f"{where} is a sound file; to read it, bridle {_NEEDS}", where) from None
     try:
         if not _is_known(data):
             raise ValueError
@@ -55,7 +55,7 @@ def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio"
         array, own = value
     if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or not isinstance(own, (int, float)):
         raise MediaRefused(
-            f"{where} is {type(value).__name__}; must be bytes, a path, an array, or an array and its rate", where
+            f"{where} is {type(value).__name__}; must be bytes, a path, an array, or an array with its rate", where
         )
     samples = array if array.ndim == 1 else array.mean(axis=int(np.argmin(array.shape)))
     if array.dtype.kind in "iu":
@@ -73,7 +73,7 @@ def _is_known(data: bytes) -> bool:
 
 def _check(rate: int, num_channels: int, num_samples: int, limits: MediaLimits, where: str) -> None:
     if not LEAST_RATE <= rate <= MOST_RATE:
-        raise MediaRefused(f"{where} has {rate} samples a second; must have {LEAST_RATE} to {MOST_RATE}", where)
+        raise MediaRefused(f"{where} has a sampling rate of {rate} Hz; must be {LEAST_RATE} to {MOST_RATE}", where)
     if not 1 <= num_channels <= MOST_CHANNELS:
         raise MediaRefused(f"{where} has {num_channels} channels; at most {MOST_CHANNELS}", where)
     if num_samples > limits.max_sound_seconds * rate:
@@ -102,7 +102,7 @@ def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits
     if not num_samples or not len(samples):
         raise MediaRefused(f"{where} is empty", where)
     if not np.abs(samples).max() <= _LOUDEST:  # also true for NaN
-        raise MediaRefused(f"{where} has samples beyond {_LOUDEST}, or that are no numbers", where)
+        raise MediaRefused(f"{where} has samples larger than {_LOUDEST}, or not finite", where)
     return samples
 
 
@@ -114,6 +114,6 @@ def _converter(own: int, rate: int, where: str) -> Any:
         import soxr
     except ImportError:
         raise UnsupportedFeature(
-            f"{where} has {own} samples a second, and the model reads {rate}; to convert it {_NEEDS}", where
+            f"{where} has {own} samples a second, but the model needs {rate}; to convert it, bridle {_NEEDS}", where
         ) from None
     return soxr.ResampleStream(own, rate, 1, dtype="float32").resample_chunk

@@ -44,7 +44,7 @@ def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Imag
     try:
         return normalized(picture, limits)
     except Exception:
-        raise MediaRefused(f"{where} cannot be read: it is damaged or of an unusual kind", where) from None
+        raise MediaRefused(f"{where} cannot be read: it is damaged or has an unsupported pixel format", where) from None
 
 
 def _from_array(value: Any, where: str) -> Image.Image:
@@ -52,9 +52,7 @@ def _from_array(value: Any, where: str) -> Image.Image:
         return Image.fromarray(value)
     except Exception:
         kind = type(value).__name__
-        raise MediaRefused(
-            f"{where} is {kind}; must be bytes, a path, an array or an image of Pillow's", where
-        ) from None
+        raise MediaRefused(f"{where} is {kind}; must be bytes, a path, an array or a Pillow image", where) from None
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
@@ -96,8 +94,8 @@ def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]
 def _check_size(width: int, height: int, limits: MediaLimits, where: str) -> None:
     size = f"{where} has {width} x {height} pixels"
     if min(width, height) < LEAST_SIDE or max(width, height) > MOST_SIDE:
-        raise MediaRefused(f"{size}; sides must have {LEAST_SIDE} to {MOST_SIDE}", where)
+        raise MediaRefused(f"{size}; each side must have {LEAST_SIDE} to {MOST_SIDE} pixels", where)
     if max(width, height) > MOST_RATIO * min(width, height):
         raise MediaRefused(f"{size}; no side may be more than {MOST_RATIO} times as long as the other", where)
     if width * height > limits.max_pixels:
-        raise MediaRefused(f"{size}; at most {limits.max_pixels} in all", where)
+        raise MediaRefused(f"{size}; at most {limits.max_pixels} pixels in all", where)

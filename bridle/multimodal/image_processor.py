@@ -53,7 +53,7 @@ class ImageProcessor:
         except UnsupportedFeature:
             raise
         except Exception:  # an error of transformers, whose message may quote the image
-            raise MediaRefused(f"{where} has a size that this model's image processor does not take", where) from None
+            raise MediaRefused(f"{where} has a size that this model's image processor refuses", where) from None
         arrays = {name: np.asarray(results[name]) for name in self._family.arrays if results.get(name) is not None}
         if layout.tokens:
             arrays[ROW_TOKENS] = np.asarray(layout.tokens, np.int64)

@@ -65,4 +65,4 @@ class UnpackTimer:
     def check(self) -> None:
         """Raise `MediaRefused` if decoding has taken longer than the limit."""
         if time.monotonic() > self._end:
-            raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)
+            raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to decode", self._where)

@@ -47,9 +47,9 @@ class ListedHost:
             target = HttpTarget.of(place if place.startswith(_SCHEMES) else f"https://{place}")
             private = networks_of([network]) if network else _itself(target.host)
         except (OutboundFailed, InvalidRequest) as error:
-            raise InvalidRequest(f"image_hosts has {short_repr(text)}; {error}", "image_hosts") from None
+            raise InvalidRequest(f"image_hosts has the entry {short_repr(text)}: {error}", "image_hosts") from None
         if target.path != "/":
-            raise InvalidRequest(f"image_hosts has {short_repr(text)}; must be a host without a path", "image_hosts")
+            raise InvalidRequest(f"image_hosts has {short_repr(text)}; it must be a host without a path", "image_hosts")
         return cls(target.scheme, target.host, target.port, private)
 
     def serves(self, target: HttpTarget) -> bool:
@@ -88,7 +88,9 @@ class ImageHosts:
                 return answer.data
             place = answer.headers.get("location")
             if answer.status not in _REDIRECTS or place is None:
-                raise MediaRefused(f"{where} cannot be fetched: {target.host} answered {answer.status}", where)
+                raise MediaRefused(
+                    f"{where} cannot be fetched: {target.host} answered with status {answer.status}", where
+                )
             url = urljoin(url, place)
         raise MediaRefused(f"{where} cannot be fetched: redirected more than {_MOST_REDIRECTS} times", where)
 
@@ -98,7 +100,7 @@ class ImageHosts:
                 return host
         origin = f"{target.scheme}://{target.host}:{target.port}"
         raise UnsupportedFeature(
-            f"{where} is a {word(modality)} at {origin}; this server may not fetch from that host (--allow-image-host)",
+            f"{where} ({word(modality)}) is at {origin}; this server may not fetch from that host (--allow-image-host)",
             where,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 IMAGE, AUDIO, VIDEO = "image", "audio", "video"
 #: The words for files of a kind in messages, singular and plural.
-WORDS = {IMAGE: ("picture", "pictures"), AUDIO: ("sound", "sounds"), VIDEO: ("video", "videos")}
+WORDS = {IMAGE: ("image", "images"), AUDIO: ("sound", "sounds"), VIDEO: ("video", "videos")}
 #: The types of content parts of each kind.
 PARTS = {
     IMAGE: ("image_url", "input_image", "image"),
@@ -22,7 +22,7 @@ def word(modality: str) -> str:
 
 
 def counted(number: int, modality: str) -> str:
-    """Return a number of files with the modality's word, such as `3 pictures`."""
+    """Return a number of files as text, such as `3 images`."""
     return f"{number} {WORDS[modality][1]}"
 
 

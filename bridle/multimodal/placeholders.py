@@ -71,12 +71,12 @@ class PlaceholderExpander:
         is_place = any(sense.row_token == other.placeholder for other in self._senses.values())
         if not is_place and sense.row_token in prompt:
             raise InvalidRequest(
-                f"the prompt has the text {text(sense.row_token)!r}, which stands for a row of one", sense.modality
+                f"the prompt has the reserved text {text(sense.row_token)!r}; leave it out", sense.modality
             )
         if num_places != num_sent:
             raise InvalidRequest(
-                f"the prompt has places for {counted(num_places, sense.modality)}, each the text "
-                f"{text(sense.placeholder)!r}; {num_sent} were sent",
+                f"the prompt has placeholders for {counted(num_places, sense.modality)}, each "
+                f"{text(sense.placeholder)!r}, but {num_sent} were sent",
                 sense.modality,
             )
 

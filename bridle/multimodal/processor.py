@@ -63,8 +63,8 @@ def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
     """Return the token id in the configuration field `field`."""
     found = getattr(settings, field, None)
     if not isinstance(found, int):
-        what = WORDS[modality][0]
-        raise UnsupportedFeature(f"the checkpoint does not say which token stands for a {what}", modality)
+        what = WORDS[modality][1]
+        raise UnsupportedFeature(f"the checkpoint does not name a placeholder token for {what}", modality)
     return found
 
 
@@ -77,7 +77,7 @@ def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
     for text in texts:
         if text in found:
             return found[text]
-    raise UnsupportedFeature(f"the checkpoint has no token that stands for a {WORDS[modality][0]}", modality)
+    raise UnsupportedFeature(f"the checkpoint has no placeholder token for {WORDS[modality][1]}", modality)
 
 
 def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: st
             found = found.get(part) if part and isinstance(found, dict) else found
             if isinstance(found, dict):
                 return found
-    raise UnsupportedFeature(f"the checkpoint does not say how a {WORDS[modality][0]} is made ready", modality)
+    raise UnsupportedFeature(f"the checkpoint has no {WORDS[modality][0]} processor settings", modality)
 
 
 @contextlib.contextmanager

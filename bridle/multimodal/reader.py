@@ -81,8 +81,7 @@ class MediaReader:
             made = sum(picture.medium.num_bytes for picture in pictures)
             if made > limits.max_array_bytes:
                 raise MediaRefused(
-                    f"the {WORDS[source.modality][1]} make {made} bytes for the model; "
-                    f"at most {limits.max_array_bytes}",
+                    f"the decoded {WORDS[source.modality][1]} have {made} bytes; at most {limits.max_array_bytes}",
                     source.where,
                 )
         return pictures
@@ -110,7 +109,7 @@ class MediaReader:
         `MediaRefused`, and `UnsupportedFeature` if the model does not read this modality."""
         limits, sense = self.limits, self.senses.get(modality)
         if sense is None:
-            raise UnsupportedFeature(f"{where} is a {WORDS[modality][0]}, which this model does not read", where)
+            raise UnsupportedFeature(f"{where}: this model reads no {WORDS[modality][1]}", where)
         if max_shown_pixels is not None:
             limits = replace(limits, max_shown_pixels=min(max_shown_pixels, limits.max_shown_pixels))
         if not isinstance(file, bytes):

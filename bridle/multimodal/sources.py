@@ -79,7 +79,7 @@ def source_of(part: Mapping[str, Any], where: str) -> Source | None:
     if isinstance(value, Mapping):
         value, detail = value.get("url"), value.get("detail", detail)
     if value is None or isinstance(value, (int, float, Mapping)):
-        raise MediaRefused(f"{where} has no {WORDS[modality][0]}: neither {modality}_url nor source", where)
+        raise MediaRefused(f"{where} has no {WORDS[modality][0]}; it needs {modality}_url or source", where)
     return Source(value, where, is_low=detail == "low", modality=modality)
 
 
@@ -130,7 +130,7 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
-            f"{where} is a URL of the kind {short_repr(scheme)}; this server does not fetch it: send the "
+            f"{where} is a URL with the scheme {short_repr(scheme)}, which this server does not fetch: send the "
             f"{WORDS[modality][0]} itself, as data:{modality}/...;base64,...",
             where,
         )
@@ -157,9 +157,7 @@ def read_base64(text: str, kind: str | None, limits: MediaLimits, where: str = "
     if kind is not None and kind.strip().lower() not in types:
         raise MediaRefused(f"{where} is of type {short_repr(kind)}; must be one of {', '.join(types)}", where)
     if len(text) > 4 * limits.max_image_bytes // 3 + 4:
-        raise MediaRefused(
-            f"{where} has {len(text)} characters; its file may have {limits.max_image_bytes} bytes", where
-        )
+        raise MediaRefused(f"{where} has {len(text)} characters; a file may have {limits.max_image_bytes} bytes", where)
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

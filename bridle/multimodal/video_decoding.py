@@ -58,9 +58,9 @@ class Clip:
         """Return this clip if its size, rate and length are within the limits; raise `MediaRefused` otherwise."""
         size = f"{where} has frames of {self.width} x {self.height} pixels"
         if min(self.width, self.height) < LEAST_SIDE or max(self.width, self.height) > MOST_SIDE:
-            raise MediaRefused(f"{size}; sides must have {LEAST_SIDE} to {MOST_SIDE}", where)
+            raise MediaRefused(f"{size}; each side must have {LEAST_SIDE} to {MOST_SIDE} pixels", where)
         if self.width * self.height > MOST_FRAME_PIXELS:
-            raise MediaRefused(f"{size}; at most {MOST_FRAME_PIXELS} in all", where)
+            raise MediaRefused(f"{size}; at most {MOST_FRAME_PIXELS} pixels in all", where)
         if not 0 < self.rate <= MOST_FRAMES_A_SECOND:
             raise MediaRefused(f"{where} has {self.rate:g} frames a second; at most {MOST_FRAMES_A_SECOND}", where)
         if self.count > limits.max_video_seconds * self.rate:
@@ -145,7 +145,7 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
     try:
         import av
     except ImportError:
-        raise UnsupportedFeature(f"{where} is a film, which needs `{install_hint('video')}`", where) from None
+        raise UnsupportedFeature(f"{where} is a video file; to read it, run `{install_hint('video')}`", where) from None
     is_mp4 = data[4:8] == b"ftyp"
     if is_mp4:
         _check_samples(data)
@@ -210,8 +210,8 @@ def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
         frames, rate = value
     if not isinstance(frames, (list, tuple)) and not (isinstance(frames, np.ndarray) and frames.ndim == 4):
         raise MediaRefused(
-            f"{where} is {type(value).__name__}; must be bytes, a path, a list or an array of frames, or these and "
-            "their rate",
+            f"{where} is {type(value).__name__}; must be bytes, a path, a list or an array of frames, or frames with "
+            "their frame rate",
             where,
         )
     if rate is None and len(frames) > limits.max_frames:

@@ -205,7 +205,7 @@ class VideoProcessor:
         budget = min(limits.max_video_pixels, limits.max_video_rows * frames.temporal * frames.side**2)
         height, width = family.size(self._config, clip, len(chosen), frames, budget)
         if (pixels := len(chosen) * height * width) > (most := 2 * limits.max_video_pixels):
-            raise MediaRefused(f"{where} has {pixels} pixels, as this model is shown it; at most {most}", where)
+            raise MediaRefused(f"{where} has {pixels} pixels after resizing for this model; at most {most}", where)
         shown = [family.draw(frame, clip, frames, height, width) for frame in clip.unpack(chosen)]
         arrays, grid = family.make(shown, frames)
         return arrays, family.lay_out(

@@ -243,7 +243,7 @@ class Look:
                 own = 0 if self.takes_parts or spelling not in tokens else self._num_places(i, modality)
                 if texts.count(spelling) != own:
                     raise InvalidRequest(
-                        f"messages[{i}] has the text {spelling!r}, which stands for a {WORDS[modality][0]}",
+                        f"messages[{i}] has the text {spelling!r}, which is the placeholder of {WORDS[modality][1]}",
                         f"messages[{i}]",
                     )
 

@@ -37,7 +37,7 @@ def test_generate_takes_an_image(folder: str, picture: str, capsys: pytest.Captu
     assert main(["generate", folder, "<image>What is it?", "--image", picture, *GREEDY]) == 0
     capsys.readouterr()
     assert main(["generate", folder, "What is it?", "--image", picture, *GREEDY]) == 2
-    assert "places for 0 pictures, each the text '<image>'; 1 were sent" in capsys.readouterr().err
+    assert "placeholders for 0 images, each '<image>', but 1 were sent" in capsys.readouterr().err
 
 
 def test_a_conversation_sees(folder: str, picture: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_a_conversation_sees(folder: str, picture: str, lines: list[str], capsys
     assert main(["chat", folder, "--image", picture, *GREEDY]) == 0
     said = capsys.readouterr().out
     assert "no-such.png cannot be read" in said.replace("\n", " ")
-    assert "1 picture for the next turn" in said
+    assert "1 image for the next turn" in said
 
 
 def test_models_of_text_say_that_they_see_nothing(picture: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_the_command_line_takes_them(tmp_path: Path, lines: list[str], capsys: p
     path.write_bytes(wav())
     assert main(["generate", str(folder), TEXT, "--chat", "--audio", str(path), *greedy]) == 0
     assert main(["generate", str(folder), TEXT, "--audio", str(path), *greedy]) == 2
-    assert "places for 0 sounds" in capsys.readouterr().err
+    assert "placeholders for 0 sounds" in capsys.readouterr().err
     lines += [TEXT, f"/audio {path}", "/image x.png", "And this?", "/quit"]
     assert main(["chat", str(folder), "--audio", str(path), *greedy]) == 0
     said = capsys.readouterr().out.replace("\n", " ")

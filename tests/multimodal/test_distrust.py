@@ -72,11 +72,11 @@ def test_large_pictures_are_made_smaller() -> None:
 
 
 SIZES = [
-    (1, 1, "1 x 1 pixels; sides must have 2 to 16384"),
-    (16_385, 16, "16385 x 16 pixels; sides must have"),
-    (2**31 - 1, 2**31 - 1, "sides must have|cannot be read"),  # Pillow itself refuses it
+    (1, 1, "1 x 1 pixels; each side must have 2 to 16384"),
+    (16_385, 16, "16385 x 16 pixels; each side must have"),
+    (2**31 - 1, 2**31 - 1, "each side must have|cannot be read"),  # Pillow itself refuses it
     (3, 700, "no side may be more than 200 times as long"),
-    (12_000, 12_000, "at most 64000000 in all"),
+    (12_000, 12_000, "at most 64000000 pixels in all"),
 ]
 
 

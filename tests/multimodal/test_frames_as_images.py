@@ -202,7 +202,7 @@ def test_a_template_may_write_a_video_in_words(tmp_path: Path) -> None:
     prepare([{"role": "user", "content": [video]}], look)
     assert look.placed("User: <video>what") == "User: <global-img>what"
     for text in ("see <video>", "see <global-img>"):
-        with pytest.raises(InvalidRequest, match="which stands for a video"):
+        with pytest.raises(InvalidRequest, match="which is the placeholder of videos"):
             prepare(
                 [{"role": "user", "content": [video, {"type": "text", "text": text}]}], Look(places, True, look.written)
             )

@@ -71,7 +71,7 @@ def test_a_certificate_of_another_name_is_refused(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("path", "kind", "why"),
     [
-        ("none.png", MediaRefused, "it cannot be fetched: 127.0.0.1 answered 404$"),
+        ("none.png", MediaRefused, "it cannot be fetched: 127.0.0.1 answered with status 404$"),
         ("huge", MediaRefused, "more than 2048 bytes"),
         ("round", MediaRefused, "redirected more than 3 times"),
         (
@@ -101,7 +101,7 @@ def test_an_answer_that_was_given_up_is_none(place: str) -> None:
     running = start_thread(exchange.run, "fetch")
     until(lambda: "/hangs" in Files.asked)
     exchange.abort()
-    with pytest.raises(OutboundFailed, match="did not answer within"):
+    with pytest.raises(OutboundFailed, match="got no answer within"):
         running.result(PATIENCE)
 
 

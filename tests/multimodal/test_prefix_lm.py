@@ -126,7 +126,7 @@ def test_what_cannot_be_right_is_refused(llm: LLM, folder: Path) -> None:
         ask(llm, "caption en", 1, prompt_logprobs=1)
     text = "no picture at all"  # is in causal order, as the library's
     assert llm.generate(text, prompt_logprobs=1, **GREEDY)[0].prompt_logprobs
-    with pytest.raises(InvalidRequest, match="places for 1 pictures, each the text '<image>'; 2 were sent"):
+    with pytest.raises(InvalidRequest, match="placeholders for 1 images, each '<image>', but 2 were sent"):
         ask(llm, "<image>caption en", [1, 2])
     with LLM(str(folder), num_blocks=64, block_size=4, max_batch_prefill_tokens=10) as narrow:
         with pytest.raises(InvalidRequest, match=r"a prompt with images takes 15 tokens, .* a step has at most 10"):

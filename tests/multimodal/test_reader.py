@@ -58,12 +58,12 @@ def test_the_same_file_is_read_once(reader: MediaReader, monkeypatch: pytest.Mon
 
 def test_limits_of_a_request(reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(reader.read_all([Source(png(1), "a"), Source(png(1), "b")])) == 2
-    with pytest.raises(MediaRefused, match="4 pictures were sent; at most 3"):
+    with pytest.raises(MediaRefused, match="4 images were sent; at most 3"):
         reader.read_all([Source(png(1), "a")] * 4)
     with pytest.raises(MediaRefused, match="bytes; at most 20000"):
         reader.read_all([Source(png(1, 80), "a"), Source(png(2, 80), "b")])
     monkeypatch.setattr(reader, "limits", MediaLimits(max_array_bytes=2 * 3 * 16 * 16 * 4))
-    with pytest.raises(MediaRefused, match="make 9216 bytes for the model; at most 6144"):
+    with pytest.raises(MediaRefused, match="the decoded images have 9216 bytes; at most 6144"):
         reader.read_all([Source(png(seed), "a") for seed in range(3)])
 
 
@@ -214,7 +214,7 @@ def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
     tokens = tokenizer.encode(look.placed(tokenizer.chat_template.render(messages, None, None, {})), False)
     assert tokens.count(reader.placeholder) == 1
     for text in ("see <image>", "see <|IMG_PATCH|>"):
-        with pytest.raises(InvalidRequest, match="which stands for a picture"):
+        with pytest.raises(InvalidRequest, match="which is the placeholder of images"):
             prepare([{"role": "user", "content": [*said, {"type": "text", "text": text}]}], Look(*_words(look)))
     assert Look(*_words(look)).placed("an <image> of speech") == "an <image> of speech"
 
@@ -257,5 +257,5 @@ def test_line_ends_around_a_picture_are_taken_together(text: str, tmp_path: Path
     assert all(
         run.is_mutual and set(placed[run.position : run.end]) == {vision_checkpoints.IMAGE} for run in sights.runs
     )
-    with pytest.raises(InvalidRequest, match="stands for a row"):
+    with pytest.raises(InvalidRequest, match="has the reserved text"):
         reader.place([vision_checkpoints.IMAGE, reader.placeholder], pictures[:1], lines)

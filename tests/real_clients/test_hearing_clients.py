@@ -135,7 +135,7 @@ def test_what_a_model_does_not_read_is_refused(ears: openai.OpenAI, eyes: openai
     """And the file's content affects the answer."""
     models = [client.models.retrieve(name).model_dump() for client, name in ((ears, "ears"), (eyes, "eyes"))]
     assert [model["input_modalities"] for model in models] == [["text", "audio"], ["text", "image", "video"]]
-    with pytest.raises(openai.BadRequestError, match="reads only text, pictures and videos"):
+    with pytest.raises(openai.BadRequestError, match="reads only text, images and videos"):
         eyes.chat.completions.create(model="eyes", **asked(spoken(wav(LOW)), HEARD))
     with pytest.raises(openai.BadRequestError, match="base64"):
         ears.chat.completions.create(model="ears", **asked(spoken("no base64"), HEARD))
