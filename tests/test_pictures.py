@@ -388,7 +388,7 @@ _VIDEO = {"type": "video", "source": {"type": "base64", "media_type": "video/mp4
 def test_sound_and_video_are_refused_with_what_is_read(http: TestClient, path: str, body: dict[str, Any]) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == 400 or (path == "/generate" and answer.status_code == 422)
-    assert "'llava' reads only text and pictures" in answer.text
+    assert "'llava' reads only text and images" in answer.text
 
 
 def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:

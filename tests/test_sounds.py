@@ -110,7 +110,7 @@ def test_sounds_of_listed_hosts_are_fetched(llm: LLM, http: TestClient, monkeypa
         parts = [{"type": "audio_url", "audio_url": {"url": f"http://{elsewhere}/it.png"}}, SAID]
         asked = {"messages": [{"role": "user", "content": parts}], **GREEDY}
         monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts(["example.org"]))
-        assert "is a sound at http" in http.post("/v1/chat/completions", json=asked).text
+        assert "(sound) is at http" in http.post("/v1/chat/completions", json=asked).text
         monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
         assert "or not WAV, MP3, FLAC or Ogg" in http.post("/v1/chat/completions", json=asked).text
 
