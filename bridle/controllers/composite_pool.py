@@ -210,8 +210,7 @@ class ComposedPool(ControllerPool):
             heard[seq_id] = output
 
     def _decide(self, seq_id: int, output: CompositeSequence) -> None:
-        """Answer for an output if all answers are known. Otherwise show forced tokens to its controllers as far as
-        possible."""
+        """Answer for an output if all answers are known. Otherwise, show its controllers more forced tokens."""
         if not output.is_owed or output.is_waiting:
             return
         try:

@@ -32,8 +32,8 @@ class SequenceView:
     log-probabilities, best first, if the last decision asked for them (`top_logprobs`). `index` is the number of the
     output within its request. `probes` are the projections of the hidden state from which `sampled` was sampled on
     control vectors, by the names in the request's `probes`. `may_force` is False for a controller that `is_lenient` if
-    another one does not allow the tokens that it has just tried to force. `rewritten_by` is the policy that replaced a
-    part of the sampled or forced text since the last call.
+    another controller forbids the tokens that it just tried to force. `rewritten_by` is the policy that replaced a part
+    of the sampled or forced text since the last call.
     """
 
     tokens: list[int]

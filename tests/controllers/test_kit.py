@@ -116,7 +116,7 @@ def test_the_command_tells_what_is_next(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("name", ["", "Mine", "1st", "a b", "../up", "a" * 41, "näh", "-x"])
 def test_bad_names_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="small letters, digits and dashes"):
+    with pytest.raises(InvalidRequest, match="lower-case letters, digits and dashes"):
         new_controller(name, "c", tmp_path)
     assert not list(tmp_path.iterdir())
 
