@@ -33,7 +33,7 @@ _Node = Mapping[str, Any]
 
 
 def exclude(one: Schema, other: Schema, find: Find, work: WorkBudget) -> bool:
-    """Return whether no value fits both schemas, as far as the budget `work` of their document is enough to decide."""
+    """Return whether no value fits both schemas; False if the remaining `work` for their document does not suffice."""
     return _Question(find, work).exclude(one, other, 0)
 
 

@@ -97,7 +97,7 @@ class SchemaDialect:
         return node if reference in ("#", "#/") or "/" in reference else None
 
     def exclude(self, one: Schema, other: Schema) -> bool:
-        """Return whether no value fits both schemas, as far as the work budget is enough to decide."""
+        """Return whether no value fits both schemas; False if this cannot be decided."""
         return exclude(one, other, self.find, self.work)
 
     def complement(self, schema: Schema) -> Schema:
