@@ -61,7 +61,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """Return the source of the template; of several templates, all sources in a row."""
+        """Return the source of the template; if there are several templates, all sources joined."""
         return "\n".join(self._sources.values())
 
     def render(
@@ -167,7 +167,7 @@ def _render_apart(source: str, variables: Mapping[str, Any]) -> str:
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"a variable of the chat template is not JSON: {error}", "chat_template") from error
     if not processes.acquire(timeout=WALL_SECONDS):
-        raise Overloaded("too many chat templates of clients are being rendered; try again")
+        raise Overloaded("too many clients' chat templates are being rendered; try again")
     try:
         answer = _run_engine(text)
     finally:
@@ -189,10 +189,10 @@ def _run_engine(task: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"kind": "limit", "message": f"it takes more than {WALL_SECONDS:g} seconds"}
+        raise TemplateError("limit", f"rendering takes more than {WALL_SECONDS:g} seconds") from None
     if done.returncode != 0:
-        message = f"it takes more than {_CPU_SECONDS} s of processor time or too much memory"
-        return {"kind": "limit", "message": message}
+        message = f"rendering takes more than {_CPU_SECONDS} s of processor time, or too much memory"
+        raise TemplateError("limit", message)
     answer = json.loads(done.stdout)
     return answer if isinstance(answer, dict) else {}
 
@@ -279,7 +279,7 @@ def prepare(messages: Sequence[Message], look: Look | None = None, template: str
 
 def check_role(role: Any, template: str | None, where: str) -> None:
     """Refuse a role that is not one of `ROLES` and not a quoted word in the source of the chat template. Most templates
-    would drop its message, or write a role that the model does not know."""
+    would drop a message with such a role, or write a role that the model does not know."""
     if role in ROLES:
         return
     if not isinstance(role, str) or not role:

@@ -1,8 +1,8 @@
 """Quirks of chat templates: converts messages to the roles and parts that a template accepts.
 
-Templates differ. Some accept one system message or none, some refuse two messages of the same role in a row, and each
-has its own name for the reasoning of earlier answers. A template is rendered with probes once. Conversations are
-changed only if the template would refuse or drop a message, by these rules:
+Templates differ. Some templates accept one system message or none. Some refuse two messages of the same role in a row.
+Templates also have different names for the reasoning of earlier answers. A template is rendered with probes once.
+Conversations are changed only if the template would refuse or drop a message, by these rules:
 
 1. The role `developer` becomes `system` if the template does not write it.
 2. If only the first system message counts, all instructions become one message, joined by blank lines. If no system
@@ -46,9 +46,9 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """The roles and parts that a template accepts. `system` says which system messages count. A template `needs_user`
-    if it refuses or drops instructions without a user message. `is_text` and `is_null` concern calls: arguments as JSON
-    text, and null content in a message with calls."""
+    """The roles and parts that a template accepts. `system` says which system messages the template writes. A template
+    `needs_user` if it refuses or drops instructions without a user message. `is_text` and `is_null` concern calls:
+    arguments as JSON text, and null content in a message with calls."""
 
     has_developer: bool = False
     system: Literal["all", "first", "none"] = "all"
@@ -295,8 +295,9 @@ def fit_template(
     describes: bool = True,
 ) -> tuple[Prepared, Tools | None]:
     """Return prepared messages and tools, changed so that the template writes all of them. `tool_prompt` replaces the
-    operator's setting. Without `explains`, tools are listed without a format of calls. Without `describes`, only roles
-    are fitted. Raises `UnsupportedFeature` for tools if tools must be refused. Slow the first time for a template."""
+    operator's setting. Without `explains`, tools are listed without a format of calls. Without `describes`, only the
+    roles are adapted to the template. Raises `UnsupportedFeature` for tools if tools must be refused. Slow the first
+    time for a template."""
     rules = rules_of(tokenizer.chat_template)
     messages = fitted(messages, rules)
     if not describes:

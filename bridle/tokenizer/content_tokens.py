@@ -161,8 +161,8 @@ def _kept(tokenizer: Tokenizer, text: str, tokens: list[int]) -> list[int] | Non
     dropped = _tokens_of_marks(list(map(tokenizer.token_bytes, tokens)))
     if dropped is None or len(dropped) != num_marks:
         raise InvalidRequest(
-            "messages has the text of a special token, which this tokenizer cannot write as text; leave it out, or "
-            "start with parse_special_text",
+            "messages has the text of a special token, which this tokenizer cannot encode as text; leave it out, or "
+            "set parse_special_text",
             "messages",
         )
     positions = {position for each in dropped for position in each}

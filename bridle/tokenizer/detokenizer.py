@@ -103,7 +103,7 @@ class ByteText:
         return gone
 
     def flush(self) -> str:
-        """End the text. Return U+FFFD if a character is incomplete."""
+        """End the text. Return U+FFFD if the last character is incomplete, else an empty string."""
         text, _ = utf_8_decode(self._waiting, "replace", True)
         self._waiting = b""
         return text

@@ -14,8 +14,8 @@ _BETWEEN = "<|endoftext|>"
 
 
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens that the tokenizer puts before any text. Otherwise, return the start token, unless it is a mark
-    of the chat template; else the token between documents, or a space."""
+    """Return the tokens that the tokenizer puts before any text. If there are none, return the start token, unless it
+    is a mark of the chat template; else the token between documents, or a space."""
     always = tuple(tokenizer.encode(""))
     if always:
         return always

@@ -74,7 +74,7 @@ class ChatTemplateProgram:
         except TemplateError:
             raise
         except MemoryError as error:
-            raise TemplateError("limit", "it needs too much memory") from error
+            raise TemplateError("limit", "rendering needs too much memory") from error
         except Exception as error:  # any error of a template's expressions
             raise TemplateError("failed", _reason(error)) from error
         finally:
@@ -134,7 +134,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.max_chars:
-            raise TemplateError("limit", f"it builds more than {self._limits.max_chars} characters")
+            raise TemplateError("limit", f"the template builds more than {self._limits.max_chars} characters")
 
 
 class _CodeGenerator(CodeGenerator):
@@ -170,7 +170,7 @@ def _step_counter(max_steps: int) -> Any:
         nonlocal steps
         steps += 1
         if steps > max_steps:
-            raise TemplateError("limit", f"it takes more than {max_steps} steps")
+            raise TemplateError("limit", f"rendering takes more than {max_steps} steps")
         return count
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
@@ -185,7 +185,7 @@ def _bits(value: Any) -> int:
 
 def _check_bits(bits: int) -> None:
     if bits > _MAX_BITS:
-        raise TemplateError("limit", f"it computes a number of more than {_MAX_BITS} bits")
+        raise TemplateError("limit", f"the template computes a number of more than {_MAX_BITS} bits")
 
 
 def _length(value: Any) -> int:

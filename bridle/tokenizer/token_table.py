@@ -115,10 +115,10 @@ class Spelling:
         for stage in _flat(spec):
             read = getattr(self, f"_read_{str(stage.get('type')).lower()}", None)
             if read is None:
-                raise ValueError(f"decoder {stage.get('type')!r} looks at neighbours")
+                raise ValueError(f"decoder {stage.get('type')!r} depends on neighbouring tokens")
             read(stage)
         if self.drops_in_first and self.strip:
-            raise ValueError("two rules for the beginning of a text")
+            raise ValueError("the decoder has two rules for the beginning of a text")
 
     def spell(self, piece: str, is_first: bool = False) -> bytes:
         """Return the bytes of a token by its name in the vocabulary. `is_first`: the token begins a text."""
@@ -137,7 +137,7 @@ class Spelling:
 
     def _read_bytelevel(self, stage: Spec) -> None:
         if self._replacements or self._byte_fallback or self._fused or self._metaspace is not None:
-            raise ValueError("ByteLevel after another stage")
+            raise ValueError("the decoder has ByteLevel after another stage")
         self._byte_level = True
 
     def _read_bytefallback(self, stage: Spec) -> None:
@@ -149,24 +149,24 @@ class Spelling:
     def _read_replace(self, stage: Spec) -> None:
         old = stage.get("pattern", {}).get("String")
         if not old or self._byte_level or (self._fused and len(old) > 1):
-            raise ValueError("a replacement that may span tokens")
+            raise ValueError("the decoder has a replacement that may span tokens")
         self._replacements.append((old, stage.get("content", "")))
 
     def _read_strip(self, stage: Spec) -> None:
         if stage.get("stop", 0) or not self._fused or self.strip:
-            raise ValueError("a strip that is not only at the beginning")
+            raise ValueError("the decoder has a Strip that is not only at the beginning")
         self.strip, self.strip_char = int(stage.get("start", 0)), str(stage.get("content", " "))
 
     def _read_metaspace(self, stage: Spec) -> None:
         if self._fused:
-            raise ValueError("Metaspace after Fuse")
+            raise ValueError("the decoder has Metaspace after Fuse")
         self._metaspace = str(stage.get("replacement", "\u2581"))
         self.drops_in_first = stage.get("prepend_scheme", "always") != "never"
 
 
 def _flat(spec: Spec | None) -> Iterable[Spec]:
     if spec is None:
-        raise ValueError("no decoder: tokens are joined with spaces")
+        raise ValueError("the tokenizer has no decoder, so tokens are joined with spaces")
     if spec.get("type") != "Sequence":
         return [spec]
     return [stage for inner in spec.get("decoders", []) for stage in _flat(inner)]
@@ -175,7 +175,7 @@ def _flat(spec: Spec | None) -> Iterable[Spec]:
 def _byte_alphabet() -> dict[int, int]:
     """Return a table for `str.translate` from the characters of byte-level vocabularies to bytes. Printable characters
     represent themselves; the other bytes are represented by the characters from U+0100 on, in order. A character that
-    another one represents is mapped to a character that is not a byte."""
+    is represented by another character is mapped to a character that is not a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(moved, _NO_BYTE) | {0x100 + i: byte for i, byte in enumerate(moved)}

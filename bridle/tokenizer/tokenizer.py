@@ -251,7 +251,7 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """Return the source of the chat template; of several templates, all sources in a row."""
+        """Return the source of the chat template; if there are several templates, all sources joined."""
         return self.chat_template.text
 
     def render_chat(

@@ -71,8 +71,8 @@ def _read_unpacked(folder: Path) -> TokenizerFiles:
 
 
 def check_added(folder: Path, backend: Any) -> None:
-    """Raise `UnsupportedModel` if added tokens have other ids than the folder's files say. Large files are checked only
-    once for each state."""
+    """Raise `UnsupportedModel` if added tokens have other ids than the folder's files say. A large file is checked
+    again only if it has changed."""
     paths = [path for path in (folder / "tokenizer.json", folder / "tokenizer_config.json") if path.is_file()]
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     files = FileCache("tokenizers")
@@ -94,8 +94,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
         raise UnsupportedModel(f"{folder} has no tokenizer that can be loaded: {reason}") from error
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise UnsupportedModel(
-            f"the tokenizer in {folder} ({type(loaded).__name__}) has no fast version; "
-            "save it once with a tokenizer.json"
+            f"the tokenizer in {folder} ({type(loaded).__name__}) has no fast version; save it with a tokenizer.json"
         )
     if not _spells(loaded.backend_tokenizer):
         raise UnsupportedModel(
@@ -113,8 +112,8 @@ def decoder_of(backend: Any) -> dict[str, Any] | None:
 
 
 def _spells(backend: Any) -> bool:
-    """Return whether the tokenizer has any tokens but added ones. For a folder without files, the library makes up a
-    tokenizer that has only added tokens."""
+    """Return whether the tokenizer has other tokens than added tokens. For a folder without files, the library makes up
+    a tokenizer that has only added tokens."""
     added = {info.content for info in backend.get_added_tokens_decoder().values()}
     return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 

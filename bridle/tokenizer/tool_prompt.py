@@ -1,8 +1,8 @@
 """Tools for models whose chat template does not write them: describes tools in the system message.
 
 The description uses the text of Qwen's and Hermes' templates, which many models have seen, and calls are parsed in that
-format. If a template writes no calls or no tool results, they become text of the assistant and the user, as in those
-templates. This module renders a template to find out what it writes; it does not parse calls.
+format. If a template writes no calls or no tool results, these become text of the assistant and the user, as in Qwen's
+and Hermes' templates. This module renders a template to find out what it writes; it does not parse calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROBED = {"type": "function", "function": {"name": _TOOL, "description": "d", "
 
 @dataclass(frozen=True, slots=True)
 class TemplateSupport:
-    """Which parts of a conversation with tools a chat template writes."""
+    """The parts of a conversation with tools that a chat template writes."""
 
     tools: bool
     calls: bool

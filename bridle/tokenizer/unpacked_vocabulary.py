@@ -1,7 +1,7 @@
 """Reads the vocabulary of a GGUF file from the `tokenizer.json` that bridle wrote for it, without creating a tokenizer.
 
-That takes a fifth of the time, and a first load needs only the vocabulary before it serves. The ids of added tokens and
-the table of texts are correct by construction, so they are not compared with a tokenizer.
+This takes a fifth of the time, and a server's first load needs only the vocabulary. The ids of added tokens and the
+table of texts are correct by construction, so they are not compared with a tokenizer.
 """
 
 from __future__ import annotations
