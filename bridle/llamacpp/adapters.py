@@ -51,7 +51,7 @@ class LlamaAdapters:
         """Load an adapter from the host into llama.cpp. Raises `AdapterRefused`."""
         adapter = self._on_host.get(key)
         if adapter is None:
-            raise InternalError(f"adapter {key!r} is to be placed, but was not read")
+            raise InternalError(f"adapter {key!r} cannot be placed on the device, because its files were not read")
         with tempfile.TemporaryDirectory(prefix="bridle-adapter-") as folder:
             path = Path(folder) / "adapter.gguf"
             self._write(path, adapter)
@@ -60,7 +60,7 @@ class LlamaAdapters:
                 if handle:
                     self._on_device[key] = handle
         if not handle:
-            raise AdapterRefused("llama.cpp refuses the adapter; the log says why", "source")
+            raise AdapterRefused("llama.cpp cannot load the adapter; see the log for the reason", "source")
 
     def displace(self, key: str) -> None:
         with self.lock:
@@ -84,7 +84,7 @@ class LlamaAdapters:
             yield
             return
         if key not in self._on_device:
-            raise InternalError(f"adapter {key!r} is not on the device")
+            raise InternalError(f"adapter {key!r} is used, but is not on the device")
         self._model.use_adapter(self._on_device[key])
         try:
             yield

@@ -71,7 +71,7 @@ class LlamaExecutor:
         """Return tokens and log-probabilities from the logits of the last step."""
         self._require_model()
         if batch.step != self._step:
-            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was step {self._step}")
         if not batch.rows and not batch.scores:
             return StepResult(batch.step)
         check_batch(batch, 0 if self.logits is None else self.logits.shape[0])
@@ -84,10 +84,10 @@ class LlamaExecutor:
         llama.cpp does not store hidden states, so the tokens of these rows and all later tokens are computed again."""
         model = self._require_model()
         if step != self._step:
-            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+            raise InternalError(f"got step {step} for embeddings; the last forward pass was step {self._step}")
         for row in logits_rows:
             if not 0 <= row < len(self._rows):
-                raise InternalError(f"step {step} has {len(self._rows)} logits rows; row {row} is to be embedded")
+                raise InternalError(f"step {step} has {len(self._rows)} logits rows; embeddings need row {row}")
         with self.adapters.lock, torch.inference_mode():
             vectors = [self._embed(model, *self._rows[row]) for row in logits_rows]
         return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]

@@ -86,7 +86,7 @@ class Model:
             settings.use_mmap = False
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise UnsupportedModel(f"{path} cannot be loaded by llama.cpp; the log says why")
+            raise UnsupportedModel(f"llama.cpp cannot load {path}; see the log for the reason")
         lib = self._lib
         #: True if the model has a recurrent state, which cannot be truncated.
         self.is_recurrent = bool(lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
@@ -119,7 +119,7 @@ class Model:
         settings.no_perf = True
         self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
-            raise OutOfBlocks(f"llama.cpp cannot make a context of {num_cells} tokens; the log says why")
+            raise OutOfBlocks(f"llama.cpp cannot create a context of {num_cells} tokens; see the log for the reason")
         self._batch = lib.llama_batch_init(self.max_batch, 0, 1)
 
     @property
@@ -164,7 +164,7 @@ class Model:
     def _run(self, count: int) -> None:
         status = self._lib.llama_decode(self._context, self._batch)
         if status == 1:
-            raise OutOfBlocks(f"llama.cpp has no {count} free cells")
+            raise OutOfBlocks(f"llama.cpp has fewer than {count} free KV cells")
         if status != 0:
             raise InternalError(f"llama.cpp returned status {status} for a batch of {count} tokens")
 
@@ -173,7 +173,7 @@ class Model:
     def cut(self, slot: int, length: int) -> None:
         """Remove the KV of a slot's positions from `length` on."""
         if not self._lib.llama_memory_seq_rm(self._memory, slot, length, -1):
-            raise InternalError(f"llama.cpp cannot cut slot {slot} to {length} tokens")
+            raise InternalError(f"llama.cpp cannot truncate slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the KV of the first `length` positions of slot `source` into the empty slot `target`."""
@@ -187,7 +187,7 @@ class Model:
     def restore(self, slot: int, state: bytes) -> None:
         """Restore a slot's recurrent state from the data that `state` returned."""
         if not self.write(slot, bytearray(state), _PARTIAL):
-            raise InternalError(f"llama.cpp does not take a state of {len(state)} bytes for slot {slot}")
+            raise InternalError(f"llama.cpp cannot restore a state of {len(state)} bytes in slot {slot}")
 
     def size_of(self, slot: int, part: int = _WHOLE) -> int:
         """Return the size in bytes of a slot's data, or of the part `part` of it."""
@@ -198,7 +198,7 @@ class Model:
         state = bytearray(self.size_of(slot, part))
         held = (ctypes.c_uint8 * len(state)).from_buffer(state)
         if self._lib.llama_state_seq_get_data_ext(self._context, held, len(state), slot, part) != len(state):
-            raise InternalError(f"llama.cpp does not give the state of slot {slot}")
+            raise InternalError(f"llama.cpp cannot save the state of slot {slot}")
         return state
 
     def write(self, slot: int, state: bytearray | memoryview, part: int = _WHOLE) -> bool:
@@ -231,7 +231,7 @@ class Model:
             pointer = ctypes.cast(handles, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))
             status = self._lib.llama_set_adapters_lora(self._context, pointer, 1, (ctypes.c_float * 1)(1.0))
         if status != 0:
-            raise InternalError("llama.cpp refuses an adapter that it has read")
+            raise InternalError("llama.cpp cannot apply an adapter that it has loaded")
 
     def close(self) -> None:
         """Free model and context. Idempotent."""

@@ -41,7 +41,7 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
     report = progress or silent
     check_settings(config)
     if config.device == "cuda" and not library().llama_supports_gpu_offload():
-        raise InvalidRequest("device is 'cuda', and this build of llama.cpp computes on CPUs only", "device")
+        raise InvalidRequest("device is 'cuda', but this build of llama.cpp runs only on CPUs", "device")
     report("finding the model", 0.0)
     folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     checkpoint = inspect_checkpoint(folder)
@@ -123,21 +123,21 @@ def check_settings(config: ModelConfig) -> None:
     require_library()
     if config.quantization != "none":
         raise InvalidRequest(
-            f"backend 'llamacpp' does not take quantization {config.quantization!r}: its files are quantized already",
+            f"backend 'llamacpp' takes no quantization, got {config.quantization!r}: GGUF files are quantized already",
             "quantization",
         )
     if config.draft_model is not None:
-        raise InvalidRequest("backend 'llamacpp' takes no draft_model; backend 'torch' does", "draft_model")
+        raise InvalidRequest("backend 'llamacpp' takes no draft_model; use backend 'torch'", "draft_model")
     for name in ("kernel", "adapter_kernel", "kv_cache_dtype"):
         if getattr(config, name) != "auto":
-            raise InvalidRequest(f"backend 'llamacpp' does not take {name} {getattr(config, name)!r}", name)
+            raise InvalidRequest(f"backend 'llamacpp' does not support {name}, got {getattr(config, name)!r}", name)
     if config.enforce_eager:
-        raise InvalidRequest("backend 'llamacpp' does not take enforce_eager", "enforce_eager")
+        raise InvalidRequest("backend 'llamacpp' does not support enforce_eager", "enforce_eager")
     if config.device not in ("auto", "cpu", "cuda"):
-        raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' takes auto, cpu and cuda", "device")
+        raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' supports auto, cpu and cuda", "device")
     if config.step_seqs is not None and config.step_seqs > MAX_SLOTS // 2:
         raise InvalidRequest(
-            f"max_num_seqs is {config.step_seqs}; backend 'llamacpp' runs at most {MAX_SLOTS // 2} at once",
+            f"max_num_seqs is {config.step_seqs}; backend 'llamacpp' runs at most {MAX_SLOTS // 2} sequences at once",
             "max_num_seqs",
         )
 
@@ -145,7 +145,7 @@ def check_settings(config: ModelConfig) -> None:
 def _longest(config: ModelConfig, trained: int) -> int:
     if config.max_model_len is not None and config.max_model_len > trained:
         raise InvalidRequest(
-            f"max_model_len (or max_total_tokens) is {config.max_model_len}; the model has {trained} positions",
+            f"max_model_len (or max_total_tokens) is {config.max_model_len}; the model supports at most {trained}",
             "max_model_len",
         )
     return config.max_model_len or trained
@@ -194,13 +194,13 @@ def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_
         )
         num_tokens = max(room.num_bytes // cell_bytes, _LEAST_TOKENS)
         _log.info(
-            "the KV cache holds %d tokens in %s: %s; kv_memory (--kv-memory) changes that",
+            "the KV cache holds %d tokens in %s: %s; set kv_memory (--kv-memory) to change that",
             *(num_tokens, show_bytes(num_tokens * cell_bytes), room.reason),
         )
         return num_tokens
     if wanted < 1 or wanted * cell_bytes > free:
         raise OutOfBlocks(
-            f"a KV cache of {wanted} tokens takes {show_bytes(wanted * cell_bytes)}; {show_bytes(free)} are free"
+            f"a KV cache of {wanted} tokens needs {show_bytes(wanted * cell_bytes)}, but {show_bytes(free)} are free"
         )
     return wanted
 

@@ -72,7 +72,7 @@ class Slots:
     def __getitem__(self, seq_id: int) -> SlotSequence:
         held = self.held.get(seq_id)
         if held is None:
-            raise InternalError(f"sequence {seq_id} is not known")
+            raise InternalError(f"no sequence with id {seq_id} is known")
         return held
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class Slots:
 
     def _take(self, seq_id: int) -> SlotSequence:
         if not self._free:
-            raise OutOfBlocks(f"all {self._memory.num_slots} sequences of llama.cpp are in use")
+            raise OutOfBlocks(f"all {self._memory.num_slots} sequence slots of llama.cpp are in use")
         held = self.held[seq_id] = SlotSequence(self._free.pop())
         return held
 
@@ -124,7 +124,7 @@ class Slots:
     def _fork(self, fork: ForkRow) -> None:
         parent = self[fork.parent]
         if fork.child in self.held or fork.num_tokens > len(parent.tokens):
-            raise InternalError(f"fork {fork.child} of {fork.parent} at {fork.num_tokens} tokens matches no sequence")
+            raise InternalError(f"sequence {fork.parent} cannot be forked to {fork.child} at {fork.num_tokens} tokens")
         child = self._take(fork.child)
         child.tokens = parent.tokens[: fork.num_tokens]
         child.num_prompt = min(parent.num_prompt, fork.num_tokens)
@@ -170,16 +170,16 @@ class Slots:
         end = row.start + row.num_scheduled
         if row.num_kept > len(held.tokens) or not 0 <= row.start <= min(held.length, row.num_kept):
             have = f"{len(held.tokens)} tokens, KV of {held.length}"
-            raise InternalError(f"sequence {row.seq_id} keeps {row.num_kept} from {row.start}; it has {have}")
+            raise InternalError(f"sequence {row.seq_id} has {have}; its row keeps {row.num_kept} from {row.start}")
         del held.tokens[row.num_kept :]
         held.tokens.extend(row.new_tokens)
         held.num_prompt = row.num_prompt
         if row.num_scheduled < 1 or not 0 <= row.num_logits <= row.num_scheduled:
             raise InternalError(f"sequence {row.seq_id} wants {row.num_logits} logits of {row.num_scheduled} tokens")
         if end > min(len(held.tokens), self._max_model_len):
-            raise InternalError(f"sequence {row.seq_id} is computed to {end}; it has {len(held.tokens)} tokens")
+            raise InternalError(f"the row of sequence {row.seq_id} ends at {end}, but it has {len(held.tokens)} tokens")
         if any(not 0 <= token < self._num_ids for token in row.new_tokens):
-            raise InternalError(f"sequence {row.seq_id} is given a token that is not among {self._num_ids}")
+            raise InternalError(f"sequence {row.seq_id} gets a token id outside of 0 to {self._num_ids - 1}")
         held.first = self.rewind(held, row.start)
         if self._memory.is_recurrent:
             self._keep(held, row.num_logits > 1)

@@ -114,13 +114,13 @@ def test_slots_follow_any_plans(seed: int, is_recurrent: bool) -> None:
 @pytest.mark.parametrize(
     ("plan", "error", "reason"),
     [
-        (StepPlan(1, [PlanRow(9, 3, 1, 1, 0, (1,))]), InternalError, "sequence 9 keeps 0 from 3"),
-        (StepPlan(1, [PlanRow(9, 0, 2, 1, 0, (1,))]), InternalError, "computed to 2; it has 1 tokens"),
+        (StepPlan(1, [PlanRow(9, 3, 1, 1, 0, (1,))]), InternalError, "its row keeps 0 from 3"),
+        (StepPlan(1, [PlanRow(9, 0, 2, 1, 0, (1,))]), InternalError, "ends at 2, but it has 1 tokens"),
         (StepPlan(1, [PlanRow(9, 0, 1, 2, 0, (1,))]), InternalError, "2 logits of 1 tokens"),
-        (StepPlan(1, [PlanRow(9, 0, 1, 1, 0, (99,))]), InternalError, "a token that is not among 50"),
+        (StepPlan(1, [PlanRow(9, 0, 1, 1, 0, (99,))]), InternalError, "a token id outside of 0 to 49"),
         (StepPlan(1, [PlanRow(9, 0, 1, 1, 0, (1,))] * 2), InternalError, "two rows of one sequence"),
-        (StepPlan(1, forks=[ForkRow(7, 8, 0, 0)]), InternalError, "sequence 7 is not known"),
-        (StepPlan(1, [PlanRow(n, 0, 1, 1, 0, (1,)) for n in range(7)]), OutOfBlocks, "all 6 sequences"),
+        (StepPlan(1, forks=[ForkRow(7, 8, 0, 0)]), InternalError, "no sequence with id 7 is known"),
+        (StepPlan(1, [PlanRow(n, 0, 1, 1, 0, (1,)) for n in range(7)]), OutOfBlocks, "all 6 sequence slots"),
     ],
 )
 def test_plans_that_fit_nothing_are_refused(plan: StepPlan, error: type[BridleError], reason: str) -> None:
@@ -155,7 +155,7 @@ def test_a_failed_step_forgets_everything_and_leaves_the_backend_alive() -> None
     executor.forward(prompt_plan(1, 0, [5, 6, 7], 1))
     with pytest.raises(InternalError, match="stale"):
         executor.forward(prompt_plan(1, 1, [5], 1))
-    with pytest.raises(InternalError, match=r"step 2 .1 tokens. failed: sequence 0 keeps 9"):
+    with pytest.raises(InternalError, match=r"step 2 .1 tokens. failed: sequence 0 has .*; its row keeps 9"):
         executor.forward(StepPlan(2, [PlanRow(0, 9, 1, 1, 9, (1,))]))
     executor.forward(prompt_plan(3, 0, [5, 6, 7], 1))
     row = SampleRow(0, 0, GREEDY)
@@ -225,16 +225,24 @@ def test_adapters_name_no_layers_that_llama_cpp_leaves_as_they_are() -> None:
             UnsupportedModel,
             "reads only GGUF files, and 'demo' is not one; `bridle quantize` writes them",
         ),
-        ({"quantization": "int8"}, InvalidRequest, "backend 'llamacpp' does not take quantization 'int8'"),
-        ({"kernel": "reference"}, InvalidRequest, "kernel 'reference'"),
-        ({"draft_model": "demo"}, InvalidRequest, "takes no draft_model; backend 'torch' does"),
-        ({"kv_cache_dtype": "int8"}, InvalidRequest, "does not take kv_cache_dtype 'int8'"),
-        ({"adapter_kernel": "torch"}, InvalidRequest, "adapter_kernel 'torch'"),
-        ({"enforce_eager": True}, InvalidRequest, "does not take enforce_eager"),
-        ({"device": "cuda:1"}, InvalidRequest, "takes auto, cpu and cuda"),
-        ({"max_model_len": 4096}, InvalidRequest, "max_model_len .or max_total_tokens. is 4096; the model has 512"),
-        ({"kv_tokens": 1 << 50}, OutOfBlocks, "a KV cache of 1125899906842624 tokens takes"),
-        ({"step_seqs": 500}, InvalidRequest, "max_num_seqs is 500; backend 'llamacpp' runs at most 128 at once"),
+        ({"quantization": "int8"}, InvalidRequest, "backend 'llamacpp' takes no quantization, got 'int8'"),
+        ({"kernel": "reference"}, InvalidRequest, "does not support kernel, got 'reference'"),
+        ({"draft_model": "demo"}, InvalidRequest, "takes no draft_model; use backend 'torch'"),
+        ({"kv_cache_dtype": "int8"}, InvalidRequest, "does not support kv_cache_dtype, got 'int8'"),
+        ({"adapter_kernel": "torch"}, InvalidRequest, "adapter_kernel, got 'torch'"),
+        ({"enforce_eager": True}, InvalidRequest, "does not support enforce_eager"),
+        ({"device": "cuda:1"}, InvalidRequest, "supports auto, cpu and cuda"),
+        (
+            {"max_model_len": 4096},
+            InvalidRequest,
+            "max_model_len .or max_total_tokens. is 4096; the model supports at most 512",
+        ),
+        ({"kv_tokens": 1 << 50}, OutOfBlocks, "a KV cache of 1125899906842624 tokens needs"),
+        (
+            {"step_seqs": 500},
+            InvalidRequest,
+            "max_num_seqs is 500; backend 'llamacpp' runs at most 128 sequences at once",
+        ),
     ],
     ids=str,
 )
@@ -262,9 +270,9 @@ def test_what_llama_cpp_refuses_is_an_error_of_ours() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"cannot be loaded by llama\.cpp"):
+    with pytest.raises(UnsupportedModel, match=r"llama\.cpp cannot load"):
         load_executor(ModelConfig(str(path), backend="llamacpp"))
-    with pytest.raises(UnsupportedModel, match="of the architecture 'plamo'; known are"):
+    with pytest.raises(UnsupportedModel, match="has architecture 'plamo'; supported are"):
         LLM(str(path))
     # A server measures a model before it loads it, also one that no other backend could load.
     assert weights_of(ModelConfig(str(path), backend="llamacpp")) == 0

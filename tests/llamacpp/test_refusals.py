@@ -206,9 +206,9 @@ def test_adapters_that_it_cannot_apply_are_refused_when_they_come(server: str, s
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 SETTINGS = [
-    (["--quantization", "int8"], {"quantization": "int8"}, "does not take quantization 'int8'"),
-    (["--adapter-kernel", "torch"], {"adapter_kernel": "torch"}, "does not take adapter_kernel 'torch'"),
-    (["--kv-cache-dtype", "int8"], {"kv_cache_dtype": "int8"}, "does not take kv_cache_dtype 'int8'"),
+    (["--quantization", "int8"], {"quantization": "int8"}, "takes no quantization, got 'int8'"),
+    (["--adapter-kernel", "torch"], {"adapter_kernel": "torch"}, "does not support adapter_kernel, got 'torch'"),
+    (["--kv-cache-dtype", "int8"], {"kv_cache_dtype": "int8"}, "does not support kv_cache_dtype, got 'int8'"),
     (["--draft-model", "demo"], {"draft_model": "demo"}, "takes no draft_model"),
     (["--device", "cuda:1"], {"device": "cuda:1"}, "device is 'cuda:1'"),
 ]
