@@ -52,7 +52,7 @@ def test_what_a_model_can_do() -> None:
 def test_damaged_weights_are_refused(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(header)
-    with pytest.raises(UnsupportedModel, match=r"no safetensors file|is damaged"):
+    with pytest.raises(UnsupportedModel, match=r"not a safetensors file|is damaged"):
         describe(tmp_path)
 
 

@@ -260,11 +260,11 @@ def _with(path: Path, **changes: Any) -> GgufModel:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": "rwkv"}, "of the kind 'rwkv'; known are gpt2, llama, t5"),
-        ({"model": None}, "of the kind None"),
+        ({"model": "rwkv"}, "unknown tokenizer model 'rwkv'; known are gpt2, llama, t5"),
+        ({"model": None}, "unknown tokenizer model None"),
         ({"pre": "nobody"}, "pre-tokenizer 'nobody' is not known"),
         ({"tokens": []}, "holds no tokens"),
-        ({"tokens": ["a"]}, "kinds of them"),
+        ({"tokens": ["a"]}, "token types"),
         ({"tokens": 5}, "not a list of strings"),
         ({"merges": ["a b"] * 9}, "merges name unknown tokens"),
         ({"eos_token_id": -5}, "eos_token_id is -5"),
@@ -294,7 +294,7 @@ def test_what_cannot_be_written_is_refused(change: dict[str, Any], reason: str) 
 
 
 def test_more_tokens_than_rows_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="the embedding 20 rows"):
+    with pytest.raises(UnsupportedModel, match="the embedding has 20 rows"):
         vocabulary_fields(json.loads(both("llama-bpe")[0].to_str()), ROLES, 20, None)
 
 
