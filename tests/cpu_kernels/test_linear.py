@@ -42,5 +42,5 @@ def test_weights_in_floating_point_are_rounded(form: str) -> None:
 def test_unknown_types_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="Q3_K"):
         QuantizedLinear.from_ggml("Q3_K", np.zeros((1, 1), np.uint8), (1, 32))
-    with pytest.raises(InvalidRequest, match="not to Q6_K"):
+    with pytest.raises(InvalidRequest, match="cannot be quantized to Q6_K"):
         QuantizedLinear.from_float(torch.zeros(2, 256), "Q6_K")
