@@ -120,7 +120,7 @@ def calling(host: Host) -> CalledDevice:
 def test_what_a_shard_refuses_is_told_in_its_words(host: Host, tmp_path: Path) -> None:
     """A scripted executor supports no adapters, and a real executor checks the files itself."""
     files = open_adapter(write_adapter(tmp_path))
-    with pytest.raises(UnsupportedFeature, match="applies no adapters"):
+    with pytest.raises(UnsupportedFeature, match="does not support adapters"):
         calling(host).read("poet", files)
     with pytest.raises(UnsupportedFeature):
         calling(host).drop("poet")
