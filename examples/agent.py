@@ -1,11 +1,12 @@
-"""An agent inside the engine: the model calls a tool, and two MCP servers answer while its KV waits.
+"""An agent inside the engine: the model calls a tool, two MCP servers look up the result, and the text's KV is kept
+meanwhile.
 
     bridle serve demo --tools examples/tools.toml
     bridle run examples/agent.py
 
-The model writes which tool it wants; a schema allows only existing tools. The script looks up the time zone of the city
-with one server and the time there with another. It adds the result to the conversation, and only the new tokens are
-computed then.
+The model writes the name of the tool that it wants; a schema allows only existing tools. The script looks up the time
+zone of the city with one server and the time there with another. The script adds the result to the conversation, and
+only the new tokens are computed then.
 """
 
 import json

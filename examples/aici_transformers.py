@@ -1,10 +1,10 @@
-"""An engine of your own, steered by bridle's control runtime: plain transformers, one request at a time.
+"""A small engine of your own whose outputs bridle's controllers steer: plain transformers, one request at a time.
 
     python examples/aici_transformers.py demo yesno "Is snow white?"
     python examples/aici_transformers.py MODEL_FOLDER CONTROLLER.wasm "a prompt" ARGUMENT
 
-The engine supports everything that a controller may request: masks, forced tokens, backtracking (the KV cache is
-cropped), forks (the KV cache is copied), waiting, its own temperature, logs. A sequence is a token list and a cache of
+The engine supports everything that a controller may request: masks, forced tokens, backtracking, forks, waiting, a
+temperature, and logs. Backtracking crops the KV cache, and forks copy it. An output is a token list, and a KV cache of
 all tokens but the last.
 """
 
@@ -29,7 +29,7 @@ from bridle.model import resolve_model
 
 @dataclass
 class Output:
-    """One sequence. `news` is the next message to its controller."""
+    """One output of a request. `news` is the next message to the output's controller."""
 
     tokens: list[int]
     num_prompt: int
@@ -44,7 +44,7 @@ NUMBERS = itertools.count()  # of requests and of sequences, which must be uniqu
 
 
 class TinyEngine:
-    """Runs requests of `runner`'s controllers over `model`."""
+    """Runs requests over `model`, with controllers that `runner` runs."""
 
     def __init__(self, model: Any, runner: Runner, max_tokens: int = 64, seed: int = 0) -> None:
         self.model, self.runner, self.max_tokens = model.eval(), runner, max_tokens
@@ -52,7 +52,7 @@ class TinyEngine:
 
     @torch.inference_mode()
     def run(self, prompt: list[int], module: str, argument: str = "") -> list[Output]:
-        """Return all outputs of a request, complete."""
+        """Run a request to its end; return all its outputs."""
         name = f"request-{next(NUMBERS)}"
         tokens = self.runner.start(name, prompt, module, argument)
         ask = Ask(next(NUMBERS), request=Request(name, tuple(tokens)))
@@ -67,13 +67,13 @@ class TinyEngine:
         return outputs
 
     def compute(self, output: Output) -> None:
-        """Update cache and logits to the current tokens."""
+        """Update the output's KV cache and logits to its current tokens."""
         if output.logits is None:
             new = torch.tensor([output.tokens[output.cache.get_seq_length() :]])  # [1, n]
             output.logits = self.model(new, past_key_values=output.cache, use_cache=True).logits[0, -1]  # [V]
 
     def apply(self, output: Output, answer: Answer) -> list[Output]:
-        """Apply the controller's decision; return the forks. Each fork starts from the sequence before the decision."""
+        """Apply the controller's decision; return the forks. Each fork starts from the tokens before the decision."""
         print(answer.log, end="")
         decision = answer.decision
         if decision is None or decision.is_stop:
@@ -91,7 +91,7 @@ class TinyEngine:
         return Output(list(parent.tokens), parent.num_prompt, cache, news, parent.logits)
 
     def follow(self, output: Output, branch: Branch, *, is_new: bool) -> None:
-        """Sample, splice, and record the result."""
+        """Follow one branch of a decision: sample, splice, and record the result."""
         sampled, backtrack = None, 0
         tokens: tuple[int, ...] = ()
         splices = branch.splices
@@ -137,7 +137,7 @@ class TinyEngine:
 def main(
     model_name: str = "demo", controller: str = "yesno", prompt: str = "Is snow white?", argument: str = ""
 ) -> None:
-    """Upload a module, or a module that is part of bridle; run it and print its outputs."""
+    """Upload a module from a file, or one that is part of bridle; run it and print its outputs."""
     folder = str(resolve_model(model_name))
     wasm = Path(controller).read_bytes() if controller.endswith(".wasm") else standard.load(controller)
     tokenizer = AutoTokenizer.from_pretrained(folder)

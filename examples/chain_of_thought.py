@@ -1,9 +1,9 @@
-"""Think first, and keep only the answer.
+"""Let the model think first, and keep only its answer.
 
     bridle run examples/chain_of_thought.py
 
-The model writes its reasoning. Then everything after the question is rolled back and replaced by the result. A reader
-of the output, or a client that continues it, gets only the question and the answer.
+The model writes its reasoning. Then everything after the question is rolled back and replaced by the answer. Readers of
+the output, and requests that continue it, get only the question and the answer.
 """
 
 import pyaici.server as aici

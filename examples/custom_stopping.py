@@ -18,7 +18,7 @@ from bridle.tokenizer import Tokenizer
 
 
 class Sentences:
-    """Stop after `limit` sentences."""
+    """A criterion that stops after `limit` sentences."""
 
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
         self.limit = limit
@@ -29,7 +29,7 @@ class Sentences:
         }
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | None:
-        """Count sentences only if one has just ended, so that most tokens need only one look-up."""
+        """Count the sentences only if one has just ended, so that most tokens need only one look-up."""
         if tokens[-1] not in self.ends:
             return None
         count = sum(token in self.ends for token in tokens[num_prompt:])

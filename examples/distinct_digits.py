@@ -1,9 +1,9 @@
-"""A controller together with a JSON schema: the schema gives the form, and the controller checks what no schema can
-express.
+"""A controller together with a JSON schema: the schema determines the form, and the controller checks what no schema
+can express.
 
     python examples/distinct_digits.py
 
-Schema and controller work independently. A token is sampled only if both allow it.
+The schema and the controller work independently. A token is sampled only if both allow it.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""A human answers a question in the middle of a text: the stream reports the question, a POST answers it, the text
-continues.
+"""A human answers a question in the middle of a text: the stream reports the question, a POST request answers it, and
+the text continues.
 
     bridle serve demo
     python examples/human.py
 
-The script below runs in the server. It calls a tool that the request has declared as the client's. The text waits with
-its KV until this program has sent the typed answer.
+The script below runs in the server. The script calls a tool that the request declares as a tool of the client. The text
+and its KV wait until this program has sent the answer that the user typed.
 """
 
 import json
@@ -26,8 +26,8 @@ RUN = {"controller": "jsctrl", "controller_arg": SCRIPT, "client_tools": ["ask"]
 
 
 def post(url: str, body: object) -> BinaryIO:
-    """Send an object as JSON; return the streaming answer. A server that is still compiling its script interpreter
-    answers with the time for the next attempt."""
+    """Send an object as JSON; return the stream of the answer. While the server compiles its script interpreter, it
+    refuses the request and names the time for the next attempt."""
     while True:
         try:
             return urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
@@ -45,7 +45,7 @@ def items(stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def main(server: str = "http://127.0.0.1:8080", ask: Callable[[str], str] = input) -> None:
-    """Print the text, and pass each question on to `ask`."""
+    """Print the text of the stream, and pass each question on to `ask`."""
     with post(f"{server}/v1/run", RUN) as stream:
         for item in items(stream):
             for fork in item.get("forks", ()):
@@ -56,7 +56,7 @@ def main(server: str = "http://127.0.0.1:8080", ask: Callable[[str], str] = inpu
 
 
 def tell(server: str, variable: dict[str, Any], ask: Callable[[str], str]) -> None:
-    """Answer the call in a variable."""
+    """Answer the tool call that a variable of the stream contains."""
     kind, _, call_id = variable["name"].partition(":")
     if kind == "tool_call":
         call = json.loads(bytes.fromhex(variable["value"]))

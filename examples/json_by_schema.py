@@ -1,4 +1,4 @@
-"""JSON that matches a schema, with any model.
+"""JSON that matches a schema, written by any model.
 
     bridle run examples/json_by_schema.py
 

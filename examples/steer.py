@@ -1,4 +1,4 @@
-"""Steer a model with plain Python: fill in a form.
+"""Steer a model with plain Python: let it fill in a form.
 
     python examples/steer.py demo
 
@@ -40,8 +40,8 @@ class Form(Controller):
         self.begin = 0  # the begin of the current field
 
     def next(self, view: SequenceView) -> Decision:
-        """Return a fixed part if the current field is complete, otherwise a token of the field; stop after the last
-        part."""
+        """Return the next fixed part if the current field is complete, otherwise a token of the field; stop after the
+        last part."""
         if self.part == len(FIELDS):
             return Decision.stop("the form is complete")
         if self.part < 0:
@@ -54,7 +54,7 @@ class Form(Controller):
         return Decision.sample(view.mask_of(self.inside[kind] + self.ends[kind] if length else self.first[kind]))
 
     def write_part(self, view: SequenceView, backtrack: int) -> Decision:
-        """Roll the field's end back and continue with the next fixed part, without sampling."""
+        """Roll back the token that ended the field, and append the next fixed part without sampling."""
         self.part += 1
         part = self.parts[self.part]
         self.begin = len(view.tokens) - backtrack + len(part)
@@ -62,7 +62,7 @@ class Form(Controller):
 
 
 def readable_tokens(tokenizer: Tokenizer) -> Iterator[tuple[int, str]]:
-    """Yield tokens that are whole characters, with their text."""
+    """Yield the tokens that consist of whole characters, with their text."""
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_text(token)
         if token not in tokenizer.special_token_ids and text.strip() and "\ufffd" not in text:

@@ -1,9 +1,9 @@
-"""Let the model think, within a budget.
+"""Let the model think within a limit of tokens.
 
     bridle run examples/thinking_budget.py
 
-After a number of reasoning tokens the script ends the reasoning itself, and then the model answers. The
-log-probabilities of the answer's first token show how sure it is.
+After a number of reasoning tokens, the script itself ends the reasoning, and then the model answers. The
+log-probabilities of the answer's first token show how certain the answer is.
 """
 
 import pyaici.server as aici

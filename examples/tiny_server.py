@@ -1,4 +1,4 @@
-"""A small HTTP server on `AsyncEngine`, built from its parts.
+"""A small HTTP server that uses `AsyncEngine`, built from bridle's parts.
 
     python examples/tiny_server.py demo
     curl -N localhost:8000/generate -d '{"prompt": "Once upon a time", "max_tokens": 40}'
@@ -26,7 +26,7 @@ from bridle.tokenizer import Detokenizer, Tokenizer
 
 
 def make_app(model: str) -> tuple[fastapi.FastAPI, AsyncEngine]:
-    """Return the application, and its engine, which the caller must close."""
+    """Return the application and its engine, which the caller must close."""
     tokenizer = Tokenizer.load(resolve_model(model))
     engine = AsyncEngine(Engine(load_executor(ModelConfig(model)), decoder=Detokenizer(tokenizer))).start()
     app = fastapi.FastAPI()

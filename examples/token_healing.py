@@ -2,8 +2,9 @@
 
     bridle run examples/token_healing.py --prompt "The capital of France is Pa"
 
-Models have hardly ever seen the token " Pa" before "ris", because text is tokenized differently. So the last tokens are
-rolled back to the beginning of the word. The model then generates tokens that spell the same text and continue it.
+Models have hardly ever seen the token " Pa" before "ris", because tokenizers split such words differently. So the last
+tokens are rolled back to the beginning of the word. The model then generates tokens that spell the same text and
+continue it.
 """
 
 import re

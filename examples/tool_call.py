@@ -2,8 +2,8 @@
 
     bridle run examples/tool_call.py
 
-The model decides by itself whether to call a tool: its most probable next token shows the decision. If the model calls
-a tool, a schema made of the tools' own schemas prevents invented tools, arguments and types.
+The model itself decides whether to call a tool: its most probable next token shows the decision. If the model calls a
+tool, a schema prevents unknown tools and arguments and wrong types. This schema is made of the tools' own schemas.
 """
 
 import json
@@ -26,7 +26,7 @@ def schemas() -> dict[str, object]:
 
 
 def call_schema() -> dict[str, object]:
-    """Return a schema of one call: any tool with all of its arguments."""
+    """Return the schema of one call: the name of a tool and all its arguments."""
     return {"anyOf": [closed({"name": {"const": name}, "arguments": kinds}) for name, kinds in schemas().items()]}
 
 

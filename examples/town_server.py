@@ -1,10 +1,10 @@
-"""A server of the Model Context Protocol with one tool: the time zone of a city.
+"""An MCP server (Model Context Protocol) with one tool: the time zone of a city.
 
     python examples/town_server.py
 
-The server uses its standard input and output, and its caller starts it. `examples/tools.toml` names this server, and
-the agents of `agent.js` and `agent.py` call its tool as `town.zone`. The server needs the package `mcp` (`pip install
-'bridle-llm[tools]'`).
+The server communicates over its standard input and output, and its caller starts it. `examples/tools.toml` names this
+server, and the agents of `agent.js` and `agent.py` call its tool as `town.zone`. The server needs the package `mcp`
+(`pip install 'bridle-llm[tools]'`).
 """
 
 from mcp.server.mcpserver import MCPServer

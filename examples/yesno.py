@@ -2,8 +2,8 @@
 
     bridle run examples/yesno.py
 
-The model reads the question and chooses one option; the script forces everything else. Options include their spaces, so
-" Yes" and "Yes" are different choices. After "A:" a space must come first.
+The model reads the question and chooses one of the options; the script forces all other text. Options include their
+leading spaces, so " Yes" and "Yes" are different options. After "A:" a space must come first.
 """
 
 import pyaici.server as aici

@@ -1,9 +1,9 @@
-"""A calculator in mid-sentence: the model writes the calculation, code writes the result.
+"""A calculator in the middle of a text: the model writes a calculation, and code writes the result.
 
     bridle run examples/recipes/calculator.py
 
-After each `=` the script reads the model's formula, and appends the result before the model can guess it. The model
-continues from the right number.
+After each `=`, the script reads the model's calculation, and appends the result before the model can guess it. Then the
+model continues after the right number.
 """
 
 import re
@@ -16,7 +16,7 @@ MAX_TOKENS = 120
 
 
 def value(text: str) -> str | None:
-    """Return the value of the sum of products at the end of a text, or None if there is none."""
+    """Return the value of the calculation at the end of a text, or None if there is no calculation."""
     text = re.sub(r"[,$A-Za-wyz]", "", text).replace("×", "*").replace("x", "*")  # units may be between the numbers
     found = re.search(r"\d[\d.]*(?:\s*[-+*/]\s*\d[\d.]*)+\s*$", text)
     if found is None:

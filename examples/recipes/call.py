@@ -1,8 +1,8 @@
-"""A call of one of several functions, or of none, without arguments that the question does not contain.
+"""A call of one of several functions, or of none, whose arguments contain only values from the question.
 
     bridle run examples/recipes/call.py
 
-The name is chosen by the probability of the whole name, and "none" is one of the choices. A schema bounds the
+The function is chosen by the probability of its whole name, and "none" is one of the choices. A schema limits the
 arguments. An optional argument whose value the question does not contain is rolled back, because models tend to fill in
 all arguments.
 """
@@ -28,7 +28,7 @@ ASK = 'Answer with one call in JSON, {"name": ..., "arguments": {...}}, or with 
 
 
 def is_said(value: object) -> bool:
-    """Return whether the question contains a value, or all parts of it."""
+    """Return whether the question contains a value, or all parts of a list or object."""
     if isinstance(value, list | dict):
         return bool(value) and all(map(is_said, value.values() if isinstance(value, dict) else value))
     if isinstance(value, float) and value.is_integer():

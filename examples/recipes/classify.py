@@ -2,8 +2,9 @@
 
     python examples/recipes/classify.py demo
 
-`LLM.decide` scores each class as a whole. A model prefers some classes independently of the text. The mean of its
-scores over some texts without labels measures this preference. It is subtracted before the probabilities are computed.
+`LLM.decide` scores each class as a whole. A model prefers some classes whatever the text is. The mean of its scores
+over some texts without labels measures this preference. This mean is subtracted from the scores before the
+probabilities are computed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ASK = "Is the mood of this text {classes}? Answer with one word.\n\nText: {text}
 
 
 def scores(llm: LLM, texts: Sequence[str], classes: Sequence[str] = CLASSES) -> list[list[float]]:
-    """Return the log-probabilities of all classes for each text. Threads let all texts run in one batch."""
+    """Return the log-probabilities of all classes for each text. The requests are sent from threads, so that all texts
+    run in one batch."""
 
     def one(text: str) -> list[float]:
         message = {"role": "user", "content": ASK.format(classes=" or ".join(classes), text=text)}

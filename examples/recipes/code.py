@@ -1,12 +1,12 @@
-"""A function that compiles and passes its examples: a tool runs it, and the text is rolled back to the line that
+"""A function that compiles and passes its examples: a tool runs it, and an error rolls the text back to the line that
 failed.
 
     bridle serve demo --tools examples/recipes/tools.toml
     bridle run examples/recipes/code.py
 
-The tool compiles the program and runs the examples of its docstring, in a separate process with limits. The line of an
-error is generated again, with everything after it. A wrong result has no line, so the whole body is generated again. If
-no attempt passes, the first attempt is kept, because the example may be wrong.
+The tool compiles the program and runs the examples in its docstring, in a separate process with limits. The line with
+the error is generated again, and so is everything after it. A wrong result belongs to no line, so the whole body of the
+function is generated again. If no attempt passes, the first attempt is kept, because the example may be wrong.
 """
 
 import pyaici.server as aici

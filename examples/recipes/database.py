@@ -1,4 +1,5 @@
-"""The tool of `sql.py`: queries of a small shop. Only reading is allowed, for at most a second and a hundred rows."""
+"""The tool of the recipe `sql.py`: queries of a small shop's database. Queries may only read, for at most a second, and
+return at most a hundred rows."""
 
 import sqlite3
 import time
@@ -16,13 +17,13 @@ _SECONDS, _ROWS = 1.0, 100
 
 
 def run(database: str, query: str) -> dict[str, Any]:
-    """Return the first rows of a query, or the error."""
+    """Return the first rows of a query, or its error."""
     script = {"shop": SHOP}.get(database)
     return {"error": f"no such database: {database}"} if script is None else answer(script, query)
 
 
 def answer(script: str, query: str) -> dict[str, Any]:
-    """Return the first rows of a query to the database that a script makes, or the error."""
+    """Return the first rows of a query to the database that an SQL script makes, or the query's error."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(script)
         deadline = time.monotonic() + _SECONDS

@@ -3,7 +3,7 @@
     bridle run examples/recipes/extract.py
 
 Code finds all dates, weights and amounts in the text. The model chooses among them, as they are written in the text.
-Code converts the choice to an ISO date, kilograms or a number, and replaces it by JSON.
+Code converts each chosen text to an ISO date, kilograms or a number, and replaces it by JSON.
 """
 
 import json

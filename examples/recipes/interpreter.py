@@ -1,8 +1,8 @@
-"""The tool of `code.py`: runs the examples in the docstrings of a program, in a restricted process.
+"""The tool of the recipe `code.py`: runs the examples in the docstrings of a program, in a restricted process.
 
     python examples/recipes/interpreter.py < PROGRAM
 
-Examples are those of `doctest`, and lines such as `last_two("abc") == "bc"`, `=> "bc"` or `returns "bc"`.
+Examples are doctests, or lines such as `last_two("abc") == "bc"`, `=> "bc"` or `returns "bc"`.
 
 The process has two seconds of processor time and 512 MB. Before it compiles the program, it gives up access to files,
 the network and other programs (Linux: Landlock and seccomp).
@@ -32,7 +32,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def run(code: str) -> dict[str, Any]:
-    """Return the first error of a program and its examples, and the line of the program where it occurred, if there is
+    """Return the first error of a program or its examples, and the program's line where the error occurred, if there is
     one."""
     command = [sys.executable, "-I", __file__]
     try:
@@ -44,7 +44,7 @@ def run(code: str) -> dict[str, Any]:
 
 
 def outcome(code: str) -> dict[str, Any]:
-    """Return the result of `run`, computed in this process."""
+    """Return the same result as `run`, but compute it in this process."""
     space: dict[str, Any] = {"__name__": "program"}
     try:
         exec(compile(code, _NAME, "exec"), space)  # the process is sandboxed
@@ -57,7 +57,8 @@ def outcome(code: str) -> dict[str, Any]:
 
 
 class Checker(doctest.OutputChecker):
-    """Compares literals by value. An example without a result may be a comparison, which must be true."""
+    """Compares literal values instead of their texts. An example that states no result may be a comparison, which must
+    be true."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         if super().check_output(want or "True\n", got, optionflags) or want == got:
@@ -68,7 +69,7 @@ class Checker(doctest.OutputChecker):
 
 
 def _doctests(functions: list[Callable[..., Any]], space: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the first doctest that fails."""
+    """Return the failure of the first doctest that fails."""
     runner = doctest.DocTestRunner(Checker(), verbose=False, optionflags=doctest.FAIL_FAST)
     runner.report_start = lambda *_: None  # type: ignore[method-assign]
     failures: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ def _doctests(functions: list[Callable[..., Any]], space: dict[str, Any]) -> dic
 
 
 def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | None:
-    """Return the first failing example among the lines that show a call and its result."""
+    """Return the failure of the first line that shows a call and another result than the function's."""
     for each in functions:
         for call, given, wanted in plain_examples(each.__name__, each.__doc__ or ""):
             try:
@@ -100,8 +101,8 @@ def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | Non
 
 
 def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]:
-    """Yield calls of a function in a text, their arguments and results. Only calls whose values are all literals
-    count."""
+    """Yield each call of a function in a text, with its arguments and its expected result. Calls count only if all
+    their values are literals."""
     for line in text.splitlines():
         begin = -1 if ">>>" in line else line.find(f"{name}(")
         for end in (at + 1 for at, char in enumerate(line) if begin >= 0 and char == ")" and at > begin):
@@ -113,7 +114,7 @@ def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]
 
 
 def _arguments(call: str) -> list[Any] | None:
-    """Return the arguments of a call if all are literals."""
+    """Return the arguments of a call if all of them are literals."""
     with contextlib.suppress(ValueError, SyntaxError):
         parsed = ast.parse(call, mode="eval").body
         if isinstance(parsed, ast.Call) and not parsed.keywords:
@@ -130,7 +131,7 @@ def _difference(call: str, got: str, wanted: str) -> dict[str, Any]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """Return the error, with the last line of the program in its traceback."""
+    """Return the error, with the last line of the program that its traceback contains."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _NAME]
     return {"error": f"{type(error).__name__}: {error}"[:300], "line": lines[-1] if lines else None}
 

@@ -2,8 +2,8 @@
 
     bridle run examples/recipes/quote.py
 
-The model can write only words of the article. A few words identify the sentence. The script replaces these words by the
-whole sentence, and stores where the sentence begins and ends in the article.
+The model can write only a passage of the article. A few words identify the sentence. The script replaces these words by
+the whole sentence, and stores where the sentence begins and ends in the article.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""A query that runs: a tool executes it on the live database, and the text is rolled back to the error.
+"""An SQL query that runs: a tool executes it on the database, and after an error the text is rolled back to the error.
 
     bridle serve demo --tools examples/recipes/tools.toml
     bridle run examples/recipes/sql.py
 
-A name or a quoted value that the database does not have is rolled back with everything after it. The model then chooses
-among the existing names or values. After any other error, the word in the error message is rolled back, and must not be
-generated there again.
+A name or a quoted value that the database does not contain is rolled back, and so is everything after it. The model
+then chooses among the existing names or values. After any other error, the text is rolled back to the word that the
+error message names, and that word is not allowed there again.
 """
 
 import json
@@ -24,14 +24,14 @@ async def ask(query: str) -> dict[str, list[list[object]] | str]:
 
 
 async def values_of(tables: list[str]) -> list[str]:
-    """Return all texts in the database."""
+    """Return all texts that the database contains."""
     places = [(re.search(r"TABLE (\w+)", each)[1], name) for each in tables for name in re.findall(r"(\w+) TEXT", each)]
     result = await ask(" UNION ".join(f"SELECT {column} FROM {table}" for table, column in places))
     return [row[0] for row in result["rows"]]
 
 
 async def mend(query: str, error: str, names: list[str], values: list[str], begin: aici.Label) -> str:
-    """Roll back to the error, and generate another text there. Return the query up to that text."""
+    """Roll the text back to the error, and generate another word there. Return the query up to the end of that word."""
     found = re.search(r"no such \w+: (?:\w+\.)?(.+)", error) or re.search(r'near "(.+?)"', error)
     wrong = found[1] if found else ""
     place = re.search(rf"(?<!\w){re.escape(wrong)}(?!\w)", query[7:])
@@ -46,7 +46,7 @@ async def mend(query: str, error: str, names: list[str], values: list[str], begi
 
 
 async def completed(query: str) -> str:
-    """Return the query, generated up to its semicolon."""
+    """Return the query after generating the rest, up to its semicolon."""
     return query + await aici.gen_text(stop_at=";", max_tokens=80)
 
 

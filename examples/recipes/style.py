@@ -1,8 +1,8 @@
-"""A style that code measures, without a list of phrases.
+"""A writing style that code measures, without a list of banned phrases.
 
     bridle run examples/recipes/style.py
 
-The rules are about whole sentences: few words, no long ones, no two sentences with the same beginning. A sentence that
+The rules apply to whole sentences: few words, no long words, no two sentences with the same beginning. A sentence that
 breaks a rule is rolled back and written again, at a higher temperature each time.
 """
 

@@ -1,9 +1,9 @@
-"""A thinking budget that ends with a complete sentence.
+"""A limit on reasoning that ends with a complete sentence.
 
     bridle run examples/recipes/thinking.py
 
-A hard limit cuts a thought in the middle of a sentence, and the answer continues from there. Here the sentence that
-exceeds the budget is rolled back, and the answer follows the last complete sentence.
+A hard limit would cut the reasoning in the middle of a sentence, and the answer would continue from there. Here the
+sentence that exceeds the limit is rolled back, and the answer follows the last complete sentence.
 """
 
 import pyaici.server as aici

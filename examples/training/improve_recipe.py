@@ -1,12 +1,12 @@
-"""Improve a recipe by its own check: sample answers, train a LoRA adapter on the right answers, replace the adapter,
-repeat.
+"""Improve a recipe by its own check: train a LoRA adapter on the right answers among its samples, again and again.
 
     pip install 'bridle-llm[bench]'
     python -m examples.training.improve_recipe SmolLM2-135M-Instruct.Q4_1.gguf --out adapter
 
-This is expert iteration. bridle samples with the newest adapter and the recipe's script, and the recipe judges. PEFT
-trains the same weights in float32 on the tokens that bridle has sampled, so no text is tokenized twice. The new weights
-replace the adapter while bridle runs. The last line compares the results on questions that were not used for training.
+This method is expert iteration. bridle samples with the newest adapter and the recipe's script, and the recipe's check
+judges the answers. PEFT trains the same weights in float32 on the tokens that bridle has sampled, so no text is
+tokenized again. The new weights replace the adapter while bridle runs. The last line compares the results on questions
+that were not used for training.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LIMITS = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=600000", "--
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """In each of `rounds` rounds, each of `questions` new questions gets `samples` answers. `held_out` questions are
-    asked before and after training, at temperature 0."""
+    """Each of `rounds` rounds asks `questions` new questions, and samples `samples` answers to each. `held_out`
+    questions are answered before and after training, at temperature 0."""
 
     rounds: int = 3
     questions: int = 96
@@ -56,7 +56,7 @@ class Sample:
 
 
 class Learner:
-    """The model's weights in float32 with an adapter that learns. `model` is a GGUF file or a folder."""
+    """The model's weights in float32 with a trainable adapter. `model` is a GGUF file or a model folder."""
 
     def __init__(self, model: str, out: Path, learning_rate: float = 1e-3, batch: int = 4, epochs: int = 2) -> None:
         path = Path(model)
@@ -68,7 +68,7 @@ class Learner:
         self._batch, self._epochs, self.out = batch, epochs, out
 
     def learn(self, samples: Sequence[Sample]) -> float:
-        """Train on all samples a few times and save the adapter; return the mean loss per token."""
+        """Train the adapter on all samples a few times and save it; return the mean loss per token."""
         total, order = 0.0, [at for _ in range(self._epochs) for at in torch.randperm(len(samples)).tolist()]
         for number, at in enumerate(order, 1):
             loss = self._loss(samples[at])
@@ -87,7 +87,7 @@ class Learner:
 
 
 def ask(llm: LLM, task: Recipe, cases: Sequence[Case], adapter: str | None, temperature: float = 0.0) -> list[Sample]:
-    """Answer all cases with the recipe's script, some in one batch. An answer whose script fails is wrong."""
+    """Answer all cases with the recipe's script, several in one batch. An answer whose script fails counts as wrong."""
     found: list[Sample] = []
     for begin in range(0, len(cases), BATCH):
         some = cases[begin : begin + BATCH]
@@ -104,7 +104,7 @@ def ask(llm: LLM, task: Recipe, cases: Sequence[Case], adapter: str | None, temp
 
 
 def improve(llm: LLM, learner: Learner, task: Recipe, plan: Plan, tell: Callable[[str], object] = print) -> list[float]:
-    """Run the plan; return the share of right answers to held-out questions before and after."""
+    """Run the rounds of the plan; return the share of right answers to held-out questions before and after them."""
 
     def held_out(adapter: str | None) -> float:
         return share(ask(llm, task, task.cases(plan.held_out, SEED), adapter))
@@ -128,7 +128,7 @@ def improve(llm: LLM, learner: Learner, task: Recipe, plan: Plan, tell: Callable
 
 
 def share(samples: Sequence[Sample]) -> float:
-    """Return the share of right samples."""
+    """Return the share of samples that are right."""
     return sum(sample.is_right for sample in samples) / len(samples)
 
 
