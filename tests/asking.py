@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def http(llm: LLM) -> Iterator[TestClient]:
-    """The model behind its HTTP APIs."""
+    """A test client of the model's HTTP APIs."""
     from starlette.testclient import TestClient
 
     from bridle.http import create_app
@@ -28,7 +28,7 @@ def http(llm: LLM) -> Iterator[TestClient]:
 
 @pytest.fixture
 def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that reach the engine."""
+    """The list of requests that reach the engine."""
     found: list[Request] = []
     submit = llm.model.client.submit
 

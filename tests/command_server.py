@@ -1,7 +1,8 @@
-"""`bridle` on the command line without the seconds that its imports take, for tests that run many commands.
+"""Runs `bridle` commands without the seconds of their imports, for tests that run many commands.
 
 A process that has imported everything forks for each command. The command's arguments, folder, variables and files are
-those of the caller. All processes of a run of the tests share the first one, which ends with the run.
+those of the caller. All processes of one test run share the process that has imported everything, which ends with the
+run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 @cache
 def command_folder() -> Path:
-    """A folder for the shell's path: its program `bridle` is the command."""
+    """Return a folder for the shell's PATH, in which the program `bridle` runs a command this way."""
     return shared_folder("commands", "", _begin)
 
 
@@ -59,7 +60,8 @@ _servers: list[subprocess.Popen[bytes]] = []
 
 
 class Command:
-    """A command that runs. Its process is no child of this one. After `-m` comes a module that runs instead."""
+    """A command that runs. The command's process is not a child of this process. A module name after `-m` runs instead
+    of `bridle`."""
 
     def __init__(
         self,
@@ -84,13 +86,14 @@ class Command:
             os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Wait until it has ended, once. Returns its exit status."""
+        """Wait until the command has ended; may be called once. Returns the command's exit status."""
         with self._server:
             return int(self._server.recv(16))
 
 
 class PipedCommand(Command):
-    """A command with pipes for its input, output and errors. To be used in a `with` block, which ends it."""
+    """A command whose input, output and errors are pipes. A `with` block must contain its use, because the block's end
+    ends the command."""
 
     def __init__(self, words: Sequence[str]) -> None:
         variables = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -111,7 +114,8 @@ class PipedCommand(Command):
 
 
 def _serve(address: str) -> int:
-    """Fork for each command. Returns in the fork, with the command's exit status, and when the tests are over."""
+    """Fork for each command. Returns in the forked process with the command's exit status, and in the server when the
+    tests are over."""
     from bridle.cli import main
 
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

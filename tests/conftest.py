@@ -1,8 +1,9 @@
 """Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped without a GPU.
 
-The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many. Neither has
-a deadline: no test asserts on time. Requests that come without a seed get one that follows from the name of the test:
-so a repeated test draws the same values. Processes that a test starts do not get this; their requests carry seeds.
+The profile `ci` tries few examples from a fixed seed; `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) tries many.
+Neither has a deadline: no test asserts on time. A request without a seed gets one that follows from the name of its
+test, so a repeated test samples the same tokens. Other processes that a test starts do not assign seeds; their requests
+carry seeds.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "c
 
 
 def examples(number: int, quick: int | None = None) -> int:
-    """Return the number of examples of a test that needs more than the profile says: a third, or `quick`, unless all is
-    run."""
+    """Return the number of examples of a test that needs more than the profile's: a third of `number`, or `quick`,
+    unless all tests run."""
     return number if IS_FULL else quick or max(number // 3, 5)
 
 
@@ -75,7 +76,7 @@ def _draws_as_before(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """A test that sets up logging, as `serve` does, does it for itself alone."""
+    """Undo a test's changes to the logging configuration, which `serve` makes, after the test."""
     root = logging.getLogger()
     loggers = (root, logging.getLogger("bridle"), logging.getLogger("uvicorn"))
     handlers, levels = list(root.handlers), [logger.level for logger in loggers]
@@ -89,7 +90,7 @@ def _logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def obeyed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number of draft tokens stays, whatever this machine took for its steps."""
+    """The number of draft tokens stays as requested, however long the steps take on this machine."""
     monkeypatch.setattr(speculation, "ENOUGH_STEPS", 1 << 60)
 
 
@@ -97,8 +98,10 @@ gc.disable()  # until the tests are collected: imports leave little garbage, and
 
 
 def pytest_collection_finish() -> None:
-    """What was imported to collect the tests is no garbage. Every load of a model looks for some, many tests load."""
-    gc.freeze()  # with the little garbage that is there: looking for it takes a second
+    """Objects that exist after the collection of tests are never garbage, so garbage collections skip them. Each load
+    of a model runs a garbage collection, and many tests load models."""
+    gc.collect()
+    gc.freeze()
     gc.enable()
 
 

@@ -94,7 +94,7 @@ def test_what_can_be_borne_is_counted() -> None:
 
 
 def test_every_flag_exists() -> None:
-    """A misspelt flag would only show when the server is started."""
+    """Check that each flag of a benchmark exists: a misspelt flag would only show when the server is started."""
     known = {
         f"--{name.replace('_', '-')}" for kind in (EngineOptions, ServerOptions) for name in kind.__dataclass_fields__
     }

@@ -64,7 +64,7 @@ def module_of(name: str) -> ModuleType:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files such as those that `bridle bench schemas` is given."""
+    """A folder of files like those that `bridle bench schemas` gets."""
     for number in range(250):
         (tmp_path / f"{number}.json").write_text("{}")
     return tmp_path
@@ -112,7 +112,8 @@ def test_what_a_user_chooses_is_what_is_guessed() -> None:
 
 
 def test_each_part_that_was_announced_runs(capfd: pytest.CaptureFixture[str]) -> None:
-    """One that was not has no guess, which is an error. Standard output is for the figures alone."""
+    """Each part that runs must have been announced with an estimate; a part without one is an error. Standard output
+    contains only the figures."""
     phases = measured(module_of("overhead"), BenchSettings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
     assert phases.left == 0.0 and phases.spent > 0.0
     told = capfd.readouterr()
@@ -121,7 +122,7 @@ def test_each_part_that_was_announced_runs(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_each_part_of_a_benchmark_is_one_that_was_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What measures is replaced; what announces, names and counts is not."""
+    """The measuring functions are replaced; announcing, naming and counting parts are real."""
     for name in ("time_critical_path", "time_composed", "time_masks", "slowdown"):
         monkeypatch.setattr(control, name, lambda *given: [{"milliseconds": 1.0}])
     monkeypatch.setattr(control, "make_checkpoint", lambda name, folder: MADE)
@@ -145,7 +146,7 @@ def test_nothing_is_left_of_what_was_measured_before() -> None:
 def test_what_is_printed_meanwhile_goes_where_it_should(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line that moves on a terminal does not draw to it what standard output is given, if that is a file."""
+    """If standard output is a file, the progress line on the terminal does not show what is printed to that file."""
     console, file = screen()
     with Phases({"one": 1.0}, console).part("one"):
         Console().print("a table")

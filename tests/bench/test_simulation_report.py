@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "simulation.md"
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """A study of a few dozen requests."""
+    """Figures of a simulation with a few dozen requests."""
     scale = benchmark.SimulationScale(2, 30, 2, 30, 3, 40, rates=(1.0, 4.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "QUICK", scale)

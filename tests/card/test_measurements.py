@@ -126,7 +126,7 @@ def test_on_a_gpu_everything_has_kernels_and_graphs() -> None:
 
 
 def test_steps_with_adapters_have_graphs_as_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else their ratio says nothing of adapters."""
+    """Without graphs, the ratio of both speeds would say nothing about the adapters."""
     executor = make_executor("toy", CPU, torch.float32, num_tokens=4_096, num_seqs=2)[0]
     monkeypatch.setattr(steering, "lacks_graphs", lambda executor: True)
     plain, adapted = steering.adapt(executor, 2, 2, [steering.Mix("q and v", 1)], lambda: True)
@@ -145,7 +145,7 @@ def test_without_a_gpu_only_a_toy_runs() -> None:
 
 
 class FakeGraphs:
-    """Graphs of one size: ids stay in one place, where a replay reads them."""
+    """Fake graphs of one size: token ids stay at one address, where a replay reads them."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self.runner, self.size = executor.runner, executor.info.block_size
@@ -185,7 +185,7 @@ def test_the_bare_loop_draws_what_the_engine_draws(has_graphs: bool) -> None:
 
 
 def test_a_step_that_a_prompt_joins_has_a_graph_as_others() -> None:
-    """On a GPU; else its time is that of its launches."""
+    """On a GPU, a step without a graph would be dominated by the time of its launches."""
     executor, _ = make_executor("toy", CPU, torch.float32, num_tokens=256, num_seqs=2)
     loop, plan = BareLoop(executor), Race("toy", (1, 2), (16,), ((1, 8),), 2, 2, 256)
     assert prompt_joins(loop, plan)["failed"] is None
@@ -247,7 +247,7 @@ def test_a_server_without_its_packages_is_a_failure(monkeypatch: pytest.MonkeyPa
 
 
 def test_wasm_controllers_without_their_packages_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """... and not left out of the part."""
+    """Missing packages are reported as a failure, and the part is not left out."""
     monkeypatch.setattr(wasm, "find_spec", lambda name: None)
     executor: Any = None
     assert list(wasm.steer(executor, 4, 6, 1.0, lambda: True)) == [

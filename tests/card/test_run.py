@@ -42,7 +42,7 @@ def ran(
 def test_a_part_that_ends_badly_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """... whether it calls `os._exit`, is killed, or hangs with a process of its own."""
+    """A part may call `os._exit`, be killed, or hang with a child process of its own."""
     monkeypatch.setattr(run, "LEAST", 0.5)
     outcomes, lines = ran(tmp_path, list(PROGRAMS))
     assert {each.part: each.state for each in outcomes} == {
@@ -140,7 +140,7 @@ def test_checkout_and_wheels_travel_together() -> None:
 
 @pytest.mark.parametrize("context", [16_384, 131_072])
 def test_joining_parts_costs_a_tenth_of_attention_at_most(context: int) -> None:
-    """Of one row, by counted bytes and rounds."""
+    """Compare the estimated times for one row, by counted bytes and rounds."""
     times = estimates.attention(estimates.MODELS[0], 1, context, estimates.Card())
     assert times.join <= 0.1 * times.attend
 

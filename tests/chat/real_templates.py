@@ -48,7 +48,7 @@ def files() -> list[Path]:
 
 
 class RealTemplate:
-    """A template, the format that is inferred from it, and what it writes."""
+    """A template, the tool call format that is inferred from it, and the calls that it writes."""
 
     def __init__(self, file: Path) -> None:
         self.name = file.stem
@@ -58,8 +58,8 @@ class RealTemplate:
         self.form: CallFormat | None = infer_format(self.render, (END,))
 
     def calls(self, calls: Sequence[Mapping[str, Any]], content: str = "") -> str | None:
-        """What the template writes for calls behind the user's message, the ends of turns included; None if it refuses
-        them. The functions take turns."""
+        """Return what the template writes for calls after the user's message, including the ends of turns; None if it
+        refuses the calls. The calls use the two functions in turn."""
         assert self.prober is not None
         made = [
             {"id": f"callid00{number}", "type": "function", "function": {"name": NAMES[number % 2], "arguments":

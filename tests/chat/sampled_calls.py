@@ -37,7 +37,7 @@ class CallSampler:
         self._matcher = Matcher(vocabulary, grammar_of(constraint))
 
     def sample(self, seed: int) -> str | None:
-        """One text, always the same for a seed; None for one that does not end."""
+        """Return one text, always the same for a seed; None if the text does not end."""
         chance, matcher, text = random.Random(seed), self._matcher.copy(), b""
         for _ in range(_MOST_STEPS):
             if self._is_over(matcher, chance, len(text)):

@@ -1,5 +1,5 @@
 """Messages in roles that a chat template refuses or drops are merged by the rules of
-`bridle.tokenizer.chat_template_quirks`, for chats and scripts. Others stay as they are."""
+`bridle.tokenizer.chat_template_quirks`, for chats and scripts. Other messages stay unchanged."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_no_rule_covers_is_refused_with_the_words_of_the_template() -> None
 
 
 class Guest:
-    """As much of a guest as its conversations need."""
+    """The parts of a sandboxed program that rendering its conversations needs."""
 
     def __init__(self, text: Tokenizer) -> None:
         vocabulary = RuntimeVocabulary([], 0, text.encode, tokenizer=text)
@@ -76,7 +76,7 @@ class Guest:
 
 
 def of_script(text: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """What `chat` of a script gets."""
+    """Return the conversation that the function `chat` of a script gets."""
     guest: Any = Guest(text)
     wanted = json.dumps({"messages": messages, "tools": tools})
     answer: dict[str, Any] = json.loads(render_chat(guest, wanted.encode()))

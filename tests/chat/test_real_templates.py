@@ -45,7 +45,7 @@ plain = st.text(st.sampled_from("aZ é日.:;!?-_&()/"), max_size=12).map(str.str
 
 
 def arguments_of(form: CallFormat) -> Any:
-    """Python's and quoted values have no escapes, so that some strings cannot be written."""
+    """Arguments in Python's format and quoted values have no escapes, so that some strings cannot be written."""
     own = plain if isinstance(form.arguments, (PythonArguments, QuotedArguments)) else texts
     others = {
         "days": st.integers(-999, 999),
@@ -64,7 +64,7 @@ def real(request: pytest.FixtureRequest) -> RealTemplate:
 
 
 def written(real: RealTemplate, calls: list[Any]) -> tuple[CallFormat, str]:
-    """The format, and the text of calls alone."""
+    """Return the format of the calls, and their text without the turns around it."""
     if real.form is None:
         pytest.skip("writes no calls")
     form, text = real.form, real.calls(calls)
@@ -81,7 +81,7 @@ def written(real: RealTemplate, calls: list[Any]) -> tuple[CallFormat, str]:
 
 
 def _ends(text: str) -> list[int]:
-    """Where turns end in the ways that templates end them."""
+    """Return the positions where turns end, for all marks with which templates end turns."""
     return [
         found.start() for found in re.finditer(re.escape(END) + r"|<\|[a-z_]*(?:end|eot|eom|call)[a-z_]*\|>", text)
     ] + [len(text)]
@@ -151,7 +151,7 @@ def sampler_of(file: Path) -> CallSampler:
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.stem)
 @given(seed=st.integers(0, 1 << 20))
 def test_calls_that_the_grammar_allows_come_back(file: Path, seed: int) -> None:
-    """And the template writes the same calls, where it can spell all strings."""
+    """The template must write the same calls again, if its format can spell all strings."""
     real = real_template(file)
     if real.form is None:
         pytest.skip("writes no calls")

@@ -18,7 +18,7 @@ def _no_variables_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Input of the user; the end of the list is the end of input."""
+    """Lines that the user types; the end of the list is the end of the input."""
     typed: list[str] = []
 
     def read(*_: object) -> str:
@@ -33,8 +33,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _no_hub_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that only look at their settings ask no hub about the models in them, fetch none, and try no port.
-    `test_preflight.py` does both in processes of its own."""
+    """Commands that only read their settings do not query the hub about models, download none, and try no port.
+    `test_preflight.py` tests both in separate processes."""
     monkeypatch.setattr("bridle.model.hub_lookup.ask_hub", lambda *_: None)
     monkeypatch.setattr("bridle.http.server.listening.try_address", lambda *_: None)
     for command in ("serve", "chat"):

@@ -63,7 +63,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def fake_hub() -> Iterator[str]:
-    """The address of a hub that runs in this block."""
+    """Yield the address of a hub that runs within the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -21,7 +21,7 @@ from tests.serving.fakes import fake_model
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """Settings of the calls of `serve`."""
+    """The settings with which `serve` was called."""
     calls: list[ServeSettings] = []
 
     def serve(settings: ServeSettings, *_: object, **__: object) -> None:
@@ -128,7 +128,7 @@ def test_a_batch_chooses_line_by_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that may load what is in the folder."""
+    """A running server that may load the adapters in the folder."""
     model = fake_model(name="demo")
     with_adapters(model)
     catalog = AdapterCatalog(AdapterSet(folder=folder.parent))
@@ -138,7 +138,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def _printed(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """Words of the lines that were printed since the last look, without the log of the server beside."""
+    """Return the words of the lines that were printed since the last call, without lines of the server's log."""
     return [line.split() for line in capsys.readouterr().out.splitlines() if "route=" not in line]
 
 

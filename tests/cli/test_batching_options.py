@@ -28,7 +28,7 @@ EXPECTED = EngineConfig(**KNOBS, max_num_seqs=9, chunked_prefill=False, kv_store
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """Settings of the calls of `serve`."""
+    """The settings with which `serve` was called."""
     calls: list[ServeSettings] = []
     monkeypatch.setattr("bridle.http.server.run.serve", lambda settings, fronts=(): calls.append(settings))
     return calls

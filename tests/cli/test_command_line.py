@@ -29,7 +29,7 @@ ENGINE = EngineConfig(kv_store="off")
 
 @dataclass
 class Served:
-    """Settings of the calls of `serve`, and the error that it raises."""
+    """The settings with which `serve` was called, and an error for it to raise."""
 
     calls: list[ServeSettings] = field(default_factory=list)
     error: BaseException | None = None
@@ -176,7 +176,7 @@ def test_flags_of_access_and_control_become_settings(served: Served) -> None:
 
 
 def test_flags_of_limits_become_settings(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the command line, the environment and a file."""
+    """Limits are set by the command line, the environment and a settings file."""
     monkeypatch.setenv("BRIDLE_MAX_CONNECTIONS", "2k")
     (tmp_path / "settings.yaml").write_text("serve:\n  send-timeout: 2.5\n  max-header-bytes: 8KiB\n")
     words = f"--config {tmp_path / 'settings.yaml'} serve --payload-limit 1MiB --max-prompt-tokens 32k --max-prompts 2"

@@ -49,7 +49,7 @@ def url(model: LoadedModel) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The server is in this process; its log lines are not what is looked at here."""
+    """The server runs in this process; its log lines are hidden, because these tests do not check them."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
@@ -57,7 +57,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def base(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the server's URL for commands. No trailing slash: one is added."""
+    """Set the server's URL for commands. The URL has no trailing slash, so that the command must add one."""
     monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
 
 
@@ -162,7 +162,7 @@ def test_watch_runs_again_on_every_save(
     )
 
     def save(seconds: float) -> None:
-        """Stands for the time that passes between two looks."""
+        """Replaces the pause between two checks of the file: makes the next change to the file instead."""
         action = next(saves, None)
         if action is None:
             raise KeyboardInterrupt

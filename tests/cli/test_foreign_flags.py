@@ -30,7 +30,7 @@ REFUSED = [row for row in FLAGS if row.name not in TAKEN and row.name not in ARG
 
 
 def with_value(flag: str, arguments: dict[str, Any] = ARGUMENTS) -> list[str]:
-    """The flag with a value that is not its default."""
+    """Return the flag with a value that is not its default."""
     kind = arguments[flag].hint
     options = [each for part in (kind, *get_args(kind)) if get_origin(part) is Literal for each in get_args(part)]
     if options:
@@ -47,14 +47,8 @@ def meaning(*words: str) -> dict[str, Any]:
 
 
 def takes(*words: str) -> bool:
-    """Return whether the parser takes a flag, and the flag has an effect."""
-    return meaning("serve", "demo", *words) != usual("serve")
-
-
-@cache
-def usual(command: str) -> dict[str, Any]:
-    """Return the parsed arguments of a command without flags."""
-    return meaning(command, "demo")
+    """Return whether the parser accepts a flag, and the flag changes a setting."""
+    return meaning("serve", "demo", *words) != meaning("serve", "demo")
 
 
 def takes_no_value(flag: str) -> bool:
@@ -62,12 +56,12 @@ def takes_no_value(flag: str) -> bool:
 
 
 def takes_by_default(flag: str) -> bool:
-    """Return whether a flag states the default."""
+    """Return whether a flag only states the default."""
     return flag in ("--prefix-caching", "--chunked-prefill", "--warm-up")
 
 
 def some(names: list[str]) -> list[str]:
-    """A third of the flags, or all with `BRIDLE_FULL`: the parser takes a while for each."""
+    """Return a third of the flags, or all with `BRIDLE_FULL`, because parsing each flag takes a while."""
     return names if IS_FULL else names[::3]
 
 
@@ -93,7 +87,7 @@ def test_flags_of_lmqls_server(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_names_are_read_as_the_flags_that_are_here() -> None:
-    """The words become those of our own flag, and the parser takes that one."""
+    """Foreign flags are translated to bridle's own flags, which the parser accepts."""
     for name, row in TAKEN.items():
         flag, *fixed = row.here.split()
         if row.here == MODEL:
@@ -198,7 +192,7 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=8).map(lambda groups: [word for group in groups for word in group]))
 def test_our_own_words_stay_as_they_are(words: list[str]) -> None:
-    """Translated words are not changed again, nor are those after `--` or those of the runtime."""
+    """Translated words do not change again, nor do words after `--` or words for the runtime."""
     ours = in_our_words(["serve", *words])
     assert in_our_words(ours) == ours
     plain = [word for word in words if word not in ("-tp", "--model") and not word.startswith("--tp")]

@@ -72,14 +72,14 @@ def test_every_flag_says_what_it_is_for() -> None:
 
 
 def shown_variables(capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
-    """The variables of the flags on a help page, by which flags can be told from words in a text."""
+    """Return the environment variables that a help page names, by which the page's flags are recognized."""
     assert main(list(words)) == 0
     named = re.findall(r"env var: ([\w, ]+)\]", " ".join(capsys.readouterr().out.replace("│", " ").split()))
     return {name for names in named for name in names.split(", ") if name.startswith("BRIDLE_")}
 
 
 def variables(command: str, essential: frozenset[str] | None = None) -> set[str]:
-    """The first variable of each flag, or of those with an essential name."""
+    """Return the first variable of each flag of a command, or of its flags with an essential name."""
     arguments = [each for each in arguments_of(app[command]) if each.parameter.show is not False]
     kept = [each for each in arguments if essential is None or essential & set(each.names)]
     return {found[0] for each in kept if (found := variables_of(command, each))}
@@ -122,7 +122,8 @@ def test_no_command_has_a_flag_twice() -> None:
 
 
 def test_help_begins_with_the_outcome() -> None:
-    """Imperative or noun, in sentences that end; not `Whether`, `How` or a bare value."""
+    """A help text is a sentence that starts with a verb or a noun, not with `Whether` or `How`, and is not a bare
+    value."""
     for entry in help_entries():
         assert re.match(r"[A-Z\[]", entry.text) and entry.text.endswith("."), (entry.names, entry.text)
         assert not re.match(r"(What|Whether|Who|How|Where|Which|Most|The|A|An|Of|So) ", entry.text), entry.text

@@ -1,4 +1,4 @@
-"""`bridle pull`, `show`, `rm`, and the model of commands that name none."""
+"""`bridle pull`, `show`, `rm`, and the default model of commands that name no model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.tiny_checkpoints import make_checkpoint
 
 @pytest.fixture
 def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that are pulled, into a folder of this test. Each file holds no model."""
+    """The names of models that are pulled, into a folder of this test. The pulled files contain no model."""
     monkeypatch.setenv("BRIDLE_MODELS", str(tmp_path))
     monkeypatch.setattr(hub_lookup, "is_offline", lambda: False)
     names: list[str] = []

@@ -1,5 +1,4 @@
-"""Tests of output to a terminal: the text that stays, and its speed, which counts only tokens later than the first
-ones."""
+"""Tests of output to a terminal: the displayed text, and its speed, which counts only tokens after the first ones."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from tests.engine.support import make_request
 def stream_of(
     *events: Event, controller: object | None = None, **options: Any
 ) -> tuple[TerminalTextStream, EventStream]:
-    """A stream that has these events, and where more can be put."""
+    """Return a terminal stream over these events, and its source, to which more events can be added."""
     source = EventStream("r", print)
     if events:
         put(source, *events)
@@ -41,7 +40,7 @@ def end(index: int = 0, **fields: Any) -> Finished:
 
 
 def read(monkeypatch: pytest.MonkeyPatch, *batches: int) -> TerminalTextStream:
-    """A stream whose tokens came in batches of these sizes, a second apart."""
+    """Return a stream whose tokens arrived in batches of these sizes, one second apart."""
     now = [0.0]
     monkeypatch.setattr(request_record, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stream, source = stream_of()

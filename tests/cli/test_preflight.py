@@ -29,8 +29,8 @@ Told = tuple[int, list[str], str]
 
 
 def run_all(folder: Path, commands: list[list[str]], **environment: str) -> list[Told]:
-    """Run commands in one new process. For each: its exit code, the slow modules that were imported until then, and its
-    complaints."""
+    """Run commands in one new process. For each command, return its exit code, the slow modules that were imported
+    until then, and its error output."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "BRIDLE_"))}
     done = subprocess.run(
         [sys.executable, "-c", _RUN, json.dumps(commands)],

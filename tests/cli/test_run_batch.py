@@ -161,7 +161,7 @@ async def test_lines_search_beams() -> None:
 def test_the_file_is_named_as_elsewhere_too(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """vLLM's command has flags for both files. Nothing is loaded for an invalid file."""
+    """vLLM's command has flags for both the input and the output file. Nothing is loaded for an invalid file."""
     (tmp_path / "in.jsonl").write_text("{")
     assert main(["run-batch", *flags, str(tmp_path / "in.jsonl"), "--output-file", str(tmp_path / "out.jsonl")]) == 2
     assert "line 1 is not a batch request" in capsys.readouterr().err

@@ -31,8 +31,8 @@ def started(*words: str) -> subprocess.Popen[str]:
 
 
 def interrupt(process: subprocess.Popen[str], seconds: float, number: int) -> str:
-    """Send a signal once the process has had so much processor time, or says that it is ready; gives what it said on
-    stderr."""
+    """Send a signal once the process has used `seconds` of processor time, or reports that it is ready; return its
+    error output."""
     watched, told = psutil.Process(process.pid), process.stdout
     with contextlib.suppress(psutil.Error):
         until(lambda: sum(watched.cpu_times()[:2]) >= seconds or select.select([told], [], [], 0)[0])
@@ -41,7 +41,7 @@ def interrupt(process: subprocess.Popen[str], seconds: float, number: int) -> st
 
 
 def of_the_server(pid: int) -> list[str]:
-    """Processes and names in shared memory that a server left."""
+    """Return the processes and shared memory names that a server left behind."""
     mark = f"bridle-{pid}-"
     found = [name for name in os.listdir("/dev/shm") if mark in name]
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -52,7 +52,7 @@ def of_the_server(pid: int) -> list[str]:
 
 
 def few(moments: list[float]) -> list[object]:
-    """One moment of twenty, before it is ready (`tests/http/test_signals.py` has those after that)."""
+    """Mark all moments but one as slow tests; `tests/http/test_signals.py` tests moments after readiness."""
     return [each if i == 3 else pytest.param(each, marks=pytest.mark.slow) for i, each in enumerate(moments)]
 
 
@@ -110,6 +110,7 @@ NONE_LEFT = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
     ids=["last", "no descriptor left"],
 )
 def test_an_interrupt_is_told_last(limit: str, said: str) -> None:
-    """Or at least told, if there is no descriptor to keep others quiet."""
+    """The interrupt is the last message, if there is a descriptor that silences the others; otherwise it is at least
+    printed."""
     done = subprocess.run([sys.executable, "-c", LATE + limit + "leave()"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (130, said)

@@ -98,7 +98,7 @@ def screen(text: str, width: int) -> list[str]:
     st.lists(st.one_of(st.text("abc\n", min_size=1, max_size=9), st.integers(1, 4)), max_size=20), st.integers(8, 30)
 )
 def test_the_screen_shows_what_stayed_and_what_went(steps: list[str | int], width: int) -> None:
-    """Without what is struck through, and the signs, the text is that of the output."""
+    """Without struck-through text and signs, the text on the screen is the output's text."""
     records: list[Record] = []
     kept: list[str] = []
     for step in steps:

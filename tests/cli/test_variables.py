@@ -27,7 +27,7 @@ SAME = frozenset(
 
 
 def words_of() -> dict[str, set[tuple[str, str]]]:
-    """The types and descriptions of the flags that each variable sets, over all commands."""
+    """Return the types and descriptions of the flags that each variable sets, over all commands."""
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for name, command in commands_of(app, ()):
         done: set[str] = set()
@@ -54,7 +54,7 @@ def test_every_variable_belongs_to_a_flag_with_a_long_name() -> None:
 
 
 def parsed(*words: str) -> dict[str, Any]:
-    """The arguments that a command would get."""
+    """Return the arguments that a command would get."""
     _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     return bound.arguments
 

@@ -1,4 +1,4 @@
-"""Control vectors of random directions, and steps of one executor with them."""
+"""Control vectors of random directions, and steps of one executor that apply them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BLOCK = 4
 
 
 def directions(num_layers: int, hidden: int, seed: int = 0, size: float = 1.0) -> dict[int, Tensor]:
-    """A direction for each layer but the first."""
+    """Return a random direction for each layer but the first."""
     generator = torch.Generator().manual_seed(seed)
     return {layer: size * torch.randn(hidden, generator=generator) for layer in range(1, num_layers)}
 
 
 def put(executor: Any, **scales: float) -> dict[str, str]:
-    """Load a random vector for each name, its entries of that size, and return the keys."""
+    """Load a random vector for each name, scaled by the given number, and return the keys of the vectors."""
     store = executor.control_vectors
     for seed, (name, size) in enumerate(scales.items()):
         store.put(name, directions(store.num_layers, store.hidden_size, seed, size))
@@ -30,7 +30,7 @@ def put(executor: Any, **scales: float) -> dict[str, str]:
 
 
 def plan_of(rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> StepPlan:
-    """The first step of an executor: rows with their control vectors, all positions with logits."""
+    """Return the plan of an executor's first step: rows with their control vectors, and logits of all positions."""
     planned, block = [], 0
     for number, (tokens, spans) in enumerate(rows):
         size, blocks = len(tokens), tuple(range(block, block - (-len(tokens) // BLOCK)))
@@ -41,7 +41,7 @@ def plan_of(rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> StepP
 
 
 def step_logits(executor: Any, rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> list[Tensor]:
-    """Logits [len(tokens), V] of rows with their control vectors, all in one step."""
+    """Return the logits [len(tokens), V] of each row, with the rows' control vectors and in one step."""
     executor.reset()
     executor.forward(plan_of(rows))
     executor.sample(SampleBatch(1))
@@ -49,5 +49,5 @@ def step_logits(executor: Any, rows: Sequence[tuple[Sequence[int], Sequence[Vect
 
 
 def span(length: int, keys: Mapping[str, str], offset: int = 0, **scales: float) -> VectorSpan:
-    """The vectors of `length` tokens from `offset` on."""
+    """Return the control vectors of `length` tokens from `offset` on."""
     return VectorSpan(offset, length, tuple(sorted((keys[name], scale) for name, scale in scales.items())))

@@ -1,5 +1,5 @@
-"""Control vectors on every route: requests choose them, each API refuses them in its own shape, and admins load and
-replace them."""
+"""Control vectors on every API: requests choose them, each API refuses unknown ones in its own error format, and
+administrators load and replace them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_gguf_file_gives_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_llama_cpp_s_names_are_in_the_file(tmp_path: Path) -> None:
-    """llama.cpp looks for this architecture and these tensors of float32."""
+    """The file contains the architecture and the float32 tensors that llama.cpp looks for."""
     from gguf import GGMLQuantizationType, GGUFReader
 
     write_vector(tmp_path / "a.gguf", directions(3, 8), "qwen2")

@@ -47,7 +47,7 @@ def llm(vector: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def oracle(vector: Path) -> Iterator[Any]:
-    """Another executor with the same vectors, which computes whole sequences at once."""
+    """Another executor with the same control vectors, which computes whole outputs in one step."""
     made = load_executor(ModelConfig(**settings_of_model()))
     made.control_vectors.add("a", vector)
     made.control_vectors.put("b", directions(2, 64, 2, 0.5))
@@ -110,7 +110,7 @@ def test_neighbours_are_as_without_vectors(llm: LLM) -> None:
 
 @dataclass
 class Steps(Controller):
-    """Follows a program: new scales with a sampled token, with forced ones, or with some taken back."""
+    """Follows a program: it sets new scales together with a sampled token, with forced tokens, or with a rollback."""
 
     program: list[tuple[str, dict[str, float], int]]
     at: int = 0
@@ -145,8 +145,8 @@ PROGRAM = st.lists(
 def test_controllers_change_scales_at_any_token(
     llm: LLM, oracle: Any, programs: list[list[tuple[str, dict[str, float], int]]], drafts: int
 ) -> None:
-    """Several outputs at once, in a cache that is too small for them: the KV of each token has the scales that were in
-    force at its position."""
+    """Several outputs run at once, in a cache that is too small for them. The KV of each token has the scales that were
+    set at its position."""
     keys, first = keys_of(oracle), {"a": 0.5, "b": 0.0}
     logs: list[dict[str, Any]] = [{"scales": VectorScales.of(keys, first)} for _ in programs]
     prompts = [[30 + n, *PROMPT] for n in range(len(programs))]
@@ -192,7 +192,7 @@ def test_a_controller_scales_only_what_its_request_names(llm: LLM) -> None:
 
 
 def test_two_controllers_agree(llm: LLM, oracle: Any) -> None:
-    """Of two scales for one vector that of the outer controller counts; of two vectors both do."""
+    """Two controllers may scale the same vector, and then the outer one wins; scales of different vectors combine."""
 
     @dataclass
     class Scale(Controller):
@@ -280,7 +280,7 @@ def test_a_backend_without_them_says_so(vector: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("method", ["mean", "pca"])
 def test_a_vector_is_made_of_pairs(llm: LLM, oracle: Any, tmp_path: Path, method: Any) -> None:
-    """The mean is that of the differences between the states of the last tokens."""
+    """The vector is the mean of the differences between the hidden states of the last tokens."""
     pairs = [("a cat sat", "a dog ran"), ("the good one", "the bad one"), ("yes", "no")]
     made = llm.make_control_vector(pairs, tmp_path / "made.gguf", method=method)
     states: dict[str, torch.Tensor] = {}
@@ -305,7 +305,7 @@ def test_a_vector_is_made_of_pairs(llm: LLM, oracle: Any, tmp_path: Path, method
 
 
 def test_a_wasm_controller_scales_vectors(vector: Path) -> None:
-    """The scale of a branch of its result reaches the model, and also that of what it forces."""
+    """The scale in a branch of the module's result reaches the model, and so does the scale of forced tokens."""
     first = [result({"branches": [{"sample_mask": "#", "splices": [], "control_vectors": {"a": 2.0}}]})]
     with LLM("demo", control=True, num_blocks=256) as llm:
         size = llm.info.vocab_size

@@ -1,4 +1,4 @@
-"""Control vectors in a forward pass: what they add, and what they leave as it was."""
+"""Control vectors in a forward pass: their effect on hidden states, and what they do not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_the_kinds_are_computed_in_three_ways(executor: Any, request: pytest.Fix
 
 
 def test_a_vector_is_added_to_the_output_of_its_layer(executor: Any) -> None:
-    """Behind the last layer it goes into the norm before the head; a recorder sees what it is added to."""
+    """A vector of the last layer is added before the final norm; a recorder sees the states to which vectors
+    are added."""
     keys, store, last = put(executor, a=1.0), executor.control_vectors, executor.control_vectors.num_layers - 1
     seen: dict[int, torch.Tensor] = {}
 
@@ -80,7 +81,7 @@ MIX = st.dictionaries(st.sampled_from("ab"), st.sampled_from([0.25, -1.0, 3.0]),
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=st.lists(st.tuples(st.integers(1, 17), MIX, st.integers(0, 5)), min_size=2, max_size=6))
 def test_each_row_is_as_it_is_alone(executor: Any, shapes: list[tuple[int, dict[str, float], int]]) -> None:
-    """Rows with different vectors, and rows with none, in one step: each gets the bits that it gets by itself."""
+    """Rows with different vectors and rows without any share one step, and each gets the same bits as alone."""
     if executor.runner.lowered is None or executor.runner.lowered.native is None:
         pytest.skip("torch's own products depend on the number of rows")
     keys = put(executor, a=1.0, b=0.5)

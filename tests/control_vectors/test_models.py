@@ -30,7 +30,8 @@ def served(folder: Path, *vectors: str) -> Any:
 
 
 def test_each_model_has_its_vectors(tmp_path: Path) -> None:
-    """The first one those that name no model; a name may be there in both."""
+    """Requests without a model name use the first model's vectors; two models may each have a vector of the
+    same name."""
     named = (f"a={tmp_path / 'wide.gguf'}", f"tiny:a={tmp_path / 'small.gguf'}", f"demo:b={tmp_path / 'wide.gguf'}")
     registry, load = served(tmp_path, *named)
     load()

@@ -35,7 +35,7 @@ def llm() -> Iterator[LLM]:
 
 @dataclass
 class Watch(Controller):
-    """Keeps what it reads, and forces a token at the third place."""
+    """Keeps the probe values that it reads, and forces a token at the third position."""
 
     seen: list[Any] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class Watch(Controller):
 
 @pytest.mark.parametrize("scales", [{}, {"a": 2.0}])
 def test_readings_are_projections_of_the_states(llm: LLM, scales: dict[str, float]) -> None:
-    """Several outputs at once, one of them without probes; the states are those of a pass over all tokens."""
+    """Several outputs run at once, one of them without probes. The values are those of one pass over all tokens."""
     watches = [Watch(), Watch(), Watch()]
     sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, control_vectors=scales)
     params = [sampling.with_(probes=probes) for probes in (("a", "a@1", "low@1"), (), "a@2")]
@@ -132,7 +132,7 @@ def test_operators_allow_probes() -> None:
 
 
 def test_overlapped_steps_keep_their_readings() -> None:
-    """A step may be computed before the results of the one before it are taken."""
+    """A step may be computed before the results of the previous step are read."""
     path = str(tiny_checkpoints.cached_checkpoint("llama", head_dim=16, hidden_size=64))
     executor = load_executor(ModelConfig(path, num_blocks=40, block_size=BLOCK))
     executor.control_vectors.put("a", directions(3, 64, 1, 0.5))

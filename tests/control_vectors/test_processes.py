@@ -34,7 +34,7 @@ PROMPT = "Once upon a time there was"
 
 
 class Fade(Controller):
-    """Lowers the scale with each token, and logs what probes read."""
+    """Lowers the scale with each token, and logs the values of its probes."""
 
     def next(self, view: Any) -> Decision:
         for name, value in view.probes.items():
@@ -58,7 +58,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 def readings(llm: LLM) -> tuple[list[int], list[str]]:
-    """Return an output whose controller changes scales, and what it has logged."""
+    """Return an output whose controller changes scales, and what the controller has logged."""
     output = generate(llm, controller=Fade(), control_vectors={"a": 0.0}, probes=["a", "b@2"])
     assert output.error is None
     return list(output.token_ids), output.logs.split()
@@ -73,7 +73,8 @@ def expected() -> Iterator[tuple[list[list[int]], tuple[list[int], list[str]]]]:
 
 
 def test_a_shard_adds_and_reads_the_same(expected: Any) -> None:
-    """Bit for bit, and after a loss, too. It has no vector that nobody uses any more."""
+    """The shard gives the same bits, also after it was lost and restarted. The shard keeps no vector that is no longer
+    used."""
     behind = load_executor(DEMO)
     with hosted(behind) as host:
         there = host.connect()
@@ -97,7 +98,7 @@ def test_a_shard_adds_and_reads_the_same(expected: Any) -> None:
 
 
 class Wire:
-    """Members that keep what they are sent."""
+    """Fake group members that keep the messages that are sent to them."""
 
     def __init__(self) -> None:
         self.frames = b""
@@ -117,14 +118,15 @@ def tiny() -> Any:
 
 
 def test_ranks_get_the_vectors_that_plans_name() -> None:
-    """Each once, before the plan; those that rank 0 has dropped end. Another rank computes the same from it."""
+    """Each vector is sent once, before the plan that names it; vectors that rank 0 has dropped are dropped by all
+    ranks. The other rank computes the same logits from these messages."""
     first, second, wire = tiny(), tiny(), Wire()
     group = GroupExecutor(first, cast(Members, wire))
     keys = put(first, a=0.5, b=0.5)
     steered, plain = (list(range(5, 13)), [span(8, keys, a=1.0)]), (list(range(5, 13)), [])
 
     def compute(*rows: Any) -> list[str]:
-        """Compute a step on both; return what the second was sent."""
+        """Compute a step on both ranks; return the kinds of messages that the second rank was sent."""
         wire.frames, wire.kinds = b"", []
         group.reset()
         group.forward(plan_of(rows))
@@ -144,7 +146,7 @@ def test_ranks_get_the_vectors_that_plans_name() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_add_and_read_the_same(expected: Any) -> None:
-    """Readings may differ by the order in which the ranks' parts are added up."""
+    """The last digits of probe values may differ, because the ranks' partial sums are added in another order."""
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(DEMO), "--shards", "2"]
     there = LaunchedShard(command, name="group of two")
     with LLM(load_model(DEMO, ENGINE, executors=lambda *_: there)) as llm:
@@ -160,7 +162,7 @@ def test_two_ranks_add_and_read_the_same(expected: Any) -> None:
 
 
 class Wires:
-    """Two replicas without sockets; messages are encoded and decoded all the same."""
+    """Two replicas without sockets, whose messages are still encoded and decoded."""
 
     def __init__(self) -> None:
         self.stores = [ControlVectors(3, 8) for _ in range(2)]
@@ -198,7 +200,7 @@ def test_replicas_have_the_vectors_of_the_router() -> None:
 
 @pytest.mark.slow
 def test_replicas_add_the_same(expected: Any, tmp_path: Path) -> None:
-    """Those of the flag and later ones, on each replica, and on one that was started again."""
+    """The vectors of the flag and later ones are on each replica, also on a replica that was started again."""
     write_vector(tmp_path / "c.gguf", directions(6, 256, 3), "llama")
     config = ModelConfig("demo", num_blocks=64, num_threads=1, control_vectors=(f"c={tmp_path / 'c.gguf'}",))
     model = load_replicated(config, ENGINE, 2)

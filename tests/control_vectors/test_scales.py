@@ -20,7 +20,7 @@ def as_mix(scales: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 
 def played(moves: Sequence[tuple[Mapping[str, float], int] | int]) -> tuple[VectorScales, list[Mapping[str, float]]]:
-    """The scales after these moves on a prompt of 3 tokens, and those of each position."""
+    """Return the scales after these moves on a prompt of 3 tokens, and the scales of each position."""
     first = {"a": 1.0, "b": 0.0}
     held, known = VectorScales.of(KEYS, first), [first] * 3
     current: Mapping[str, float] = first

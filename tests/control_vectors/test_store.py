@@ -1,4 +1,4 @@
-"""The control vectors of a model by name, also while requests use them."""
+"""The named control vectors of a model, which may change while requests use them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_removed_vector_stays_until_its_last_user_is_done() -> None:
 
 
 def test_equal_directions_keep_the_key() -> None:
-    """... so that the KV of earlier requests is found."""
+    """A vector with equal directions keeps its key, so that the KV of earlier requests is found."""
     vectors = store()
     vectors.put("polite", directions(4, 8))
     before = vectors.open(["polite"])

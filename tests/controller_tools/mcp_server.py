@@ -2,7 +2,7 @@
 
     python mcp_server.py FOLDER
 
-It notes each start in FOLDER, so that tests see how often it was started.
+The server records each start in FOLDER, so that tests can count the starts.
 """
 
 from __future__ import annotations

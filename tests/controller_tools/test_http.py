@@ -26,7 +26,7 @@ LOOPBACK = networks_of(["127.0.0.1"])
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A small service that does what its paths say."""
+    """A small HTTP server whose paths tell it how to answer."""
 
     gate: ClassVar[threading.Event] = threading.Event()
     seen: ClassVar[list[tuple[str, str, str]]] = []
@@ -194,7 +194,8 @@ def test_a_call_that_is_given_up_ends_its_connection(service: int) -> None:
 
 
 def test_a_look_up_that_hangs_keeps_its_thread_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot be stopped. Its call ends in time, its thread counts until it returns, and then connects to nothing."""
+    """A name look-up that hangs cannot be stopped. The tool call ends in time. Its thread counts as used until the
+    look-up returns, and then connects to no server."""
     gate, real = threading.Event(), socket.getaddrinfo
     connected: list[Any] = []
 
@@ -285,7 +286,7 @@ def test_rules_are_checked(text: Any) -> None:
     )
 )
 def test_no_path_leads_out_of_its_prefix(parts: list[str]) -> None:
-    """Whatever a server makes of a path that is taken, it stays below what it begins with."""
+    """However a server interprets an accepted path, the result stays below the permitted prefix."""
     from posixpath import normpath
     from urllib.parse import unquote
 
@@ -335,7 +336,7 @@ def test_listed_addresses_are_allowed() -> None:
 
 
 def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the address that was checked is what is returned, so the name is not looked up again."""
+    """The checked address is returned, so that the name is not looked up again."""
     asked: list[str] = []
 
     def resolve(host: str, port: int, **options: Any) -> list[Any]:
@@ -353,7 +354,7 @@ def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name means another address with every look-up: only the first counts."""
+    """Each look-up of the name gives another address, but only the first address is used."""
     answers = iter(["127.0.0.1", "192.0.2.1", "192.0.2.2"])
     real = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol as tools: what they answer, and every way in which one can fail."""
+"""Servers of the Model Context Protocol as tools: their answers, and every way in which a server can fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 
 
 class Lab:
-    """A desk with one server, and how often it was started."""
+    """A tool executor with one MCP server, and the number of the server's starts."""
 
     def __init__(self, folder: Path, *more: str, only: frozenset[str] | None = None, pause: float = 0.0) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Lab:
         return len(list(self.folder.iterdir()))
 
     def processes(self) -> list[psutil.Process]:
-        """The servers that run."""
+        """The server processes that run now."""
         children = psutil.Process().children()
         return [child for child in children if str(self.folder) in child.cmdline()]
 
@@ -68,7 +68,7 @@ def test_a_server_answers_many_calls_in_one_life(lab: Lab) -> None:
 
 
 def test_a_server_that_dies_is_started_again(lab: Lab) -> None:
-    """Pending calls fail, the next call has a new server."""
+    """Pending calls fail when the server dies, and the next call starts a new server."""
     waiting = lab.begin("it.echo")
     until(lambda: waiting.is_done)
     died = lab.ask("it.dies")

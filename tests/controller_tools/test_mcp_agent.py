@@ -21,7 +21,7 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 
 
 class Agent(Controller):
-    """Asks what time it is in Tokyo when it is noon in Oslo, passes the answer on to another server, and tells it."""
+    """Asks for the time in Tokyo when it is noon in Oslo, passes the answer on to another server, and writes it."""
 
     def __init__(self) -> None:
         self.time: Call | None = None
@@ -63,7 +63,7 @@ def test_an_agent_with_two_servers(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["js", "py"])
 def test_the_examples_with_the_reference_server(language: str, request: pytest.FixtureRequest) -> None:
-    """`examples/tools.toml` and the agents beside it, as they stand."""
+    """The file `examples/tools.toml` and the agents beside it run unchanged."""
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     control = ControlSettings("on", args=args, store=request.config.cache.mkdir("bridle-py-store"))

@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol over HTTP: a real one of the official package on the loopback, with faults."""
+"""MCP servers over HTTP: a real server of the official package on the loopback interface, with added faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 
 
 class Faulty:
-    """The server's application, but for calls of certain tools: these are answered as no server should."""
+    """The server's application, except that calls of certain tools get answers that no server should give."""
 
     def __init__(self, app: ASGIApp, seen: list[dict[str, Any]]) -> None:
         self.app, self.seen = app, seen
@@ -107,7 +107,7 @@ def listener() -> Iterator[socket.socket]:
 
 @contextmanager
 def serving(listener: socket.socket, seen: list[dict[str, Any]]) -> Iterator[int]:
-    """A server in a thread, at the port of a listener that outlives it."""
+    """Run a server in a thread, on the port of a listener that stays open longer than the server."""
     config = uvicorn.Config(make_app(seen), log_config=None, timeout_graceful_shutdown=0)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener.dup()],), daemon=True)
@@ -152,7 +152,8 @@ def test_a_server_over_http_answers_and_its_faults_are_told(listener: socket.soc
 
 
 def test_a_server_over_http_that_restarts_is_connected_to_again(listener: socket.socket) -> None:
-    """A session that the new one does not know is begun anew, and the call made then: the old one did not run it."""
+    """If the restarted server does not know the session, the client begins a new session and then calls: the old server
+    did not run the call."""
     words = ("before", "after", "again")[: 3 if IS_FULL else 2]
     seen: list[dict[str, Any]] = []
     desk = desk_of(listener.getsockname()[1])
