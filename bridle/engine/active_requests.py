@@ -1,8 +1,8 @@
 """Active requests: how they begin and end.
 
 A request holds its adapter and its images until its last output has ended. A request ends early if it is cancelled,
-misses its deadline, or loses its adapter or image. Other threads only ask for an end; the engine applies it between two
-steps. This module does not use step plans or event streams.
+misses its deadline, or loses its adapter or image. Other threads can only mark a request to end; the engine ends it
+between two steps. This module does not use step plans or event streams.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
 
 
 class Deadlines:
-    """Deadlines by request. Only one thread may use this object at a time. All times are of the same clock."""
+    """Deadlines by request. Only one thread may use this object at a time. All times must come from the same clock."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}

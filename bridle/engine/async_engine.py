@@ -59,7 +59,7 @@ class WakeupQueue:
         self._rings.put(None)
 
     def clear(self) -> None:
-        """Clear the event. Only the thread that waits may call this."""
+        """Clear the event. Only the thread that waits for the event may call this method."""
         while not self._rings.empty():
             self._rings.get()
 
@@ -341,8 +341,8 @@ _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
 def _orphan_all() -> None:
-    """Fail the requests of engines that a fork inherited from its parent process. The engines' threads do not run in
-    the fork, and their locks may never be released."""
+    """Fail the requests of engines that a forked process inherited from its parent process. The engines' threads do not
+    run in the forked process, and their locks may never be released."""
     for engine in list(_engines):
         engine.orphan()
 

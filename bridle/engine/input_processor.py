@@ -4,7 +4,7 @@ controllers.
 `InputProcessor` knows the limits of the model, but no state that changes while the engine runs. `ControllerOpenings`
 has the sequences whose controllers are being created. A sequence whose controller is being created has no KV blocks and
 is not queued. If the sequence ends meanwhile, its controller is dropped as soon as it exists. If the sequence does not
-end, it begins when its controller exists. It must wait because the controller may rewrite the prompt.
+end, it begins when its controller exists. The sequence must wait because the controller may rewrite the prompt.
 """
 
 from __future__ import annotations
@@ -218,8 +218,8 @@ class ControllerOpenings:
 
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
-    """Drop the controller of a request that ended before the controller was asked. The controller may not be created
-    yet."""
+    """Drop the controller of a request that ended before the controller was asked. The creation of the controller may
+    still be in progress."""
     pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:

@@ -142,11 +142,11 @@ class Request:
     `runs` are their positions in it. A request that `embeds` asks only for the vector of the prompt. With `trace`, the
     request gets a `Traced` event for every change of an output. The request's controllers may call `tools` (None: all);
     its client answers calls of `client_tools`. With `parks`, the KV of an output that ended by itself is retained for a
-    while. A request that names this request in `continues` uses the KV. The beginnings of the prompt in `retains` are
-    retained too, no matter how the output ends. Replicas send requests with the same `cache_key` to the same engine, as
-    long as that engine is not too busy. `guard` has the operator's rules for the output texts. `healing` says how the
-    output replaces the removed end of the prompt. `repeats` marks parts of an output that must not occur twice. With
-    `is_composed`, the request stands for one controller of a request with several controllers.
+    while. A request that names this request in `continues` uses its retained KV. The beginnings of the prompt in
+    `retains` are retained too, no matter how the output ends. Replicas send requests with the same `cache_key` to the
+    same engine, as long as that engine is not too busy. `guard` has the operator's rules for the output texts.
+    `healing` says how the output replaces the removed end of the prompt. `repeats` marks parts of an output that must
+    not occur twice. With `is_composed`, the request stands for one controller of a request with several controllers.
     """
 
     id: str

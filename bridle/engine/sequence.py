@@ -142,8 +142,8 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """Return how many tokens must go through the model. All tokens must go through the model if another one is
-        sampled; all but the last if only log-probabilities are missing."""
+        """Return how many tokens must go through the model. To sample another token, all tokens must go through the
+        model; if only log-probabilities are requested, all except the last."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property

@@ -130,7 +130,7 @@ class KvState:
         )
 
     def forget(self) -> None:
-        """Record that no KV is left. After this, all tokens must be computed again."""
+        """Record that the sequence has no KV any more. All tokens of the sequence must then be computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
@@ -182,10 +182,11 @@ class ControlState:
 
 @dataclass(slots=True)
 class SamplerState:
-    """The numbers of random numbers used and of forks made. Written by `SamplePlanner`.
+    """The number of random numbers that a sequence has used, and the number of its forks. Written by `SamplePlanner`.
 
-    `mus` are the states of Mirostat, each with the number of tokens at that time. `is_plain` says that the sampling
-    parameters alone decide how a token is sampled. Bans and decisions of the controller are not considered.
+    Each of `mus` is a number of tokens of the sequence, and the state of Mirostat after these tokens. `is_plain` says
+    that the sampling parameters alone decide how a token is sampled. Bans and decisions of the controller are not
+    considered.
     """
 
     num_draws: int = 0

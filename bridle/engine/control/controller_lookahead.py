@@ -33,7 +33,7 @@ class ControllerLookahead:
     _clock: Callable[[], float]
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """Return the asks, with the tokens added that will probably be sampled next."""
+        """Return the `Ask` messages, with the tokens added that will probably be sampled next."""
         asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
         drafts = self._speculation.draft_for_remote_controllers(asked)
         if not drafts:
@@ -41,9 +41,9 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """Return the predicted and valid branches of `seq` along `drafts`. For each draft token, the result has a
-        branch that says how the token is sampled or which tokens are forced. The last branch says how the sequence
-        continues after the draft tokens."""
+        """Return the branches that the controller of `seq` is predicted to choose along `drafts`, up to the first
+        invalid answer. For each draft token, the result has a branch that says how the token is sampled or which tokens
+        are forced. The last branch says how the sequence continues after the draft tokens."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))
@@ -62,8 +62,8 @@ class ControllerLookahead:
         return known
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
-        """Send the logs and variables of the answer that was predicted after `num_tokens` draft tokens, because these
-        tokens were sampled."""
+        """Send the logs and variables of the answer to `num_tokens` draft tokens, which was predicted and is now
+        confirmed."""
         words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:

@@ -1,8 +1,8 @@
 """Asks controllers for decisions, and stores and validates their answers.
 
 A controller is asked as soon as tokens of its sequence become known. The answer is applied at the sequence's next
-logits row. Forced tokens, stops and waits need no row, so they are applied earlier. A sequence is left out of a step if
-its controller has not answered when its logits row is ready. This module uses no device and no text.
+logits row. Forced tokens, stops and waits need no logits row, so they are applied earlier. A sequence is left out of a
+step if its controller has not answered when its logits row is ready. This module uses no device and no text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ControllerManager:
     """Asks the controller pools and stores their answers.
 
     In `config`, `max_idle_steps` limits how long an output waits. `max_noops` limits how often in a row all outputs of
-    a request may answer with a no-op. `emit` sends the `Finished` events that `words` held back. `speculation` drafts
-    tokens for sequences whose controllers are about to be asked.
+    a request may answer with a no-op. `emit` sends the `Finished` events that the `ControllerOutputs` object `words`
+    held back. `speculation` drafts tokens for sequences whose controllers are about to be asked.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class ControllerManager:
     # -- asking ------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence, first: Ask) -> None:
-        """Control a new sequence. `first` is the sequence's first ask, which introduces it to its pool when `ask` is
-        called next."""
+        """Control a new sequence. `first` is the sequence's first `Ask`; the next call of `ask` sends it to the
+        controller pool."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.pending_ask = first
         seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """Forget a sequence that was rolled back before its pool was asked about it."""
+        """Forget a sequence that was rolled back before its controller pool was asked about the sequence."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
@@ -139,9 +139,9 @@ class ControllerManager:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
 
     def ask(self) -> None:
-        """Ask the controllers of all sequences that changed in this step. A parent and its forks are reported in the
-        same call. A controller that waits is asked again after its answer was applied. If only log-probabilities of a
-        sequence are missing, its controller is asked for its last logs."""
+        """Ask the controllers of all sequences that changed in this step. A sequence and its forks are reported to
+        their controllers in the same call. A controller that waits is asked again after its answer was applied. If only
+        log-probabilities of a sequence are missing, its controller is asked for its last logs."""
         asks = defaultdict[ControllerPool, list[Ask]](list)
         sampled = defaultdict[ControllerPool, dict[int, int]](dict)
         self._watch.next_round()
@@ -172,7 +172,8 @@ class ControllerManager:
             self._send(pool, asks[pool], sampled[pool])
 
     def _next_ask(self, seq: Sequence) -> Ask | None:
-        """Return the ask for a sequence without a newly sampled token, or None if its controller need not be asked."""
+        """Return the `Ask` for a sequence without a newly sampled token, or None if its controller need not be
+        asked."""
         control, ask = seq.control, _take_news(seq)
         if ask is None and control.is_suspended and not (control.awaits_answer or control.answer):
             ask = Ask(seq.id, turns=self._watch.turns_due(seq))
@@ -181,7 +182,7 @@ class ControllerManager:
         return ask
 
     def _send(self, pool: ControllerPool, asks: list[Ask], sampled: dict[int, int]) -> None:
-        """Send the asks for one pool, in the order of sequence ids."""
+        """Send the `Ask` messages for one controller pool, in the order of sequence ids."""
         is_told_ahead = "remote_lookahead" in pool.capabilities and pool.is_told_ahead
         if not (asks or is_told_ahead):
             pool.ask_sampled({seq_id: sampled[seq_id] for seq_id in sorted(sampled)})
@@ -220,7 +221,7 @@ class ControllerManager:
             self.words.release_overdue()
 
     def gather_any(self, deadline: float) -> None:
-        """Wait for any missing answer, because nothing can be computed before one is received."""
+        """Wait until a controller has answered, because nothing can be computed before that."""
         self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
     def _on_answer(self, seq: Sequence, answer: Answer) -> None:
@@ -259,7 +260,8 @@ class ControllerManager:
     # -- applying answers that need no logits row --------------------------------------------------------
 
     def apply_early(self) -> None:
-        """Apply the stops, waits and forced tokens that are already known, so that this step includes them."""
+        """Apply the stops, waits and forced tokens that controllers have already decided, so that this step includes
+        them."""
         for seq in [seq for seq in self.sequences.values() if seq.control.missed_deadline]:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
@@ -378,7 +380,7 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return one ask that reports all changes to the controller, even if several tokens are new. If there are no
+    """Return one `Ask` that reports all changes to the controller, even if several tokens are new. If there are no
     changes, the result is None."""
     control = seq.control
     if control.pending_token is not None:

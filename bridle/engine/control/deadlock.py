@@ -2,10 +2,11 @@
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
 without a time limit. The second condition is that the controller of every output was asked after all outputs had begun
-to wait. Under both conditions, no answer can change. A deadlock is found after at most two turns. An output that
-answers only with no-ops may be counting the turns. So a request ends only after many turns in which all its outputs
-wait or answer with a no-op. Turns have a fixed rate. If a step takes longer than a turn, a controller is asked several
-times in one step. This module uses no controller pools and no steps.
+to wait. Under both conditions, no answer can change. A *turn* asks the controller of each waiting output once; a
+deadlock is found after at most two turns. A controller that answers only with no-ops may be counting its turns, in
+order to act later. So a request ends only after many turns in which all its outputs wait or answer with a no-op. The
+number of turns per second is fixed. If a step takes longer than a turn, a controller is asked several times in one
+step. This module uses no controller pools and no steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_NAME_CHARS = 60
 @dataclass(slots=True)
 class _Rest:
     """An output, and the variable for which it waits. `since` and `answered` are numbers of rounds. The output began to
-    wait in round `since`. Its last answer belongs to an ask of round `answered`."""
+    wait in round `since`. The controller was asked for the output's last answer in round `answered`."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: the output is active
@@ -65,7 +66,7 @@ class DeadlockWatch:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
-        """Begin a new round, before its asks are sent."""
+        """Begin a new round, before the controllers are asked in that round."""
         self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:

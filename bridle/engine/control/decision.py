@@ -23,7 +23,7 @@ class Awaited(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Return whether the wait is over."""
+        """Return whether the event has happened, so that the wait for it is over."""
 
 
 @dataclass(frozen=True, slots=True)

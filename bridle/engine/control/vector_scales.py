@@ -60,15 +60,15 @@ class VectorScales:
         return VectorScales(self.keys, (self.runs[0], *(run for run in self.runs[1:] if run[0] < num_tokens)))
 
     def spans(self, start: int, end: int) -> tuple[VectorSpan, ...]:
-        """Return the vectors of tokens `start .. end-1`; offsets count from `start`. Tokens without a vector have no
-        span."""
+        """Return the vectors of tokens `start .. end-1`; offsets count from `start`. Tokens without a control vector
+        are in no span."""
         return tuple(
             VectorSpan(first - start, last - first, mix) for first, last, mix in self._parts(start, end) if mix
         )
 
     def marks(self, start: int, end: int) -> bytes:
-        """Return bytes that differ if tokens `start .. end-1` have other vectors or scales. If the tokens have no
-        vector, the result is empty."""
+        """Return bytes that differ between token ranges `start .. end-1` with different control vectors or scales. If
+        the tokens have no control vector, the result is empty."""
         parts = [
             struct.pack("<qq", span.offset, span.length)
             + b"".join(struct.pack("<qd", len(key), scale) + key.encode() for key, scale in span.mix)

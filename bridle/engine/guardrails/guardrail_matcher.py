@@ -163,7 +163,7 @@ class GuardrailMatcher:
         return tail[: max(end - start, 0)]
 
     def before(self, start: int) -> str:
-        """Return the characters before `start` that a match which ends after `start` can include."""
+        """Return the text before `start` that may belong to a match which ends after `start`."""
         begin = max(self._lead + start - self.guard.reach, 0)
         return self._raw.tail(begin)[: self._lead + start - begin]
 

@@ -30,15 +30,15 @@ class Ask:
 
     `backtrack` older tokens were rolled back, then `tokens` were appended. `sampled` is the token that was sampled,
     even if a splice replaced it. `candidates` are the most probable tokens at that position with their
-    log-probabilities, if the branch requested them. The first ask of a request has the request itself in `request`. The
-    first ask of a fork has its `parent` (asked in the same call) and its `branch` number, counted from 1. The `index`
-    of a fork is its place among the request's outputs. The pool had predicted the first `num_foreseen` of the sampled
-    tokens. A `final` ask needs no decision, only the last logs. `turns` is the number of times in a row that the
-    controller may be asked while it does nothing. With `may_force` False, another controller forbids forced tokens. The
-    controller should then answer with a set of allowed tokens. `variables` are set before the controller is asked, if
-    its pool supports variables. `ahead` are tokens that will probably be sampled next, for a pool that `is_told_ahead`.
-    `changes` are tokens that a policy changed after the controller's decision. `probes` are the values of the request's
-    probes at the position where `sampled` was sampled.
+    log-probabilities, if the branch requested them. The first `Ask` of a request has the request itself in `request`.
+    The first `Ask` of a fork has the sequence id `parent` of the forked sequence and the `branch` number, counted from
+    1. The `index` of a fork is its place among the request's outputs. The pool had predicted the first `num_foreseen`
+    of the sampled tokens. An `Ask` that is `final` needs no decision, only the last logs. `turns` is the number of
+    times in a row that the controller may be asked while it does nothing. With `may_force` False, another controller
+    forbids forced tokens. The controller should then answer with a set of allowed tokens. `variables` are set before
+    the controller is asked, if its pool supports variables. `ahead` are tokens that will probably be sampled next, for
+    a pool that `is_told_ahead`. `changes` are tokens that a policy changed after the controller's decision. `probes`
+    are the values of the request's probes at the position where `sampled` was sampled.
     """
 
     seq_id: int
@@ -67,7 +67,7 @@ class Ask:
 
 
 def ask_after(seq_id: int, token: int) -> Ask:
-    """Return the ask about a sequence whose only change is one newly sampled token."""
+    """Return the `Ask` about a sequence whose only change is one newly sampled token."""
     return Ask(seq_id, (token,), 0, token)
 
 
@@ -81,9 +81,9 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of a controller to an ask. Exactly one of `decision` and `error` is set; for a final ask both may be
-    missing. `turns` is the number of times that the controller was asked for this answer. Only the pool itself reads
-    `ahead`: possible next tokens, each with the controller's answer after that token."""
+    """The answer of a controller to an `Ask`. Exactly one of `decision` and `error` is set; in the answer to a final
+    `Ask` both may be missing. `turns` is the number of times that the controller was asked for this answer. Only the
+    pool itself reads `ahead`: possible next tokens, each with the controller's answer after that token."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -151,8 +151,9 @@ class ControllerPool(ABC):
         sequence."""
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
-        """Ask about sequences, by ascending id. In each sequence the only change is one newly sampled token. A pool may
-        override this method to do the work of `ask` without an `Ask` for each sequence."""
+        """Ask the controllers about their sequences, in ascending order of the sequence ids. In each sequence the only
+        change is one newly sampled token. A pool may override this method to do the work of `ask` without an `Ask`
+        object for each sequence."""
         self.ask([ask_after(seq_id, token) for seq_id, token in tokens.items()])
 
     @abstractmethod
@@ -180,9 +181,9 @@ class ControllerPool(ABC):
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the first tokens of `tokens`, as far as the controller allows one after the other. Each returned token
-        has the tokens that are forced after it. The second result is True if the forced tokens differ from those that
-        come next in `tokens`. A later call continues after the last allowed token."""
+        """Return the longest beginning of `tokens` whose tokens the controller allows. Each returned token has the
+        tokens that are forced after it. The second result is True if the forced tokens differ from those that come next
+        in `tokens`. A later call continues after the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:

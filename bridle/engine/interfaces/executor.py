@@ -101,8 +101,9 @@ class AsyncExecutor(Executor, Protocol):
 
 class KVBlocks(Protocol):
     """The blocks of an executor's KV cache, and the slots of its recurrent states, as bytes. Any thread may write
-    blocks that no plan refers to, even while steps run. If the engine asks for a copy while steps run, the copy is a
-    `Snapshot` of the time after those steps. A write also happens after those steps."""
+    blocks that no plan refers to, even while steps run. A copy of a block that the engine requests while steps run is a
+    `Snapshot` of the block after these steps. Data that is written to a block while steps run is also written after
+    these steps."""
 
     @property
     def block_bytes(self) -> int:

@@ -20,7 +20,7 @@ class TextState(Protocol):
         """Roll back the last `num_tokens` tokens. Returns how many of the characters returned so far are removed."""
 
     def flush(self) -> str:
-        """End the text. Returns the remaining characters. An unfinished character becomes U+FFFD."""
+        """End the text. Returns the characters that were not returned yet. An unfinished character becomes U+FFFD."""
 
     def copy(self) -> TextState: ...
 

@@ -67,13 +67,12 @@ class FreeBlocks:
         raise InternalError("no KV block is free; the caller must check the number of free blocks before allocation")
 
     def free_plain(self, block: int) -> None:
-        """Free `block`. The KV of this block cannot be reused."""
+        """Free `block`. The block's KV cannot be reused."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Free `block`. The KV of this block may be reused. All blocks that are cached now are evicted before this
-        block."""
+        """Free `block`. The block's KV may be reused. All blocks that are cached now are evicted before this block."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:

@@ -8,9 +8,10 @@ Retention ends when a request continues the conversation, when its time ends, wh
 requests need the blocks. When other requests need blocks, the user with the most retained blocks loses some, from the
 end of that user's oldest conversation.
 
-A client can also ask for a prefix to be retained. The entry of such a prefix *stays*: it is kept after a request
-continues it. A request that continues a retained prefix only restarts its time, unless the entry has a name. Each user
-has a limit on retained entries and on their blocks. Beyond a limit, the entry that expires first is removed.
+A client can also ask for a prefix to be retained. The entry of a prefix that a client asked to retain *stays*: it is
+kept after a request continues the prefix. A request that continues a retained prefix only restarts its time, unless the
+entry has a name. Each user has a limit on retained entries and on their blocks. Beyond a limit, the entry that expires
+first is removed.
 
 This module uses hashes, users and times, but no blocks. Users share no hashes, except for prefixes that one user shares
 with a group.
@@ -37,8 +38,8 @@ Key = tuple[str, int | bytes]
 
 @dataclass(slots=True)
 class RetainedPrefix:
-    """One retained conversation: the hashes of its blocks, which are kept until the time `until`. `seconds` is the full
-    duration of one protection."""
+    """One retained conversation: the hashes of its blocks, which are kept until the time `until`. Each use of the
+    blocks restarts this period of `seconds` seconds."""
 
     user: str
     key: Key
@@ -124,7 +125,7 @@ class KVRetention:
     # -- adding entries ----------------------------------------------------------------------------------
 
     def park(self, user: str, key: Key, adapter: str | None, digests: Sequence[bytes], now: float) -> None:
-        """Park these blocks. Entries of the same user are dropped if `digests` continue them."""
+        """Park these blocks. Earlier entries of the user that `digests` continue are dropped."""
         if self.seconds > 0:
             self._add(RetainedPrefix(user, key, adapter, list(digests), now + self.seconds, self.seconds))
 

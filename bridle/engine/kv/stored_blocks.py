@@ -49,20 +49,21 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Stored parts of a sequence that are missing in memory. The missing parts are the blocks `digests`, which follow
-    the cached blocks `held`, and the recurrent state at the end of block `state`."""
+    """Stored parts of a sequence that are not in device memory. The parts are the blocks `digests`, which follow the
+    cached blocks `held`, and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return the first `num_blocks` of the missing blocks. If blocks are left out, the state is left out too."""
+        """Return these parts with only the first `num_blocks` of their blocks. If blocks are left out, the state is
+        left out too."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
     def keys(self) -> list[bytes]:
-        """Return the keys of the missing parts, in the order in which they are read."""
+        """Return the store's keys of the parts, in the order in which they are read."""
         return self.digests if self.state is None else [*self.digests, state_key(self.state)]
 
 
@@ -180,8 +181,8 @@ class StoredBlocks:
     # -- reading -----------------------------------------------------------------------------------------
 
     def begin_step(self, next_in_line: Iterable[Sequence], is_busy: bool) -> None:
-        """Publish the blocks that have been read, and begin to read the missing blocks of the next sequences in line.
-        `is_busy` says whether other sequences are computed during the reads."""
+        """Add the blocks that have been read to the prefix cache, and begin to read stored blocks for the next waiting
+        sequences. `is_busy` says whether other sequences are computed during the reads."""
         self._idle_since = None
         if self.loads:
             self._finish_loads()
@@ -192,8 +193,8 @@ class StoredBlocks:
                 break
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
-        """Search the store for the missing blocks of `seq`. Returns False if there is no room now; the search must then
-        be repeated later."""
+        """Search the store for blocks of `seq` that are not in device memory. Returns False if there is no room now;
+        the search must then be repeated later."""
         missing = self._find(seq)
         if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)
@@ -216,7 +217,7 @@ class StoredBlocks:
         return self._find_state(digests[:num_found], num_held)
 
     def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
-        """Return the missing parts up to the last of these blocks that ends with a stored state."""
+        """Return the blocks that must be read to extend the cached ones up to the last block whose state is stored."""
         states, has = self._blocks.states, self._store.has
         for number in range(len(digests), 0, -1):
             last = digests[number - 1]
@@ -226,7 +227,8 @@ class StoredBlocks:
         return _Missing([], [])
 
     def _begin_load(self, seq: Sequence, missing: _Missing, is_busy: bool) -> bool:
-        """Begin to read missing blocks if there is room for them. Returns whether there was room."""
+        """Begin to read stored blocks if device memory has room for them. Returns whether there was room in device
+        memory."""
         blocks, device, slot = self._blocks, self._device, None
         if len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free:
             return False
@@ -280,7 +282,7 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """Record that all KV in memory is lost. Blocks that are being read do not continue other blocks any more."""
+        """Record that all KV in memory is lost. Blocks that are being read no longer follow blocks in memory."""
         for loading in self.loads:
             loading.is_stale = True
 

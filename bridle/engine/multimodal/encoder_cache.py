@@ -1,9 +1,9 @@
-"""Decides which image features stay on the model's device, and computes missing features in a thread.
+"""Decides which image features stay on the model's device, and computes the features of further images in a thread.
 
 Features take a limited number of bytes; the least recently used are evicted first. Features that a step uses stay until
-the next step begins. If there is no room for the most urgent missing image, features of less urgent sequences are
-evicted. So sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The device
-may be in another process. After a loss of the device, the features that are needed are computed again.
+the next step begins. If the most urgent image without features has no room for them, features of less urgent sequences
+are evicted. So sequences never block each other. The device (`MediaDevice`) encodes images and stores features. The
+device may be in another process. After a loss of the device, the features that are needed are computed again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class EncoderCache:
             self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
-        """Release the features of this step's least urgent images if its first missing image has no room."""
+        """Release the features of this step's least urgent images if the first image without features has no room for
+        them."""
         first = self._wanted[0]
         size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):

@@ -101,8 +101,8 @@ NO_SIGHTS = MultiModalInputs()
 
 
 def marks(runs: Runs, start: int, end: int) -> bytes:
-    """Return bytes that differ if tokens `start .. end-1` have other images. The bytes contain the medium, rows and
-    positions of each range."""
+    """Return bytes that differ between token ranges `start .. end-1` with different images. These bytes contain the
+    medium, rows and positions of each range."""
     parts = []
     for run in runs:
         first, last = max(run.position, start), min(run.end, end)
