@@ -9,8 +9,8 @@ from bridle.errors import ControllerError
 
 
 def apply_floor(seq: Sequence, progress: OutputProcessor) -> bool:
-    """Apply the request's action to an output whose forced tokens are below the floor. Returns whether other tokens
-    replace the tokens that were sampled in this step."""
+    """Apply the request's action to an output with a run of forced tokens below `constraint_floor`. Returns whether
+    other tokens replace the tokens that were sampled in this step."""
     run, seq.output.unlikely = seq.output.unlikely, None
     meter, action = seq.output.meter, seq.sampling.on_constraint_floor
     assert run is not None and meter is not None
@@ -33,7 +33,8 @@ def _refusal(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> Contro
 
 
 def _rewind(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> None:
-    """Roll back the run of forced tokens and the token before the run, and ban that token at its position."""
+    """Roll back the run of forced tokens and the token before the run, and ban the token before the run at its
+    position."""
     output, position = seq.output, run.start - 1
     token, num_tokens = seq.tokens[position], len(seq.tokens) - position
     assert output.meter is not None

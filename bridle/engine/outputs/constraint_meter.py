@@ -32,7 +32,7 @@ class ForcedRun:
 
     @property
     def end(self) -> int:
-        """Return the position after the last token."""
+        """Return the position after the last token of the run."""
         return self.start + len(self.tokens)
 
 
@@ -84,7 +84,7 @@ class ConstraintMeter:
         self.num_chosen = 0
 
     def may_rewind(self) -> bool:
-        """Return whether the run may be rolled back."""
+        """Return whether this run of forced tokens may be rolled back."""
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
@@ -116,8 +116,8 @@ def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) ->
 
 
 def _placed(decoder: TextDecoder, lead: Sequence[int], tokens: Sequence[int]) -> tuple[set[tuple[int, int, int]], str]:
-    """Return the tokens, and the text. Each returned token has the position of its end in the text, and its number
-    among tokens with the same end."""
+    """Return the placed tokens, and the text that `tokens` spell after `lead`. A placed token has the position of its
+    end in the text, and its number among tokens with the same end."""
     state, parts, end, same = decoder.open(lead, False), list[str](), 0, 0
     found = set[tuple[int, int, int]]()
     for token in tokens:

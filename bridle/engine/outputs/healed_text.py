@@ -30,7 +30,7 @@ class HealedText:
         return num_before - self._num_visible
 
     def flush(self) -> str:
-        """End the text. Returns the remaining visible characters."""
+        """End the text. Returns the visible characters that were not returned yet."""
         return self._shown(self._state.flush())
 
     def copy(self) -> HealedText:

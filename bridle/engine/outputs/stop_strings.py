@@ -88,8 +88,8 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """Split `hidden`, which is released but unsent text, into the text of each of the next `num_tokens` tokens and
-        the text after these tokens. `num_after` further characters were released after `hidden`."""
+        """Split `hidden`, which is released but unsent text, at the ends of the next `num_tokens` tokens. The last part
+        is the text after these tokens; `num_after` further characters were released after `hidden`."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
         places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]

@@ -202,7 +202,7 @@ class TraceRecorder:
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceBudget) -> bool:
-        """Reserve room for one more record. Returns whether there was room."""
+        """Reserve room for one more record. Returns whether the limits leave room for the record."""
         if room.num_records >= room.most_records or self.num_live_records >= traces.MAX_LIVE_RECORDS:
             self._cut(room)
             return False

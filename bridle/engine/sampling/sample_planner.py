@@ -191,7 +191,8 @@ class SamplePlanner:
         return True
 
     def _fork(self, seq: Sequence, number: int, num_own: int, out: PlannedSamples) -> Sequence:
-        """Fork each copy of `seq` for its branch `number`; each copy has `num_own` branches."""
+        """Fork a sequence for branch `number`, counted over the outputs of `seq`, each of which has `num_own`
+        branches."""
         outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number % num_own, number // num_own)
         child.draws.is_plain = seq.draws.is_plain
@@ -223,8 +224,8 @@ class SamplePlanner:
     def commit(
         self, scheduled: list[Scheduled], out: PlannedSamples, result: StepResult, vectors: Vectors[array[float]] = ()
     ) -> None:
-        """Apply the results of a step: scores first, then new outputs, then tokens. `vectors` are the results for
-        `out.embeds`."""
+        """Apply the results of a step: scores first, then new outputs, then tokens. `vectors` are the embeddings for
+        the sequences in `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
         changed = set[int]()  # sequences that continue with other tokens than the sampled one
         runs = zip(out.batch.scores[:num_known], result.scores[:num_known], strict=True)
@@ -452,5 +453,5 @@ def _nothing_left(seq: Sequence) -> BridleError:
 
 
 def _is_draftable(branch: Branch) -> bool:
-    """Return whether draft tokens that were computed after this branch can still be right."""
+    """Return whether draft tokens that were computed after this branch can still be accepted."""
     return not branch.splices and branch.control_vectors is None

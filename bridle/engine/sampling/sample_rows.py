@@ -59,7 +59,8 @@ def draw_row(
 
 
 def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
-    """Return biases that ban the last token of each phrase in `words` whose other tokens end the output."""
+    """Return biases that ban the last token of each phrase in `words`, if the output ends with the other tokens of the
+    phrase."""
     last = len(tokens)
     return [
         (word[-1], -math.inf)

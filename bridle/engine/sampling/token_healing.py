@@ -16,8 +16,8 @@ from bridle.engine.control.decision import both_masks
 @dataclass(frozen=True, slots=True)
 class TokenHealing:
     """The removed end of the prompt has `num_chars` characters. `masks[i]` (a bit row) allows the tokens that may
-    follow when the first i bytes of the removed text are spelled. `steps[i]` has those allowed tokens that leave part
-    of the removed text to spell, each with its number of bytes. There are no masks if a constraint already spells the
+    follow when the first i bytes of the removed text are spelled. `steps[i]` has the allowed tokens that do not
+    complete the removed text, each with its number of bytes. There are no masks if a constraint already spells the
     text."""
 
     num_chars: int
@@ -26,7 +26,7 @@ class TokenHealing:
 
     def mask_after(self, tokens: Sequence[int], start: int) -> bytes | None:
         """Return the mask for the token after `tokens`; None if the removed text is already spelled. The output begins
-        at `start`."""
+        at index `start` of `tokens`."""
         spelled = 0
         for position in range(start, len(tokens)):
             size = dict(self.steps[spelled]).get(tokens[position]) if self.steps else None

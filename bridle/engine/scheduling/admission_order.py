@@ -1,10 +1,11 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
 Sequences are ordered by priority level, but a lower level also gets its turn after a while. Within a level, sequences
-are ordered by urgency, so that tenants share the level. Among levels, the one whose oldest sequence is due first comes
-first. One level is worth a number of seconds of waiting. So a request of a higher level may overtake one of a lower
-level only if it arrived at most that much later. A sequence that is admitted before sequences of a higher level gets
-that higher level. So sequences of the higher level do not preempt it at once.
+are ordered by urgency, so that tenants share the level. Among levels, the level with the earliest due time comes first:
+arrival time of its oldest sequence, plus a delay for lower levels. The delay is a number of seconds of waiting per
+level. So a request of a higher level may overtake one of a lower level only if it arrived at most that much later. A
+sequence that is admitted before sequences of a higher level gets that higher level. So sequences of the higher level do
+not preempt it at once.
 
 Computing a prompt delays every running stream. So a prompt may have to wait until enough prompts are queued, or until
 the streams have run long enough without a delay. `PrefillGate` makes this decision by counting steps.
@@ -40,8 +41,8 @@ _NOBODY = 1 << 30
 
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
-    """Return each sequence of a level with the time at which the level would be due if that sequence were the first.
-    The times must increase, because merging needs sorted input."""
+    """Return each sequence of a level with the due time that the level would have if that sequence were the first. The
+    times must increase, because merging needs sorted input."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)

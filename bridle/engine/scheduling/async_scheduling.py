@@ -205,8 +205,8 @@ class OverlapScheduler:
         self._ends.conclude(flight, result, vectors, sampled)
 
     def _settle(self, flight: InFlightStep) -> None:
-        """Find the valid rows, and record that they were computed. For invalid rows, only the tokens that are still
-        right count as computed."""
+        """Find the valid rows, and record that they were computed. For invalid rows, only the tokens that are still in
+        the sequence count as computed."""
         sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
         flight.rows = [
             item

@@ -54,7 +54,7 @@ class PromptShares:
             self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)
 
     def provider(self, seq: Sequence) -> Sequence | None:
-        """Return the prompt that computes the next missing block of the waiting sequence `seq`, or None."""
+        """Return the prompt that computes the next uncached block of the waiting sequence `seq`, or None."""
         number = self._blocks.missing_block(seq)
         if number is None or seq.kv.block_hashes[0] not in self._begun:
             return None

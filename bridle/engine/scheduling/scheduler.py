@@ -186,9 +186,9 @@ class Scheduler(SequenceQueues):
         return list(picked.values())
 
     def _prefill_tokens(self, ready: list[Sequence]) -> int:
-        """Return how many tokens a step may compute of prompts, and of other sequences with several missing tokens. The
-        limit protects the speed of decoding outputs. A step that computes only probes has only the limit of the whole
-        step, because no output waits for its decoding."""
+        """Return how many tokens a step may compute of prompts, and of other sequences with several uncomputed tokens.
+        The limit protects the speed of decoding outputs. If all sequences only score options (probes), only the limit
+        of the whole step applies, because no output waits."""
         if self._in_chunks and ready and all(seq.is_probe for seq in ready):
             return self.max_num_batched_tokens
         return self.max_batch_prefill_tokens
@@ -222,8 +222,8 @@ class Scheduler(SequenceQueues):
             self._pick_running(picked, self._rotate([seq for seq in ready if not seq.kv.is_prefilling]))
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """Give each decoding sequence a token. The other missing tokens of a decoding sequence, and all tokens of a
-        prompt, count against the prompt budget. Returns the rest of the step's budget."""
+        """Give each decoding sequence a token. The further uncomputed tokens of a decoding sequence, and all tokens of
+        a prompt, count against the prompt budget. Returns the number of tokens that are left in the step's budget."""
         budget = self.max_num_batched_tokens
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
@@ -265,7 +265,7 @@ class Scheduler(SequenceQueues):
         return budget
 
     def _is_plain_decode(self, seq: Sequence) -> bool:
-        """Return whether the one missing token of `seq` can be computed without any allocation or check."""
+        """Return whether the only uncomputed token of `seq` can be computed without any allocation or check."""
         is_open = not (seq.kv.is_prefilling or seq.runs) and seq.output.ending is None
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
@@ -331,7 +331,7 @@ class Scheduler(SequenceQueues):
         return num_tokens
 
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
-        """Return whether another sequence computes the first missing block of `seq` in this step. Queued prompts are
+        """Return whether another sequence computes the first uncached block of `seq` in this step. Queued prompts are
         computed together if they would otherwise wait for each other."""
         if not (self._in_chunks and self._gate.is_always_open):
             return False
@@ -345,7 +345,7 @@ class Scheduler(SequenceQueues):
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
-        """Return whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step is
+        """Return whether all uncomputed tokens of `seq` fit into the step. A sequence that is too long for any step is
         computed in a step without others."""
         return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
@@ -405,8 +405,8 @@ class Scheduler(SequenceQueues):
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
         """Drop the draft tokens of a row, except the first `num_right`. `num_guessed` draft tokens were uncertain (not
-        forced), and `num_drawn` of them were sampled. If no token is left to compute, because fewer tokens were
-        predicted than drafted, the last token is computed again for its logits."""
+        forced), and `num_drawn` of them were sampled. If fewer tokens were predicted than drafted, no token may be left
+        to compute; then the last token is computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:

@@ -90,8 +90,8 @@ class SequenceQueues:
     def on_rewind(self, seq: Sequence) -> None:
         """Free the blocks past the end of a sequence whose tokens were rolled back.
 
-        A backend that keeps KV by sequence frees the KV only with the next row. So the blocks still count as used until
-        that row.
+        A backend that keeps KV by sequence frees the KV only with the next row of the sequence. So the blocks still
+        count as used until that next row.
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)

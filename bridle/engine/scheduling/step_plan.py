@@ -187,11 +187,11 @@ class StepResult:
     """The results of step `step`, in the order of the `SampleBatch`.
 
     `tokens[i]` is the token of `rows[i]`; -1 means that the mask and the bias left no token. `logprobs[i]` is None
-    unless the sampling parameters of the row ask for log-probabilities. `scores[j]` is the result for `scores[j]` of
-    the batch. `mus[i]` is the state of Mirostat after sampling `rows[i]`; `mus` is empty if no row uses Mirostat.
-    `draws[i]` is the distribution of a traced row, possibly computed only when it is read; `draws` is empty if no row
-    is traced. `probes[i]` are the projections at the position that `rows[i]` samples from; `probes` is empty if no row
-    has probes.
+    unless the sampling parameters of the row ask for log-probabilities. `scores[j]` is the result for element j of the
+    batch's `scores`. `mus[i]` is the state of Mirostat after sampling `rows[i]`; `mus` is empty if no row uses
+    Mirostat. `draws[i]` is the distribution of a traced row, possibly computed only when it is read; `draws` is empty
+    if no row is traced. `probes[i]` are the projections at the position that `rows[i]` samples from; `probes` is empty
+    if no row has probes.
     """
 
     step: int

@@ -19,8 +19,8 @@ _FORESEEN = 128
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A sequence that may get up to `limit` draft tokens. With `is_free`, the sequence gets only as many as are worth
-    their cost; otherwise it gets all."""
+    """A sequence that may get up to `limit` draft tokens. With `is_free`, the sequence gets only as many draft tokens
+    as are worth their cost; otherwise it gets `limit`."""
 
     seq: Sequence
     limit: int
@@ -46,7 +46,7 @@ class DraftProposal:
 @dataclass(slots=True)
 class BaseStep:
     """The step to which draft tokens are added. `row` and `other` are the seconds of one more row and of one more token
-    without logits. `num_sure` is the number of tokens without drafts."""
+    without logits. `num_sure` is the number of tokens that the step gives without drafts."""
 
     seconds: float
     row: float
@@ -60,8 +60,8 @@ class BaseStep:
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Return the seconds that a part of `size` tokens costs. The first token of a part is a guess that is right
-        with probability `chance`. If the guess is right, the other tokens would be computed anyway, but without
+        """Return the seconds that a draft part of `size` tokens costs. The first token of a part is a guess that is
+        right with probability `chance`. If the guess is right, the other tokens would be computed anyway, but without
         logits."""
         return self.row * size - chance * self.other * (size - 1)
 
@@ -93,8 +93,8 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
-    """Return whether drafting saves more time than the `behind` seconds that the proposer needs to read the sequence
-    first. The proposer offers `count` draft tokens per step, and each costs `cost` seconds."""
+    """Return whether drafting saves more time than the `behind` seconds that the proposer first needs to process the
+    sequence. The proposer offers `count` draft tokens per step, and each costs `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
@@ -137,7 +137,7 @@ def worth_asking(
 
 
 def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
-    """Return the first parts that fit: at most `limit` parts with at most `room` tokens in total."""
+    """Return the first parts of a draft that fit: at most `limit` parts with at most `room` tokens in total."""
     ends = accumulate(map(len, parts))
     return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
 

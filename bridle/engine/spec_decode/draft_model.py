@@ -72,8 +72,8 @@ class DraftModelProposer(Proposer):
     # -- interface of a proposer ---------------------------------------------------------------------------
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Run the draft model once for each token of the longest draft. If too many tokens of a sequence are missing,
-        only some of them are computed, and the sequence gets no draft yet. While no draft is requested, the measured
+        """Run the draft model once for each token of the longest draft. If the draft model has too many tokens of a
+        sequence to compute, it computes only some of them, and drafts none. While no draft is requested, the measured
         cost slowly decreases."""
         if self._num_failures >= _MAX_FAILURES:
             return {}
@@ -94,8 +94,8 @@ class DraftModelProposer(Proposer):
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds to read the missing tokens, estimated from long prompts; 0 before the first long
-        prompt."""
+        """Return the estimated seconds that the draft model needs to compute all known tokens of `seq`; 0 before the
+        first long prompt."""
         shadow = self.shadows.get(seq.id)
         num_known = shadow.own.kv.num_computed if shadow else 0
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
@@ -216,7 +216,8 @@ class DraftModelProposer(Proposer):
         return going
 
     def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
-        """Select the rows of one pass. The sequences with the fewest missing tokens come first."""
+        """Select the rows of one forward pass of the draft model. The sequences with the fewest uncomputed tokens come
+        first."""
         budget = self._info.max_num_batched_tokens
         picked: list[DraftStep] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
@@ -234,7 +235,8 @@ class DraftModelProposer(Proposer):
         return picked
 
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
-        """Return whether `own` can be computed up to `end`. Shadows of idle sequences are dropped if necessary."""
+        """Return whether there are enough free blocks to compute `own` up to `end`. If necessary, shadows of sequences
+        that get no draft are dropped."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:

@@ -37,8 +37,8 @@ class Proposer:
         return 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds until the proposer has read all tokens of `seq`. The proposer guesses nothing before
-        then."""
+        """Return the seconds until the proposer has processed all tokens of `seq`. Until then, the proposer guesses
+        nothing."""
         return 0.0
 
     def cut(self, seq: Sequence) -> None:

@@ -8,9 +8,10 @@ affects only the speed.
 
 A draft token is computed if its probability exceeds a threshold: its row's share of the step's time, times the step's
 tokens without it. The probability comes from recent acceptance rates. So a full batch, which has expensive rows and
-many tokens, gets no drafts. A copy from the text costs no time, so it is made before it is decided whether it is worth
-its row. For a draft model, this is decided before it runs. A request may set a maximum number of draft tokens. A
-request gets this number until the cost of rows is known, and after that as many as are worth their cost.
+many tokens, gets no drafts. A copy from the text costs no time, so the copy is made before `Speculation` decides
+whether it is worth its row. For a draft model, `Speculation` decides before the model runs. A request may set a maximum
+number of draft tokens. A request gets this number until the cost of rows is known, and after that as many as are worth
+their cost.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Speculation:
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
         """Return drafts for the next step of sequences with remote controllers. Remote controllers get the draft tokens
-        together with the current ask; `draft` returns no others for them."""
+        together with the current `Ask`; `draft` returns no further tokens for them."""
         if not self.is_used:
             return {}
         chosen = list(sequences)

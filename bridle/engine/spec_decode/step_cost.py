@@ -151,8 +151,8 @@ class AcceptanceRate:
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
-        """Return the probability for one of several sequences of a step; `others` counts the guesses of all of them. In
-        a batch, each sequence pays for a row, but a token that only one sequence gains does not shorten the step. So
+        """Return the probability for one of several sequences of a step; `others` counts the guesses of all sequences.
+        In a batch, each sequence pays for a row, but a token that only one sequence gains does not shorten the step. So
         the guesses of the other sequences get more weight, and the estimate is reduced by some standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
