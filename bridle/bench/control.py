@@ -1,8 +1,8 @@
 """Benchmark of the cost of controllers: `bridle bench control`.
 
-On a simulated device with steps of 20 ms, two costs are measured: the time that controllers add, and masks in the
-sampler. On a real model, the benchmark measures how much controllers slow down generation, and their processor time.
-Figures are medians of runs in turns, so that other work on the machine affects all alike.
+On a simulated device with steps of 20 ms, two costs are measured: the time that controllers add to a step, and that of
+masks in the sampler. On a real model, the benchmark measures how much controllers slow down generation, and their
+processor time. Figures are medians of runs in turns, so that other work on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _parts(
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """Return the estimated duration of each part in seconds. Each step of the simulated device waits for a fixed time.
-    The sampler is assumed to read the logits about twenty times."""
+    The estimate assumes that the sampler reads the logits about twenty times."""
     from bridle.bench.control_programs import slowdown_scale
 
     checkpoint = planned_checkpoint(_MODEL)

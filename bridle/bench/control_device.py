@@ -181,7 +181,7 @@ def check(events: Iterable[Event]) -> None:
 
 
 def drain(engine: Engine, pool: RuntimePool) -> None:
-    """End all requests and notify the runtime. The next engine may then number its sequences from 0 again."""
+    """End all requests and notify the control runtime. The next engine may then number its sequences from 0 again."""
     for request_id in engine.request_ids:
         engine.cancel(request_id)
     while engine.has_work:

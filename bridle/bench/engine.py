@@ -82,7 +82,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each comparison. In each round, each generator reads the prompts twice: once to
+    """Return the estimated seconds of each comparison. In each round, each generator runs the prompts twice: once to
     generate one token, and once to generate all tokens."""
     num_new, num_rounds = _scale(settings)
     found = {}
@@ -160,7 +160,7 @@ def _race(
     num_new: int,
     num_rounds: int,
 ) -> list[EngineFigure]:
-    """Return the best time of each generator. The generators take turns, in another order each round."""
+    """Return the best time of each generator. The generators take turns, in a different order in each round."""
     best: dict[tuple[str, int], baselines.BaselineRun] = {}
     for peer in peers:
         peer.generate(prompts[:2], 2)  # build now what would be built lazily

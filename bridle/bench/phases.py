@@ -44,7 +44,7 @@ class MachineLimits:
         return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate(), loop_rate())
 
     def seconds(self, checkpoint: BenchCheckpoint, prompt_tokens: float, num_steps: float) -> float:
-        """Return roughly how many seconds a model takes to read its prompts and then to run its decoding steps."""
+        """Return roughly how many seconds a model takes to compute its prompts and then to run its decoding steps."""
         prompts = prompt_tokens * checkpoint.num_parameters / self.products
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 

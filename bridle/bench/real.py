@@ -1,10 +1,9 @@
-"""Compares bridle with llama.cpp on real models: server start, reading of prompts, and decoding for 1, 4 and 16 streams
-over HTTP.
+"""Compares bridle with llama.cpp on real models: server start, prefill, and decoding for 1, 4 and 16 streams over HTTP.
 
 Both servers run at the same time and are measured in turns. So other work on the machine affects both. While one server
-is measured, the other is idle. `llama-bench`, which needs no server, takes its turn for prompts and for one stream.
-Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens and differ each time, so
-that no prefix cache contains them.
+is measured, the other is idle. `llama-bench`, which needs no server, is measured in the same turns, but only for
+prefill and for one stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens
+and differ each time, so that no prefix cache contains them.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _START, _SPEED = "start", "speed"
 
 @dataclass(frozen=True, slots=True)
 class RealScale:
-    """Scale of the comparison. `prompt` and `short` are lengths of prompts, to read and to continue; `written` is the
-    number of generated tokens."""
+    """Sizes of the comparison. `prompt` is the length of the prompts for prefill, and `short` of the prompts for
+    decoding; `written` is the number of generated tokens."""
 
     prompt: int
     short: int
@@ -176,8 +175,7 @@ def _rate(target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: in
 
 
 def run_llama_bench(model: str, num_prompt: int, num_written: int, settings: BenchSettings) -> tuple[float, float]:
-    """Return the tokens per second for reading a prompt and for decoding. Raises `EngineClosed` if the program
-    fails."""
+    """Return the tokens per second of prefill and of decoding. Raises `EngineClosed` if the program fails."""
     command = [str(settings.llama_bench), "-m", model, "-p", str(num_prompt), "-n", str(num_written)]
     command += ["-r", "1", "-o", "json", *_threads(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)  # noqa: S603

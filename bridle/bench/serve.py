@@ -77,14 +77,14 @@ def _prompts(checkpoint: BenchCheckpoint, scale: LoadScale) -> Prompts:
 
 
 def _used(prompts: Prompts, num_clients: int) -> Prompts:
-    """Return the prompts for a part with `num_clients` clients. Few clients need fewer prompts, because they finish
-    fewer in the same time."""
+    """Return the prompts for a part with `num_clients` clients. Fewer clients get fewer prompts, because they finish
+    fewer prompts in the same time."""
     return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """Return the estimated seconds of each part: the time to read prompts, and the time of steps with one sequence per
-    client. Parts with an arrival rate have a fixed duration."""
+    """Return the estimated seconds of each part: the time to compute prompts, and the time of steps with one sequence
+    per client. Parts with an arrival rate have a fixed duration."""
     scale, name = _chosen(settings)
     checkpoint = planned_checkpoint(name)
     prompts = _prompts(checkpoint, scale)
