@@ -108,8 +108,8 @@ class ControlSettings:
         )
 
     def for_policies(self) -> ControlSettings:
-        """Return the settings of the runtime for policies. The policies' runtime is bridle's own runtime with separate
-        limits, and uses the same stored modules."""
+        """Return the settings of the control runtime that runs policies. The policies' runtime is bridle's own runtime
+        with separate limits, and uses the same stored modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
 
@@ -183,8 +183,8 @@ class ControlStart:
 def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
     """Start a runtime in the background. Returns None if the settings turn the runtime off, or if it cannot be started.
 
-    `num_logits` is an estimate of the logits' width. If `num_logits` is None, the start waits for the real number.
-    Raises `UnsupportedFeature` if the settings require a runtime and it cannot be started.
+    `num_logits` is an estimate of the logits' width. If `num_logits` is None, the start waits for the real width of the
+    logits. Raises `UnsupportedFeature` if the settings require a runtime and it cannot be started.
     """
     if settings.mode == "off":
         return None

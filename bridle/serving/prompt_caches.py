@@ -106,7 +106,7 @@ class PromptCaches:
         limits: CacheLimits,
         group: str = "",
     ) -> PromptCache:
-        """Register a prompt cache. The KV of the prompt must be computed afterwards. If `group` is not empty, the
+        """Register a prompt cache. The caller must then compute the KV of the prompt. If `group` is not empty, the
         prompt cache is shared with that group. Raises an `InvalidRequest` that names the exceeded limit."""
         own, now = self.of_user(user), self._clock()
         made = PromptCache(

@@ -227,7 +227,8 @@ class AdapterRegistry:
     async def ready(self, name: str) -> AdapterInfo:
         """Wait until the adapter is read, checked and in memory. Loading begins if necessary. A request need not call
         this method, because the engine lets it wait. Raises `UnknownAdapter`, or the reason why the adapter cannot be
-        loaded (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading."""
+        loaded (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading of the
+        adapter."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)

@@ -35,7 +35,7 @@ Load = asyncio.Task["AdapterInfo"]
 class LoRAResolver:
     """Resolves adapters for one registry of models, in the registry's event loop. `catalog` says which adapters may be
     loaded. `names_of` returns the names that mean a model without an adapter. `is_taken` returns whether a name belongs
-    to any model. `clock` measures how long ago a load failed."""
+    to any model of the server. `clock` measures how long ago a load failed."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LoRAResolver:
         self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
-        """Return whether `fetch` would return at once. Raises `UnknownAdapter`."""
+        """Return whether `fetch` would return without waiting. Raises `UnknownAdapter`."""
         if not self._is_adapter(model, name):
             return True
         assert name is not None
@@ -69,7 +69,7 @@ class LoRAResolver:
 
         An adapter that is in the catalog but not loaded is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an
         unusable adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, but not
-        the load.
+        the load of the adapter.
         """
         if not self._is_adapter(model, name):
             return None

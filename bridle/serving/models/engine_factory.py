@@ -79,8 +79,8 @@ def load_parts(
     executors: ExecutorLoader | None,
     early: EarlyParts | None = None,
 ) -> Parts:
-    """Load the tokenizer, the weights and the control runtime. `early` has the parts that were begun before. If one of
-    the three fails to load, the others are released."""
+    """Load the tokenizer, the weights and the control runtime. `early` has the parts whose loading began before this
+    call. If the tokenizer, the weights or the runtime fails to load, the parts that are loaded already are released."""
     report = progress or silent
     from bridle.backends import check_backend, load_executor
 

@@ -63,9 +63,9 @@ class LoadedModel:
     `created` is a Unix time in seconds. `adapters` are the model's registered adapters. `control` is the runtime of the
     model's Wasm controllers. `constraints` compiles constraints for the model. `num_bytes` is the memory for the
     model's weights, KV cache and adapters, in bytes; 0 if unknown. `engine` has the configured limits of the engine.
-    `batching` has the settings that follow from these limits. `max_sequence_tokens` is the longest sequence that can be
-    served: the context length, or the whole KV cache if that is smaller. A prompt has at most `max_prompt_chars`
-    characters.
+    `batching` has the settings of continuous batching that follow from the engine's limits. `max_sequence_tokens` is
+    the longest sequence that can be served: the context length, or the whole KV cache if that is smaller. A prompt has
+    at most `max_prompt_chars` characters.
     """
 
     name: str

@@ -183,7 +183,8 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Record that a lease or a wait has ended. A load that waits for room then checks again."""
+        """Record that a lease on a model, or a wait for a model, has ended. A load that waits for room then checks
+        again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
@@ -227,8 +228,8 @@ class ModelManager:
 
     async def _find(self, slot: Slot) -> Needs:
         """Return the memory that the slot's model needs. Only one thread per slot measures the memory. After a
-        cancelled load, the call waits for the thread of that load. The thread has found the model, or stops at its next
-        report."""
+        cancelled load, the call waits for the thread that measures for that load. This thread ends when it knows the
+        memory, or at its next progress report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")

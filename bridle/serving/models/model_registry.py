@@ -152,8 +152,8 @@ class ModelRegistry:
 
     def slot_of(self, name: str | None) -> Slot:
         """Return the slot for a name or alias; the slot must not be modified. None, the empty name and `PLACEHOLDERS`
-        mean the default model. If there is only one model, an address also means the default model, unless models other
-        than pulled ones are loadable. Raises `UnknownModel`."""
+        mean the default model. If there is only one model and only pulled models are loadable, an address also means
+        the default model. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -167,11 +167,11 @@ class ModelRegistry:
         return Slot(canonical, config, is_passing=True)
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
-        """Return the model and the adapter for a request that names a model, an adapter, or both. A name that is not
-        the name of a model can be the name of an adapter. It then means the first model with this adapter. A name can
-        also have the form `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a
-        model or an adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after
-        the model is loaded."""
+        """Return the model and the adapter for a request that names a model, an adapter, or both. A name that no model
+        has can be the name of an adapter, and then means the first model with this adapter. A name can also have the
+        form `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a model or an
+        adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is
+        loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:

@@ -58,7 +58,7 @@ class StreamExtras:
         return [plain_record(record) for record in self.records]
 
     def fields(self) -> dict[str, Any]:
-        """Return the extras as fields of a choice. Empty fields are left out."""
+        """Return the extras as fields of a choice. Empty fields are left out of the result."""
         shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming, "trace": self.trace}
         return {name: value for name, value in shown.items() if value}
 

@@ -2,9 +2,9 @@
 can begin with the same tokens.
 
 A client sends an answer back as text and tool calls. A chat template may write an answer differently from the model.
-Then the KV of the answer could not be used. The cache finds an answer by the ids of its tool calls, which are unique.
-The number, the bytes and the lifetime of the entries are limited, and users have fair shares. This module uses no chat
-templates and no wire formats.
+Without the exact tokens, the KV of an answer that the template writes differently could not be reused. The cache finds
+an answer by the ids of its tool calls, which are unique. The number, the bytes and the lifetime of the entries are
+limited, and users have fair shares. This module uses no chat templates and no wire formats.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sampling defaults of a checkpoint, from its `generation_config.json`. The defaults apply to fields that a request
 leaves out. Only sampling fields and a length are read. `do_sample` is ignored, as in vLLM. If a request could not have
-a value, the value is dropped with a warning. It must not prevent serving the model."""
+a value, the value is dropped with a warning. An invalid default must not prevent serving the model."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
 
 
 def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str]) -> SamplingParams:
-    """Return `sampling` with the model's defaults for fields that are not in `given`. The length is an exception:
-    `limited` sets it."""
+    """Return `sampling` with the model's defaults for fields that are not in `given`. The output length is an
+    exception: `limited` sets it."""
     missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
     return sampling.with_(**missing) if missing else sampling
 

@@ -11,9 +11,9 @@ still free. So there is always room for another user. `rate_limit` limits the re
 `FairQueue` decides the order of requests, by start-time fair queueing between tenants (Goyal et al., 1996). Every
 request gets a place in this order, and the engine serves waiting requests in the order of their places. The next place
 of a tenant comes after the work that its earlier requests asked for, divided by the tenant's weight. A tenant that was
-idle starts at the place that is served now. Such a tenant neither saves up service nor waits for other tenants to catch
-up. Work is counted in tokens. The length of an output is estimated from earlier outputs. The estimate is corrected when
-the output has ended.
+idle starts at the place that is served now. So a tenant that was idle neither saves up service nor waits for other
+tenants to catch up. Work is counted in tokens. The length of an output is estimated from earlier outputs. The estimate
+is corrected when the output has ended.
 """
 
 from __future__ import annotations

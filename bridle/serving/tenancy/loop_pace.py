@@ -24,8 +24,8 @@ class LoopPace:
         self._began = 0.0
 
     async def wait(self) -> None:
-        """Return at once. If the tasks of this round have used up its time, return in a later round. Tasks keep their
-        order."""
+        """Return at once. If the tasks of this round of the event loop have used up its time, return in a later round.
+        Tasks keep their order."""
         loop = asyncio.get_running_loop()
         while self._loop is loop and self._clock() - self._began > SLICE:  # noqa: ASYNC110 - for the next round
             await asyncio.sleep(0)

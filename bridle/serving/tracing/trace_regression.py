@@ -50,7 +50,7 @@ class TraceTestResult:
 
     @property
     def around(self) -> list[str]:
-        """Return the moves before the first difference, with numbers."""
+        """Return the moves of the outputs before the first difference, each with its number."""
         return [
             f"{number}: {move}"
             for each in self.found.differences[:1]
