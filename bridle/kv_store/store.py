@@ -5,7 +5,7 @@ memory from the headers of the records. So there is no index file that could be 
 segments. A process finds the blocks of other processes when it refreshes its index. The limit applies to all scopes
 together. Before a process begins a segment, the least recently used complete segments are removed. A segment that is
 being written counts with its full size. While other users have blocks of the model, a user gets at most half of the
-limit. Beyond that share, the user's own segments are removed.
+limit. If a user exceeds half of the limit, segments of that user are removed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SegmentStore:
     # -- reading -----------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Add the records that other processes have written to the index, and drop those of removed segments."""
+        """Add the records that other processes have written to the index, and drop the records of removed segments."""
         with self._lock:
             found = set(self._own.glob(f"*{SUFFIX}"))
             for path in self._segments.keys() - found:
@@ -176,8 +176,8 @@ class SegmentStore:
 
     def _has_segment_for(self, size: int) -> bool:
         """Begin a segment if the block does not fit into the current one. Returns whether the block fits now. After a
-        failed write, the process continues its current segment when the disk has room again. It does not begin a new
-        segment, which would cost a file descriptor."""
+        failed write, the process continues its current segment when the disk has room again. The process does not begin
+        a new segment, which would cost a file descriptor."""
         writer = self._writer
         if writer is None or writer.size + size > self.segment_bytes or (self._has_failed and writer.is_lost):
             self._writer = self._begin_segment()

@@ -36,8 +36,8 @@ _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class Calls:
-    """Runs the calls of one model. `sampling` is the default for calls without sampling parameters. If `sampling` is
-    None, the defaults come from the model's folder."""
+    """Runs the calls of an `LLM` object. `sampling` is the default for calls without sampling parameters. If `sampling`
+    is None, the defaults come from the model's folder."""
 
     def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
         self.model = model
@@ -143,8 +143,8 @@ class Calls:
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
-        """All outputs. Traced outputs also have the data of their run. An error in one output is logged and not raised,
-        because the other outputs may have taken hours."""
+        """All outputs. Traced outputs also get their traces. An error in one output is logged and not raised, because
+        the other outputs may have taken hours."""
         outputs = [collector.output for collector in collectors]
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:

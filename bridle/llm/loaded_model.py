@@ -51,11 +51,12 @@ class LoadedModelMixin:
         fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`. `sampling` is the default for
         calls without sampling parameters. With `control` True, a runtime for Wasm controllers is started in a separate
         process. `adapters` are LoRA adapters by name; each is a folder or a hub id. Memory is reserved for these
-        adapters, and for adapters that `load_adapter` adds later. An empty mapping ({}) reserves memory only for later
-        ones. `tools` are functions by name that controllers may call (`view.tool`), within `tool_limits`. `policies`
-        apply to all outputs, as with `bridle serve --policies`. `policies` is a TOML file, or the parsed content of
-        one. With `use_tqdm_on_load`, progress is shown while the model loads: a bar if stderr is a terminal, else lines
-        in the log. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next step."""
+        adapters, and for adapters that `load_adapter` adds later. An empty mapping ({}) reserves memory only for
+        adapters that are loaded later. `tools` are functions by name that controllers may call (`view.tool`), within
+        `tool_limits`. `policies` apply to all outputs, as with `bridle serve --policies`. `policies` is a TOML file, or
+        the parsed content of one. With `use_tqdm_on_load`, progress is shown while the model loads: a bar if stderr is
+        a terminal, else lines in the log. Raises `UnsupportedModel` or `InvalidRequest`; the message names the next
+        step."""
         hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)

@@ -39,8 +39,8 @@ class PlayedDevice:
             self.busy_until = max(self.busy_until, self.clock()) + self._seconds(plan)
 
     def begin_sample(self, until: float | None = None) -> BridleError | None:
-        """Wait for the device, or until the time `until` if that comes first. The call counts as one sampling. Returns
-        the error of this call if it must fail, else None."""
+        """Wait for the device, or until the time `until` if that comes first. The call counts as one call of the
+        sampler. Returns the error of this call if it must fail, else None."""
         self.num_samples += 1
         if self.clock is not None:
             self.clock.wait_until(self.busy_until if until is None else until)

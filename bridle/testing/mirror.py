@@ -168,7 +168,7 @@ class Mirrors:
 
 
 def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
-    """Check the rules for a whole plan that do not need the copies of sequences."""
+    """Check those rules for a plan that do not depend on the executor's copies of sequences."""
     require(plan.step > last_step, f"step {plan.step} follows step {last_step}")
     ids = [row.seq_id for row in plan.rows]
     require(len(set(ids)) == len(ids), f"a sequence has two rows in one plan: {ids}")

@@ -71,8 +71,8 @@ class ScriptedBlocks:
 
 
 class ScriptedSequences:
-    """The KV of whole sequences of the fake cache, in the form that a store uses. This KV can be truncated, unless
-    `is_cuttable` is set to False."""
+    """The KV of whole sequences of the fake cache, in the form that a store uses. The KV of a sequence can be
+    truncated, unless `is_cuttable` is set to False."""
 
     def __init__(self, mirrors: Mirrors, cells: SequenceKV, identity: str) -> None:
         self._mirrors, self._cells, self._identity = mirrors, cells, identity
