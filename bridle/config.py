@@ -173,9 +173,10 @@ class EngineConfig:
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
     A step computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
     While sequences decode, queued prompts wait. Queued prompts get part of a step when `waiting_served_ratio` times as
-    many are queued as decode. They also get it `max_waiting_tokens` steps after the last prompts. Without
-    `chunked_prefill`, each prompt is computed as a whole, in a step without decoding. A prompt has at most
-    `max_input_tokens` tokens; prompt and output together have at most `max_total_tokens`.
+    many prompts are queued as sequences decode. Queued prompts also get part of a step `max_waiting_tokens` steps after
+    the last prompts were computed. Without `chunked_prefill`, each prompt is computed as a whole, in a step without
+    decoding. A prompt has at most `max_input_tokens` tokens; prompt and output together have at most
+    `max_total_tokens`.
 
     `max_waiting` limits the number of queued requests. Rollbacks, suspensions and forks of a sequence have two limits.
     A sequence samples at most `max_draws_factor` times its `max_tokens` tokens (plus a small constant). A sequence
@@ -186,11 +187,11 @@ class EngineConfig:
 
     A step computes with at most `max_step_adapters` adapters; if requests need more, the adapters take turns. Adapters
     in use take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory`
-    bytes on the host. By default (None), adapters take at most 1 GiB on the device and 4 GiB on the host. The device
-    limit is an eighth of the free memory if that is less and memory is reserved for adapters.
+    bytes on the host. By default (None), adapters take at most 1 GiB on the device and 4 GiB on the host. If memory is
+    reserved for adapters, this device limit is at most an eighth of the free memory.
 
     After a tool call, the KV of a conversation is retained for `park_seconds`: it is evicted last. Retained KV takes at
-    most `park_memory` bytes of the KV cache (None: a quarter of the cache; 0: no KV is retained). Within that limit,
+    most `park_memory` bytes of the KV cache (None: a quarter of the cache; 0: no KV is retained). Within `park_memory`,
     one user may retain `max_retained` prefixes and caches with `max_retained_tokens` tokens (None: half of the retained
     tokens).
 

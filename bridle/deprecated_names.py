@@ -117,8 +117,8 @@ class _Renamed:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the spec and run nothing. The module ran already, but the import replaced its spec by that of the old
-        name."""
+        """Restore the spec of the renamed module, which the import replaced by the spec of the old name. The module is
+        not run again."""
         module.__spec__ = self._specs.pop(module.__name__)
 
 

@@ -147,7 +147,7 @@ class ControllerTrap(ControllerError, code="controller_trap"):
 
 class ToolFailed(ControllerError, code="tool_failed"):
     """A tool gave no usable result: it failed, was late, returned too much, or does not exist. The error is raised
-    where a controller reads the result. The output ends, unless the controller catches this error."""
+    where a controller reads the tool's result. The output ends, unless the controller catches this error."""
 
 
 class ControllerUnavailable(ControllerError, code="controller_unavailable"):

@@ -55,7 +55,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
 
 
 def _configure_handler(log_format: LogFormat, level: str) -> bool:
-    """Set up the handler of all lines, and the levels. Returns whether the lines are for people."""
+    """Set up the handler of all log lines, and the log levels. Returns True if the log lines are for people to read,
+    and False if they are JSON."""
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
     shown.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
     handler = _ToStandardError()
@@ -71,7 +72,8 @@ def _configure_handler(log_format: LogFormat, level: str) -> bool:
 
 
 class _LateFormatter(logging.Formatter):
-    """Makes the real formatter for the first line. structlog takes 0.1 s to import, and some processes log nothing."""
+    """Creates the real formatter when the first line is logged. structlog takes 0.1 s to import, and some processes log
+    nothing."""
 
     def __init__(self, make: Callable[[], logging.Formatter]) -> None:
         super().__init__()
@@ -142,7 +144,7 @@ def _add_old_names(logger: Any, method: str, line: EventDict) -> EventDict:
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:
     """Set up logging as the parent process requested, or with `default` if it did not request a format. The process
-    uses the loggers of Python, not those of structlog, which is imported for the first line."""
+    uses the loggers of Python, not those of structlog, which is imported when the first line is logged."""
     log_format, level = os.environ.get(_FORMAT), os.environ.get(_LEVEL)
     _configure_handler(
         # the value is one of the formats
@@ -180,8 +182,8 @@ _log = logging.getLogger("bridle")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Writes to the value that `sys.stderr` has at that moment. While a progress bar moves, lines are printed above the
-    bar."""
+    """Writes to the stream that `sys.stderr` names at the time of the write. While a progress bar moves, lines are
+    printed above the bar."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -18,8 +18,8 @@ LARGEST_KEPT, MOST_KEPT = 1 << 29, 1 << 28
 
 
 def keep_large_buffers() -> None:
-    """From now on, take large buffers from memory that was freed earlier. Each step of a model allocates such large
-    buffers again. When buffers are taken from freed memory, sampling for 64 rows of 152,000 logits takes a third of the
+    """From now on, take large buffers from memory that was freed earlier. Each step of a model allocates large buffers
+    again. When buffers are taken from freed memory, sampling for 64 rows of 152,000 logits takes a third of the
     processor time. `return_free_memory` also returns the memory of these buffers."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

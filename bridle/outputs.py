@@ -51,7 +51,7 @@ class Logprob:
     top_texts: tuple[str, ...] = ()
 
     def spelled(self, text_of: Callable[[int], str]) -> Logprob:
-        """Return the same value, with the texts of its tokens filled in."""
+        """Return a copy of this log-probability with the texts of its tokens filled in."""
         texts = tuple([text_of(token) for token, _ in self.top])
         return Logprob(self.token, self.logprob, self.top, self.rank, text_of(self.token), texts)
 
@@ -265,7 +265,8 @@ class CompletionOutput:
     """One output of a request, finished or still growing. `text` is the whole text of the model. For a conversation,
     `message` is the parsed text after the output has ended. `score` is the score of a beam: the sum of its
     log-probabilities, divided by its length to the power of the length penalty. `seed` is the seed with which a request
-    repeats only this output. Beams have no seed. Forks of a controller have none if the request has several outputs."""
+    repeats only this output. Beams have no seed. Forks of a controller have no seed if the request has several
+    outputs."""
 
     index: int
     text: str = ""

@@ -135,7 +135,7 @@ class SamplingParams:
     * `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
       `dry_sequence_breakers` (DRY).
 
-    At temperature 0, only DRY has an effect, because the other samplers decide which tokens may be sampled.
+    At temperature 0, the most probable token is chosen, so of these samplers only DRY has an effect.
 
     With `allowed_token_ids`, only these tokens are sampled (vLLM). With `allowed_token_ids`, the end token is sampled
     only if it is listed too. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as
@@ -150,10 +150,10 @@ class SamplingParams:
     `constraint_report` measures how much probability constraints removed (`Usage.constraint`). `constraint_floor` is
     the minimum log-probability of a run of forced tokens. `on_constraint_floor` is the action for a run below the
     floor: `flag` counts it, and `refuse` ends the output with an error. `rewind` rolls back the run and the token that
-    led to it. The token that led to the run is not sampled there again. `lookahead` is a number of forced tokens after
-    a candidate token. Their probability counts when the candidate is chosen. `aligned` is how often an output under a
-    constraint may restart. Outputs with `aligned` have the probabilities that the model gives them among the allowed
-    outputs.
+    led to it. The token that led to the run is then banned at its position. `lookahead` is a number of forced tokens
+    after a candidate token whose probability counts when the candidate is chosen. `aligned` is how often an output
+    under a constraint may restart. Outputs with `aligned` have the probabilities that the model gives them among the
+    allowed outputs.
 
     With `token_healing`, the last tokens of the prompt are removed if a longer token may replace them. The output then
     spells the removed text again, but shows only the text after it. `describe_constraint` adds a description of the
@@ -355,8 +355,7 @@ def _check_aligned(params: SamplingParams) -> None:
 
 
 def _bends(given: Field[Any]) -> bool:
-    """Return whether a field itself changes the probabilities of tokens. A field that is only a number for another
-    field does not change them."""
+    """Return whether a field changes the probabilities of tokens, and is not just a setting of another field."""
     return given.metadata["meaning"].part == "draw" and not given.name.endswith(_NUMBERS_OF_OTHERS)
 
 

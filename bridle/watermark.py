@@ -51,7 +51,7 @@ def hash_of(token: int) -> int:
 
 
 def limit_of(gamma: float) -> int:
-    """Return the signed 64-bit integer below which a share `gamma` of all such integers lies."""
+    """Return the signed 64-bit integer below which a share `gamma` of all signed 64-bit integers lies."""
     return min(int(gamma * (1 << 64)) - (1 << 63), (1 << 63) - 1)
 
 
