@@ -128,7 +128,7 @@ class EventStream:
 
     def orphan(self, error: BridleError) -> None:
         """Fail the stream in a forked process, which has no engine. The stream gets new locks, because no thread of the
-        forked process can release the old ones."""
+        forked process can release the old locks."""
         self._lock, self._ready = threading.Lock(), threading.Event()
         self._backlog, self._error = EventBuffer(), error
 
@@ -228,7 +228,7 @@ class EventStream:
 
 @dataclass(slots=True)
 class EventBuffer:
-    """A list of events with a limit on its bytes. Only one thread at a time may use it."""
+    """A list of events with a limit on its bytes. Only one thread at a time may use the buffer."""
 
     max_bytes: int = MAX_NOTE_BYTES
     #: Whether `PromptProgress` events are kept.
@@ -304,8 +304,8 @@ class _Value:
 
     @classmethod
     def after(cls, known: _Value | None, event: Stored) -> _Value:
-        """Return the result after one more write of the variable. A write replaces the earlier value; an append extends
-        it."""
+        """Return the combined write after `event`, which is one more write of the variable. A write replaces the
+        variable's earlier value; an append extends the value."""
         if known is None or not event.is_append:
             return cls(event, [event.value], event.is_append)
         known.pieces.append(event.value)

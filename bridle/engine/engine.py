@@ -271,7 +271,7 @@ class Engine:
 
     def rest(self) -> float | None:
         """Do the pending work of an idle engine. Returns the seconds until the next call is needed, or None if only a
-        new request makes one necessary."""
+        new request makes a call necessary."""
         pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 

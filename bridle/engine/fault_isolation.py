@@ -2,8 +2,8 @@
 
 To find the request that made a step fail, the step's sequences run again, one at a time. The loss of the device
 preempts all sequences, because its cause is usually not a request. But a request may crash the device repeatedly. So
-after two losses in a row, the sequences of the lost step also run one at a time. A sequence ends if the device is lost
-again while the sequence runs alone.
+after two losses in a row, the sequences of the last lost step also run one at a time. A sequence ends if the device is
+lost again while the sequence runs alone.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class InputProcessor:
         return seq
 
     def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        """Set the prompt of the sequence to the one that its controller returned. Raises `ControllerError` or
+        """Set the prompt of the sequence to the prompt that its controller returned. Raises `ControllerError` or
         `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller returned a prompt that is empty or has tokens outside the vocabulary")

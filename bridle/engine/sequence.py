@@ -168,12 +168,12 @@ class Sequence:
         return max(limit, 0)
 
     def set_sampling(self, sampling: SamplingParams) -> None:
-        """Use these sampling parameters from now on."""
+        """Use the given sampling parameters from now on."""
         self.sampling = sampling
         self.asks_scores = sampling.scores_output or sampling.prompt_logprobs is not None
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens. The caller releases the blocks."""
+        """Keep the first `num_tokens` tokens. The caller must release the blocks of the removed tokens."""
         del self.tokens[num_tokens:]
         self.runs = before(self.runs, num_tokens)
         if self.vectors is not None:

@@ -208,7 +208,8 @@ class Proposal:
 
 @dataclass(slots=True)
 class DraftState:
-    """Recent acceptance rates of draft tokens, by source. `Speculation` and `ProposerSelector` write these rates."""
+    """Recent acceptance rates of draft tokens, by source. `Speculation` and `ProposerSelector` write the acceptance
+    rates."""
 
     proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
     copied: AcceptanceRate = field(default_factory=AcceptanceRate)

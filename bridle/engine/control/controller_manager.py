@@ -99,7 +99,7 @@ class ControllerManager:
     ) -> None:
         """Record that the controller of `seq` does not know its newest tokens, so that the controller is asked for a
         decision. `sampled` is the sampled token, chosen among `candidates`. `probes` are the projections of hidden
-        states at its position."""
+        states at the position of the sampled token."""
         control = seq.control
         if control.pool is None:
             return

@@ -151,9 +151,9 @@ class Decision:
     def choose(
         cls, tokens: Iterable[Iterable[int]], mask: bytes | None = None, *, is_reported: bool = False
     ) -> Decision:
-        """Append one of these token sequences. The engine scores all of the sequences and chooses one by its total
-        probability. If the longest sequence does not fit into the output, one token is sampled under `mask` instead.
-        If there is no mask either, the decision is an error."""
+        """Append one of the token sequences in `tokens`. The engine scores all token sequences and chooses one by its
+        total probability. If the longest sequence does not fit into the output, one token is sampled under `mask`
+        instead. If there is no mask either, the decision is an error."""
         return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
@@ -172,14 +172,14 @@ class Decision:
 
     @property
     def is_forced(self) -> bool:
-        """Return True if the decision has only one branch and this branch does not sample. A decision like this can be
-        applied without a logits row."""
+        """Return True if the decision has only one branch and this branch does not sample. A decision that does not
+        sample can be applied without a logits row."""
         return len(self.branches) == 1 and not self.branches[0].sample
 
     @property
     def is_noop(self) -> bool:
-        """Return True if the only branch neither samples nor rolls back nor appends. In AICI, a decision like this
-        waits for one step."""
+        """Return True if the only branch neither samples nor rolls back nor appends. In AICI, a decision that changes
+        nothing waits for one step."""
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)

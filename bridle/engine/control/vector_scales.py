@@ -53,7 +53,7 @@ class VectorScales:
         return VectorScales(self.keys, (*self.before(position).runs, (position, new)))
 
     def before(self, num_tokens: int) -> VectorScales:
-        """Return the scales of the first `num_tokens` tokens. The scales of the last of these tokens also hold for
+        """Return the scales of the first `num_tokens` tokens. The scales of the last token among these also hold for
         later tokens."""
         if self.runs[-1][0] < num_tokens or len(self.runs) == 1:
             return self

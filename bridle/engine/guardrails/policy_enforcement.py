@@ -52,9 +52,9 @@ class PolicyEnforcer:
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
-        """Roll back the tokens of forbidden text. Returns the tokens with which a policy replaces them. Returns None if
-        the output ended, or if other tokens will be sampled. If other tokens are sampled, the first forbidden token is
-        banned at its position. After too many attempts, the output ends with an error."""
+        """Roll back the tokens of forbidden text. Returns the tokens with which a policy replaces the forbidden text.
+        Returns None if the output ended, or if other tokens will be sampled. If other tokens are sampled, the first
+        forbidden token is banned at its position. After too many attempts, the output ends with an error."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
         output.num_banned, output.hit = 0, None
         replaced = None
@@ -73,7 +73,7 @@ class PolicyEnforcer:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 
     def take_changes(self, seq: Sequence) -> tuple[Change, ...]:
-        """Return the changes since the last call, and clear the list."""
+        """Return the changes that policies made since the last call, and clear the list."""
         changes, seq.output.changes = seq.output.changes, []
         return tuple(changes)
 
@@ -116,16 +116,16 @@ class PolicyEnforcer:
         return None
 
     def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
-        """Return the tokens that replace the last `num_tokens` tokens. Tokens after the match that stay unchanged are
-        included. The last unchanged token may end inside a character."""
+        """Return the tokens that replace the last `num_tokens` tokens of a sequence. The result includes tokens after
+        the match that stay unchanged. The last unchanged token may end inside a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)
         spelled = self._decoder.tokens_of(before + rule.replacement + behind)
         return spelled, seq.tokens[len(seq.tokens) - num_kept :]
 
     def close(self, seq: Sequence) -> str:
-        """Remove forbidden text from the text that is held back at the end of the output. Returns the remaining
-        text."""
+        """Remove forbidden text from the text that is held back at the end of the output. Returns the held-back text
+        without the forbidden text."""
         output = seq.output
         if output.text is None:
             return ""

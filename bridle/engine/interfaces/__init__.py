@@ -1,7 +1,7 @@
 """The interfaces (protocols) of the engine: executors, controllers, adapter stores and text decoders.
 
-The engine depends only on these protocols. Backends such as `bridle.model` (torch) and `bridle.testing` (scripted)
-implement `Executor`. Python objects, constraints and the Wasm runtime each provide a `ControllerPool`;
+The engine depends only on the protocols in this package. Backends such as `bridle.model` (torch) and `bridle.testing`
+(scripted) implement `Executor`. Python objects, constraints and the Wasm runtime each provide a `ControllerPool`;
 `bridle.tokenizer` provides `TextDecoder`. These interfaces contain no tensor types.
 """
 

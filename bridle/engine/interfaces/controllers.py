@@ -29,7 +29,7 @@ class Ask:
     """A call of a controller for a decision, because new tokens of its sequence are known.
 
     `backtrack` older tokens were rolled back, then `tokens` were appended. `sampled` is the token that was sampled,
-    even if a splice replaced it. `candidates` are the most probable tokens at that position with their
+    even if a splice replaced it. `candidates` are the most probable tokens at the position of `sampled` with their
     log-probabilities, if the branch requested them. The first `Ask` of a request has the request itself in `request`.
     The first `Ask` of a fork has the sequence id `parent` of the forked sequence and the `branch` number, counted from
     1. The `index` of a fork is its place among the request's outputs. The pool had predicted the first `num_foreseen`
@@ -137,7 +137,7 @@ class ControllerPool(ABC):
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the names of a request's controllers, and the hashes of their modules. Called after the controller was
-        created and before the first ask."""
+        created and before its first `Ask`."""
         return ()
 
     @abstractmethod
@@ -170,8 +170,8 @@ class ControllerPool(ABC):
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which have
-        now been sampled. Each log and variable is returned once: the controller's later answer to these tokens does not
-        repeat them."""
+        now been sampled. Each log and variable is returned once: the controller's later answer to the sampled tokens
+        does not repeat it."""
         return None
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
@@ -193,7 +193,7 @@ class ControllerPool(ABC):
 
     @abstractmethod
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the controller instances of these sequences, which have ended. Unknown ids are ignored."""
+        """Drop the controller instances of sequences that have ended. Unknown ids are ignored."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -76,10 +76,10 @@ class AsyncExecutor(Executor, Protocol):
     """An executor whose device computes while the engine does other work. Sampling has two parts: `sample_async` starts
     it, and `get_result` returns the tokens.
 
-    Between these two calls, the caller may start the next step with placeholders for tokens that are being sampled. The
-    device already has the sampled tokens. If no token could be sampled for a row, its placeholder stands for an
-    arbitrary token. The order of calls is `sample_async`, an optional `forward`, `get_result`; `reset` drops results
-    that were not taken. Errors of `sample_async` may be raised only by `get_result`.
+    Between `sample_async` and `get_result`, the caller may start the next step with placeholders for tokens that are
+    being sampled. The device already has the sampled tokens. If no token could be sampled for a row, its placeholder
+    stands for an arbitrary token. The order of calls is `sample_async`, an optional `forward`, `get_result`; `reset`
+    drops results that were not taken. Errors of `sample_async` may be raised only by `get_result`.
     """
 
     @property
@@ -91,8 +91,8 @@ class AsyncExecutor(Executor, Protocol):
         """Start to sample tokens from the logits of the last forward pass. Returns at once."""
 
     def get_result(self) -> StepResult:
-        """Wait for the results of the last `sample_async`. When the results are returned, placeholders for these tokens
-        are invalid."""
+        """Wait for the results of the last `sample_async`. When the results are returned, placeholders for the sampled
+        tokens become invalid."""
 
     def await_forward(self, seconds: float) -> bool:
         """Wait at most `seconds` until the device has computed the last forward pass. Returns True if the device has
@@ -134,7 +134,7 @@ class DeviceKVBlocks(KVBlocks, Protocol):
     """Blocks in device memory that can also be kept in the host's memory."""
 
     def allocate_host(self, num_bytes: int) -> memoryview:
-        """Return host memory that the device can access directly (pinned memory). Raises `RuntimeError` if no such
+        """Return host memory that the device can access directly (pinned memory). Raises `RuntimeError` if no pinned
         memory is available."""
 
 
@@ -158,8 +158,8 @@ class SequenceStates(Protocol):
         """Delete sequences, like a plan that lists them as freed."""
 
     def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int], state: memoryview) -> bool:
-        """Begin a new sequence with stored KV of these tokens. `state` is what `read` returned for a sequence that
-        starts with these tokens. Returns whether the sequence was begun."""
+        """Begin a new sequence with the stored KV of `tokens`. `state` is what `read` returned for a sequence that
+        starts with `tokens`. Returns whether the sequence was begun."""
 
 
 def find_sequence_states(executor: Executor) -> SequenceStates | None:
@@ -234,8 +234,8 @@ class PendingSample(Protocol):
 
 @runtime_checkable
 class AsyncSampler(Sampler, Protocol):
-    """A sampler that can run without waiting for its result. A call of the sampler is the same as `draw` followed by
-    `take`."""
+    """A sampler that can run without waiting for its result. A call of the sampler itself is the same as `draw`
+    followed by `take`."""
 
     def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start sampling for `batch`. After `draw` returns, work that is started later on the device may overwrite

@@ -24,7 +24,8 @@ class AdapterStore(Protocol):
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters of `keys` that are on the device. In `keys`, the most urgent adapters come first. The
-        returned adapters stay on the device until the next call. Loading of the other adapters is started."""
+        returned adapters stay on the device until the next call. The store begins to load those adapters in `keys` that
+        are not on the device."""
 
     def take_failures(self) -> dict[str, BridleError]:
         """Return the adapters in use that cannot be loaded, each with its error. The error of each adapter is returned
@@ -53,7 +54,7 @@ class VectorStore(Protocol):
         raise NotImplementedError
 
     def leave(self, keys: Iterable[str]) -> None:
-        """Release the vectors with these keys for a request that has ended."""
+        """Release the control vectors with the given keys for a request that has ended."""
 
 
 class MediaDevice(Protocol):
@@ -107,8 +108,8 @@ class MediaStore(Protocol):
 
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return the media of `keys` whose features are ready. In `keys`, the most urgent media come first. The
-        returned features stay until the next call. Encoding of the other media is started. The most urgent medium is
-        always encoded."""
+        returned features stay until the next call. The store begins to encode the media in `keys` whose features are
+        not ready. The most urgent medium is always encoded."""
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
         """Return the media in use that cannot be encoded, each with its error. The error of each medium is returned

@@ -156,8 +156,8 @@ class BlockManager:
 
     def match_prefix(self, seq: Sequence) -> int:
         """Return the number of leading tokens of `seq` whose KV is in the cache, at most `seq.max_reusable`. In a model
-        with recurrent layers, a state must follow the last of these tokens. The call only updates the stored hashes of
-        the sequence."""
+        with recurrent layers, the number is limited to tokens after which a recurrent state is kept. The call only
+        updates the stored hashes of the sequence."""
         num_blocks = self.match_blocks(seq)
         if num_blocks and self.states.is_used:
             num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
@@ -196,8 +196,8 @@ class BlockManager:
 
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
         """Give `seq`, which has no block, its cached blocks. The blocks are given only if there is room for all of the
-        sequence's tokens and `num_kept` more blocks. Returns whether there was room. Cached blocks that no sequence
-        uses are free, but using them takes room too."""
+        sequence's tokens and `num_kept` more blocks. Returns whether the blocks were given. Cached blocks that no
+        sequence uses are free, but using them takes room too."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         if self.states.is_used and not self.states.has_room(seq):
@@ -304,7 +304,8 @@ class BlockManager:
         seq.kv.num_shared = min(seq.kv.num_shared, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Make `child` refer to all of `parent`'s blocks. A block is copied only when one of the two writes it."""
+        """Make `child` refer to all of `parent`'s blocks. A block is copied only when one of the two sequences writes
+        it."""
         child.kv.block_table = parent.kv.block_table.copy()
         for block in child.kv.block_table:
             self._num_refs[block] += 1
@@ -367,8 +368,8 @@ class BlockManager:
     # -- blocks that a store reads and writes ------------------------------------------------------------
 
     def hold(self, digests: Iterable[bytes]) -> list[int]:
-        """Add a reference to each of these blocks of the prefix cache, so that they are not evicted. Returns the
-        blocks."""
+        """Add a reference to each block of the prefix cache whose hash is in `digests`, so that the blocks are not
+        evicted. Returns the blocks."""
         blocks = [self._block_of[digest] for digest in digests]
         for block in blocks:
             self._refer(block)

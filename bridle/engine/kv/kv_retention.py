@@ -130,8 +130,8 @@ class KVRetention:
             self._add(RetainedPrefix(user, key, adapter, list(digests), now + self.seconds, self.seconds))
 
     def retain(self, user: str, adapter: str | None, digests: Sequence[bytes], wish: Retention, now: float) -> int:
-        """Retain these blocks at the request of a client. Returns the number of retained blocks, which the limits of
-        the user may reduce."""
+        """Retain the blocks with the hashes `digests` at the request of a client. Returns the number of retained
+        blocks, which the limits of the user may reduce."""
         if not digests or not self._max_retained:
             return 0
         key: Key = (wish.name, NAMED) if wish.name else (user, digests[-1])
@@ -186,8 +186,8 @@ class KVRetention:
     # -- using and releasing entries ---------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """Record that a request uses these blocks, or continues the retained conversation of another request. The
-        retention of the continued conversation ends. Returns whether any blocks were retained."""
+        """Record that a request uses the blocks with the hashes `digests`, or continues the retained conversation of
+        another request. The retention of the continued conversation ends. Returns whether any blocks were retained."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             if not self._entry(key).stays:
@@ -330,8 +330,8 @@ class KVRetention:
             raise InternalError("some retained KV expires before the recorded time of the next expiry")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
-        """Return the user's conversations that end with one of these hashes or that the request has retained, the
-        oldest first."""
+        """Return the user's conversations that end with one of `digests` or that the request has retained, the oldest
+        first."""
         known = self.users.get(user)
         if known is None:
             return []

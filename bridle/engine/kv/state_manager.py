@@ -12,8 +12,8 @@ These rules hold at all times: 1. A slot is written only if exactly one sequence
 is either free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
 When slots run out, frozen states are evicted. States that end within prompts and outputs are evicted first, then states
-at junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each of
-these classes, the least recently used state is evicted first. A store may keep evicted states (`on_evict`). States
+at junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each
+class of states, the least recently used state is evicted first. A store may keep evicted states (`on_evict`). States
 within outputs are not stored: there are many, and few are used again. This module only counts slots; the backend has
 the states themselves.
 """
@@ -339,8 +339,8 @@ class StateManager:
     # -- states that a store reads and writes ------------------------------------------------------------
 
     def lasting(self, digest: bytes) -> int | None:
-        """Return the slot of a frozen state that should be stored. If there is no such state, or if it lies within an
-        output, the result is None."""
+        """Return the slot of a frozen state that should be stored. If no state is frozen under the hash, or if the
+        state lies within an output, the result is None."""
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:

@@ -69,7 +69,7 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """A read of stored blocks that is in progress: the missing parts, their owners, and the blocks before them. The
+    """A read of stored blocks that is in progress: the parts to read, their owners, and the blocks before them. The
     read also has the blocks and the state slot to fill, and the sequences that wait for them."""
 
     owners: list[str]  # tenants of the parts with the keys `missing.keys`

@@ -5,7 +5,7 @@ The store has the KV of a sequence in pieces, and a record of the sequence's tok
 record of the sequence's tokens. The key of a pointer is the hash of all tokens up to the end of its block. A new
 sequence follows the last pointer that it finds, compares its tokens with those in the record, and reads the KV. The KV
 of a model with recurrent layers cannot be truncated. In a model with recurrent layers, only the last block has a
-pointer. In such a model, a new sequence must begin with all tokens of the stored one.
+pointer. With recurrent layers, a new sequence must begin with all tokens of the stored sequence.
 """
 
 from __future__ import annotations
