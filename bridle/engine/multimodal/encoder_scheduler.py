@@ -119,7 +119,7 @@ class EncoderScheduler:
 
     def max_computable(self, seq: Sequence) -> int:
         """Return how many tokens of `seq` may be computed by the end of this step. `seq` must have images. Computing
-        stops before the first token with missing features."""
+        stops before the first token whose image features are not ready."""
         return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:

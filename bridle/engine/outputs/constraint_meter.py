@@ -49,7 +49,7 @@ class ConstraintMeter:
     is_given_up: bool = False
 
     def copy(self) -> ConstraintMeter:
-        """Return the state of a fork. The fork counts only the tokens that it samples itself."""
+        """Return the meter for a fork of the output. The fork counts only the tokens that it samples itself."""
         runs = [replace(run) for run in self.runs]
         return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
 

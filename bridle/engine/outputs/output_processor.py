@@ -144,7 +144,7 @@ class OutputProcessor:
 
     def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
         """Append a sampled token to a sequence that has no trace and no constraint report. Most tokens take this path,
-        so the method must be fast. Returns False if other tokens will be sampled instead."""
+        so the method must be fast. Returns False if other tokens will be sampled instead of this token."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)
@@ -263,7 +263,7 @@ class OutputProcessor:
 
     def put_right(self, seq: Sequence) -> bool:
         """Roll back forbidden text, and append the replacement that a policy gives. Returns False if other tokens will
-        be sampled instead."""
+        be sampled instead of this token."""
         replaced = self.policing.ban(seq)
         return replaced is not None and self.force(seq, replaced)
 

@@ -1,4 +1,5 @@
-"""Finds stop strings and banned phrases in the text of one output. Text that may still become one of them is held back.
+"""Finds stop strings and banned phrases in the text of one output. Text that may still become a stop string or a banned
+phrase is held back.
 
 This module is between the detokenizer (`TextState`) and the events. Text that could begin a stop string is held back
 until the next tokens decide. A rollback removes held text first, and reports how much of the released text is removed.
@@ -26,8 +27,8 @@ class Released(NamedTuple):
     the token completes.
 
     `num_taken` is the number of characters that were released earlier but belong to the stop string. `num_taken` can be
-    positive only after a rollback changed the text after these characters. `num_banned` is the number of tokens to
-    remove at the end, because of a banned phrase or the match `hit` of a guardrail. If `num_banned` is positive, no
+    positive only after a rollback changed the text after the released characters. `num_banned` is the number of tokens
+    to remove at the end, because of a banned phrase or the match `hit` of a guardrail. If `num_banned` is positive, no
     text is released. A `hit` with `num_banned` 0 ends the output.
     """
 

@@ -2,9 +2,9 @@
 
 When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of the options
 are scored by *probes*. A probe is a fork that shares the sequence's KV, holds tokens of an option, and samples nothing.
-The next steps compute all probes, each step as many as it can take sequences. The outputs wait during these steps. When
-all options are scored, each output samples an option, whose tokens are forced. If all options have only one token, no
-probe and no further step are needed.
+The next steps compute all probes, each step as many as it can take sequences. The outputs wait while steps compute
+their probes. When all options are scored, each output samples an option, whose tokens are forced. If all options have
+only one token, no probe and no further step are needed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ChoiceScorer:
     ) -> None:
         """Begin a choice after the last token of `parent`. The options begin with different tokens, whose
         log-probabilities are known. At least one option must have more than one token. For each waiting output, `take`
-        is called with its option and continues the output with it."""
+        is called with the option that was chosen for it, and continues the output with the option."""
         trie = TokenTrie(tuple(options))
         trie.logprobs = {trie.children[0][tokens[0]]: logprob for tokens, logprob in options.items()}
         choice = PendingChoice(Options(tuple(options)), trie, owners, len(parent.tokens), sampling, take=take)
@@ -148,7 +148,7 @@ class ChoiceScorer:
             self._by_probe[seq.id] = choice
 
     def score(self, item: Scheduled, batch: SampleBatch) -> Wanted:
-        """Add to `batch` the scores that the row of a probe gives."""
+        """Add to `batch` the scores that the logits rows of a probe give."""
         choice = self._by_probe[item.seq.id]
         probe, wanted = choice.probes[item.seq.id][1], Wanted()
         first = max(item.seq.output.num_scored, item.row.start + 1)  # scores of recomputed tokens are known
@@ -256,7 +256,7 @@ def can_choose(seq: Sequence, options: Options) -> bool:
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
-    """Request the log-probabilities of all edges that leave `node`. Logits row `row` predicts the tokens of these
+    """Request the log-probabilities of all edges that leave `node`. Logits row `row` predicts the tokens of the node's
     edges."""
     edges = choice.trie.children[node]
     batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]

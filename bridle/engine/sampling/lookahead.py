@@ -25,7 +25,7 @@ _LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="
 
 
 def looks_ahead(branches: Vector[Branch]) -> bool:
-    """Return whether a sequence with these branches considers forced tokens when it chooses its next token."""
+    """Return whether a sequence that continues by `branches` considers forced tokens when it chooses its next token."""
     first = branches[0]
     is_drawn = first.sample and first.mask is not None and not first.splices
     return is_drawn and all(branch is first for branch in branches)

@@ -1,7 +1,7 @@
 """Token ids without a token. Ids without a token are gaps in the vocabulary, or ids past its end if the model's logits
 are longer.
 
-A model accepts these ids in prompts, but they are never sampled. This module uses no tokenizer;
+A model accepts ids without a token in prompts, but these ids are never sampled. This module uses no tokenizer;
 `bridle.serving.models.vocab_checks` finds the ids.
 """
 

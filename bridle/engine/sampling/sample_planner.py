@@ -181,7 +181,7 @@ class SamplePlanner:
         return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Return whether the request may have `num_branches - 1` more outputs. If the request may not have these
+        """Return whether the request may have `num_branches - 1` more outputs. If the request may not have more
         outputs, the sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
@@ -243,8 +243,8 @@ class SamplePlanner:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
-        """Record computed prompts and the log-probabilities of known tokens. Outputs that waited only for these
-        log-probabilities end. Outputs that can no longer be among the best end too."""
+        """Record computed prompts and the log-probabilities of known tokens. Outputs that waited only for
+        log-probabilities of known tokens end. Outputs that can no longer be among the best end too."""
         for item in scheduled:
             seq = item.seq
             if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:

@@ -1,7 +1,7 @@
 """Token healing: the last tokens of a prompt are removed, and the output first spells their text again.
 
 A prompt may end inside a text that the tokenizer writes as one token (`Pa` of ` Paris`). A model has rarely seen a
-prompt that ends inside such a token. So the first tokens of the output may be any tokens that spell the removed text
+prompt that ends inside a longer token. So the first tokens of the output may be any tokens that spell the removed text
 and possibly more. A client sees only the text that follows its prompt.
 """
 

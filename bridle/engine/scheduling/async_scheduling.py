@@ -13,8 +13,8 @@ tokens than planned. The valid part of the row's KV is kept, and the rest is wri
 sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
 are known.
 
-Some sequences wait until their previous tokens are known. A step may give such a sequence several tokens, after draft
-tokens or a splice. So several forced tokens in a row need no further step.
+Some sequences wait until their previous tokens are known. After draft tokens or a splice, a step may give a sequence
+several tokens. So several forced tokens in a row need no further step.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class OverlapScheduler:
         return following
 
     def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
-        """Discard the step that was sampled and the one after it. Both steps are computed again, with the same random
+        """Discard the step that was sampled and the step after it. Both steps are computed again, with the same random
         numbers."""
         scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
         scheduled |= {item.seq.id: item for item in last.scheduled}
         self._ends.recover(list(scheduled.values()), last.branched, error)
 
     def _may_go_ahead(self, last: InFlightStep) -> bool:
-        """Return whether the next step can be planned without the tokens of the last one."""
+        """Return whether the next step can be planned without the tokens of the last step."""
         is_held = self._scheduler.is_searching or self._scheduler.is_paused
         if is_held or any(item.drafts for item in last.rows):
             return False
@@ -135,7 +135,7 @@ class OverlapScheduler:
         )
 
     def _plan_after(self, last: InFlightStep) -> InFlightStep | None:
-        """Plan the next step with placeholders for the tokens of the last one. A sequence that ends with the sampled
+        """Plan the next step with placeholders for the tokens of the last step. A sequence that ends with the sampled
         token is left out."""
         planned = self._clock()
         named: list[Sequence] = []

@@ -8,10 +8,10 @@ urgency, and users keep their turns. A prompt of a more urgent level always come
 A short prompt may be admitted before a longer prompt that waits for room in the KV cache. At most `MAX_PASSES` shorter
 prompts may overtake a prompt that waits for room.
 
-If several prompts have the same beginning, one of them computes it. The other prompts wait, and then find the beginning
-in the prefix cache. A prompt for which other prompts wait counts as a short one.
+If several prompts have the same beginning, one of the prompts computes the beginning. The other prompts wait, and then
+find the beginning in the prefix cache. A prompt for which other prompts wait counts as a short prompt.
 
-This module only makes choices. This module allocates no blocks and admits no sequences.
+ This module allocates no blocks and admits no sequences.
 """
 
 from __future__ import annotations

@@ -270,8 +270,8 @@ class Scheduler(SequenceQueues):
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
     def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return as many of the sequences as fit into one step. Each step begins with the sequence after the last one
-        of the previous step."""
+        """Return as many of the sequences as fit into one step. Each step begins with the sequence that follows the
+        last sequence of the previous step."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= most:
             return ready
@@ -280,8 +280,8 @@ class Scheduler(SequenceQueues):
         return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit waiting sequences in order, as long as all tokens of each have room. Only sequences with reserved
-        tokens may overtake others."""
+        """Admit waiting sequences in order, as long as the KV cache has room for all tokens of each sequence. Only
+        sequences with reserved tokens may overtake others."""
         most = self._prompt_budget + sum(self._shares.values())
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return
@@ -320,7 +320,7 @@ class Scheduler(SequenceQueues):
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=urgency)
 
     def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
-        """Pick as many tokens of an admitted sequence as there is room for. Returns their number."""
+        """Pick as many tokens of an admitted sequence as the step has room for. Returns their number."""
         num_tokens = min(seq.target - seq.kv.num_computed, room)
         if seq.runs:
             num_tokens = min(self.media.max_computable(seq) - seq.kv.num_computed, room)
@@ -339,7 +339,8 @@ class Scheduler(SequenceQueues):
         return provider is not None and provider.id in picked
 
     def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
-        """Admit `seq` if there is room for it. `has_room` says whether all sequences before it had room."""
+        """Admit `seq` if the step and the KV cache have room for it. `has_room` says whether all sequences before `seq`
+        were admitted."""
         if not self._in_chunks and not self._fits_whole(seq, room, picked):
             return False
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)

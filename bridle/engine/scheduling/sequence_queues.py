@@ -98,7 +98,7 @@ class SequenceQueues:
         self.speculation.guessing.cut(seq)
 
     def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Admit a waiting sequence if all of its tokens and `num_kept` further blocks have room."""
+        """Admit a waiting sequence if the free blocks hold all of its tokens and leave `num_kept` blocks."""
         if not self.blocks.admit(seq, num_kept):
             return False
         seq.queue.num_passes = 0

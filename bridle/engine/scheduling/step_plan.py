@@ -85,7 +85,7 @@ class PlanRow:
     position. For models without recurrent layers, `state` is -1.
 
     `vectors` are the control vectors of the computed tokens. `probes` are pairs of a vector's key and a layer (None:
-    the last layer). The hidden states at positions with logits are projected on these vectors.
+    the last layer). The hidden states at positions with logits are projected on the vectors in `probes`.
     """
 
     seq_id: int

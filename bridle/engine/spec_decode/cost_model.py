@@ -39,7 +39,7 @@ class DraftProposal:
     asking: float = 0.0  # seconds to ask the controller about a part
 
     def tokens(self, num_parts: int) -> tuple[int, ...]:
-        """Return the tokens of the first `num_parts` parts."""
+        """Return the tokens of the first `num_parts` parts of the draft."""
         return tuple(token for part in self.parts[:num_parts] for token in part)
 
 
@@ -143,8 +143,8 @@ def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[i
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute. Parts that were requested or chosen earlier always count. Other
-    parts are added in the order of their probability, while each increases the tokens per second."""
+    """Return how many parts of each draft to compute. Parts that were requested or paid for earlier always count. Other
+    parts of drafts are added in the order of their probability, while each part increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []

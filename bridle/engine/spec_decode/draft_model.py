@@ -119,8 +119,8 @@ class DraftModelProposer(Proposer):
     # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the drafts that this call makes. If a request has several new outputs, only the first one begins. The
-        other outputs find the blocks of the first one in the cache later."""
+        """Return the drafts that this call makes. If a request has several new outputs, only the draft of the first
+        output begins. The other outputs later find the blocks of the first output in the cache."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
@@ -171,7 +171,7 @@ class DraftModelProposer(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Copy the tokens of `seq` that follow the known ones. Draft tokens that were right keep their KV."""
+        """Copy the tokens of `seq` that the shadow does not have. Draft tokens that were right keep their KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:

@@ -78,8 +78,8 @@ class ControllerProposer(Proposer):
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Drop a proposal that begins after the end of the sequence. A proposal that was already in use continues from
-        the end."""
+        """Drop a proposal that begins after the end of the sequence. If the removed tokens include part of the
+        proposal, the proposal continues from the new end of the sequence."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
@@ -130,7 +130,7 @@ class NgramProposer(Proposer):
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 
     def cut(self, seq: Sequence) -> None:
-        """Roll back the indexed text by the same tokens."""
+        """Remove the tokens that the sequence rolls back from the indexed text."""
         if seq.id in self._texts:
             self._texts[seq.id].cut(len(seq.tokens))
 

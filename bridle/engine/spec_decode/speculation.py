@@ -151,8 +151,8 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Update the cost of rows after a step of `sequences` that took `seconds`. Waiting for controllers took
-        `waited` of these seconds. Steps with long prompts or without tokens are ignored."""
+        """Update the cost of rows after a step of `sequences` that took `seconds`. `waited` of these seconds were spent
+        on waiting for controllers. Steps with long prompts or without tokens are ignored."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()
         others = [row.num_scheduled - row.num_logits for row in plan.rows]
@@ -160,7 +160,7 @@ class Speculation:
             self.cost.note(plan.num_logits, seconds, sum(others))
 
     def may_draft(self, sequences: Iterable[Sequence]) -> bool:
-        """Return whether the next step may have drafts for any of these sequences."""
+        """Return whether the next step may have drafts for any of the `sequences`."""
         return self.is_used and any(self._wish(seq) is not None for seq in sequences)
 
     def _wishes(self, sequences: Iterable[Sequence]) -> list[DraftRequest]:

@@ -80,7 +80,7 @@ class StepCost:
         return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
 
     def of_step(self, num_rows: int, num_others: int = 0) -> float:
-        """Return the seconds of a step with these numbers of logits rows and other tokens."""
+        """Return the seconds of a step with the given numbers of logits rows and of tokens without logits."""
         if not self._weight:
             return 1.0
         row, other = self.of_row(), self.of_other()

@@ -135,7 +135,7 @@ class DraftVerifier:
 
 def num_guessed(item: Scheduled, ways: Vectors[Branch]) -> int:
     """Return how many draft tokens of a row are guesses rather than forced tokens. The branches `ways` decide whether a
-    token is a guess. For later draft tokens, the lookahead decides it."""
+    token is a guess. For later draft tokens, the lookahead decides whether they are guesses."""
     covered = 1 if ways else 0
     count = covered
     for way in ways:
