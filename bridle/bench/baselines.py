@@ -120,7 +120,7 @@ class EnginePeer:
             self.engine.step()
 
     def _add(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> dict[str, list[int]]:
-        """Add a request for each prompt; return the output so far by request id."""
+        """Add a request for each prompt; return the lists of output tokens, which grow, by request id."""
         sampling = SamplingParams(
             max_tokens=num_new,
             temperature=0.0 if top_p is None else 1.0,

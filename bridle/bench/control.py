@@ -90,7 +90,7 @@ def _mask_rounds(settings: BenchSettings) -> int:
 
 def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """Return the time from the end of the device's work to the sampler, for each number of sequences and kind of
-    controller. The same time is also measured without controllers, for comparison."""
+    controller. The time from the end of the device's work to the sampler is also measured without controllers."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 

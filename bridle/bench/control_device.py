@@ -1,8 +1,8 @@
 """Measures the time that Wasm controllers add to a step, on a simulated device whose steps take a fixed time.
 
 On a device that blocks (a CPU), all work between the forward pass and the sampler delays the step. The work is waiting
-for controllers, decoding their answers, and branching. On a device that does not block (a GPU), the engine does this
-work while the device computes.
+for controllers, decoding their answers, and branching. On a device that does not block (a GPU), the engine waits for
+controllers, decodes and branches while the device computes.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def agreement_of(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[
 
 
 def compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
-    """Fill in the speeds and their ratios. The ratios are relative to the first row."""
+    """Fill in the speeds and their ratios in the table's rows. The ratios compare each row with the first row."""
     for figure in figures:
         figure.tokens_per_second = figure.new_tokens / figure.seconds
         later = figure.new_tokens - figure.batch  # the first token of each sequence belongs to the prefill

@@ -137,8 +137,8 @@ def started_server(
 
 
 def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
-    """Start a server and end it again. For the `first` start, the cache in `folder` is empty; later starts use what the
-    first one stored."""
+    """Start a server and end it again. For the `first` start, the cache in `folder` is empty; later starts use the
+    cache that the first start filled."""
     with started_server(model, way, folder, settings) as server:
         process = server.process
         cpu = _cpu_seconds(process)

@@ -3,7 +3,7 @@
 The estimate of a part's duration has three terms. The first term is the model's work, at the measured speed of memory
 and arithmetic: bytes that steps read, and matrix products for prompts. The second term is the sum of all fixed waiting
 times. The third term is Python's own work: a rough number of seconds per part, scaled by the measured speed of Python.
-Measured times of finished parts correct the estimate of the remaining ones.
+Measured times of finished parts correct the estimate for the parts that have not run yet.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Phases:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Mark a part as the current one. A terminal shows the part's progress next to its name and the remaining
-        time."""
+        """Mark a part of the benchmark as the running part. A terminal shows the part's progress next to its name and
+        the remaining time."""
         number, count = self._num_done + 1, len(self._guesses)
         guess = self._guesses[name]
         began = self._clock()
