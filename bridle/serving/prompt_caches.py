@@ -2,9 +2,9 @@
 expires after its lifetime.
 
 A prompt cache is an entry of the engine's `KVRetention`, with a name that only its user knows. The tokens of the prompt
-are stored with its prompt cache. If the KV of a prompt is lost, it can be computed again from these tokens. Users see
-their own prompt caches, and those that other users share with their group. If a prompt cache is shared, its blocks are
-in a hash chain of the group. A prompt uses the blocks of a shared prompt cache only if it begins with all of them.
+are stored with its prompt cache. If the KV of a prompt is lost, it can be computed again from the stored tokens. Users
+see their own prompt caches, and those that other users share with their group. If a prompt cache is shared, its blocks
+are in a hash chain of the group. A prompt uses the blocks of a shared prompt cache only if it begins with all of them.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run. At most `at_once` parts of a call run at the same time (None: all parts).
-    `served_name` is the name of the model or the adapter. `held` has the resources of the whole call, such as the lease
-    on the model. `keep` is called with the outputs of a traced call."""
+    """The parts of a call (its prompts and choices), ready to run. At most `at_once` parts of a call run at the same
+    time (None: all parts). `served_name` is the name of the model or the adapter. `held` has the resources of the whole
+    call, such as the lease on the model. `keep` is called with the outputs of a traced call."""
 
     model: LoadedModel
     served_name: str
@@ -128,15 +128,15 @@ class Generation:
     keep: Callable[[list[RequestOutput]], None] | None = None
 
     async def begin(self) -> list[Event]:
-        """Submit the only part and wait for its first events, for callers that need these events before the answer
-        begins. `run` then begins with these events."""
+        """Submit the only part of a call and wait for its first events, for callers that need these events before the
+        answer begins. `run` then begins with the events that were read."""
         (part,) = self.parts
         part.ahead = _Ahead(self._submit(part))
         self.held.callback(part.ahead.cancel)
         return await part.ahead.look()
 
     async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
-        """Submit every part and read all of them to their end.
+        """Submit every part of the call, and read all parts to their end.
 
         Raises the first error of any output, unless the sink reports errors itself (`tells_failures`). In any case, all
         requests end, and the record and the ticket get the usage.
@@ -159,7 +159,8 @@ class Generation:
     async def _read_in_turn(
         self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
     ) -> None:
-        """Read a part when `room` is available and the part in `shares` has computed the common prompt."""
+        """Run a part of the call after the part in `shares` has computed the common prompt, when the semaphore `room`
+        is free."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
@@ -169,7 +170,7 @@ class Generation:
             part.is_computed.set()
 
     async def _read(self, part: SubRequest, sink: Sink | None, tells_failures: bool) -> None:
-        """Submit a part and read it to its end."""
+        """Submit a part of the call and read it to its end."""
         stream, live = part.ahead or self._submit(part), None
         try:
             async for events in stream:
@@ -193,7 +194,7 @@ class Generation:
     async def _take(
         self, part: SubRequest, events: list[Event], sink: Sink | None, tells_failures: bool
     ) -> bool | LiveText | None:
-        """Add events to a part, and pass the part to the sink. Returns what the sink answered last."""
+        """Add events to a part of the call, and pass the part to the sink. Returns what the sink answered last."""
         found: bool | LiveText | None = None
         # A client that gets rewinds is shown events one by one, so that its text does not depend on how events were
         # batched.

@@ -73,8 +73,8 @@ class InProcessServing(SteersRequests):
         **wanted: Unpack[EventOptions],
     ) -> Request:
         """Return a checked request. Raises the same errors as `build_request`. The policies of `model` apply to the
-        request. `pictures` belong to the placeholders of the prompt in order, unless `sights` already has their
-        positions."""
+        request that is built. `pictures` belong to the placeholders of the prompt in order, unless `sights` already has
+        their positions."""
         return build_request(
             self.model,
             prompt,

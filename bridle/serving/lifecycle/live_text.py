@@ -1,8 +1,8 @@
 """Sends the plain text of an output to its client at once, without the task that reads the request.
 
 The task that reads the request gets all other events: the first and the last events, logs, rollbacks and forks. Between
-these events, a front end lets a `LiveText` send each batch of tokens when it arrives, in the event loop. As a result,
-the server updates its record of the request less often.
+the events for the task, a front end lets a `LiveText` send each batch of tokens when it arrives, in the event loop. As
+a result, the server updates its record of the request less often.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
 
 
 def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many requests as may run at once. If one request is refused, the others are cancelled."""
+    """Submit as many requests as may run at once. If one request is refused, all other requests are cancelled."""
     started: list[tuple[EventStream, OutputCollector]] = []
     try:
         while waiting and len(started) < MAX_IN_FLIGHT:

@@ -151,7 +151,7 @@ class LoRAResolver:
         await asyncio.shield(load)
 
     def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
-        """Return the catalog's entry for a name. Raises `UnknownAdapter` if the catalog has no such entry."""
+        """Return the catalog's entry for a name. Raises `UnknownAdapter` if the catalog has no entry with this name."""
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
             model.adapters.get(name)  # raises an error that lists the known names
@@ -201,5 +201,5 @@ class LoRAResolver:
 
 
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
-    """Return the error without local paths, because clients must not learn these."""
+    """Return the error without local paths, because clients must not learn such paths."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)

@@ -1,8 +1,8 @@
 """Catalog of models that are loaded when a request names them, in addition to the models that the operator named.
 
 The name from a client is looked up in the catalog and never used as a path. A name can mean a folder or GGUF file under
-the models' folder, an allowed hub id, or, if permitted, a pulled model. A name that means none of these cannot be
-loaded.
+the models' folder, an allowed hub id, or, if permitted, a pulled model. A name that means neither a folder, a file, an
+allowed hub id nor a pulled model cannot be loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelCatalog:
         self._files = None if models_dir is None else NamedFiles(models_dir, "models_dir")
 
     def find(self, name: str) -> ModelConfig | None:
-        """Return the configuration of the model with this name; None if there is no such model or it may not be
+        """Return the configuration of the model with this name; None if the model does not exist or may not be
         loaded."""
         folder = None if self._folders is None else self._folders.find(name)
         found = folder or (None if self._files is None else self._files.find(name))

@@ -40,7 +40,7 @@ class EarlyParts:
         return load_tokenizer(self.config, self.path) if self.tokenizer is None else self.tokenizer.result()
 
     def fits(self, config: ModelConfig) -> bool:
-        """Return whether these parts fit `config` and their files have not changed. Memory settings are not
+        """Return whether the prepared parts fit `config` and their files have not changed. Memory settings are not
         compared."""
         from bridle.model.hub_lookup import folder_of
 

@@ -43,8 +43,8 @@ def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:
 
 
 def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings) -> ControlStart | None:
-    """Start the control runtime for the vocabulary of this model in the background. If the settings turn the runtime
-    off, the result is None."""
+    """Start the control runtime for the vocabulary of this model in the background. If the settings turn the control
+    runtime off, the result is None."""
     if control.mode == "off":
         return None
     if control.runtime is None:

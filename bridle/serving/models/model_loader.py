@@ -72,7 +72,7 @@ class ModelManager:
         self._is_closed = False
 
     def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
-        """Load these models now, one after the other. The call blocks and needs no event loop.
+        """Load the given models now, one after the other. The call blocks and needs no event loop.
 
         The memory that is left by weights and adapters is split evenly among the KV caches. With `keeps_share`, a share
         for one more KV cache stays free. `show` displays the progress of each model. Raises the errors of loading.
@@ -183,8 +183,8 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Record that a lease on a model, or a wait for a model, has ended. A load that waits for room then checks
-        again."""
+        """Record that a lease on a model, or a wait for a model, has ended. A load that waits for free memory then
+        checks the memory again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 

@@ -49,7 +49,7 @@ class ModelMemory:
 
     def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
         """Raise `UnsupportedModel` for models that would not fit even if all models that may be closed were closed.
-        `adapters` is the part of `needed` for adapters."""
+        `adapters` is the part of the `needed` bytes that is for adapters."""
         if self.max_bytes is None:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)

@@ -169,7 +169,7 @@ class ModelRegistry:
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
         """Return the model and the adapter for a request that names a model, an adapter, or both. A name that no model
         has can be the name of an adapter, and then means the first model with this adapter. A name can also have the
-        form `MODEL:ADAPTER`. If the server has several models, a request that `must_name` one must name a model or an
+        form `MODEL:ADAPTER`. If the server has several models, a request with `must_name` must name a model or an
         adapter. Raises `UnknownModel` and `InvalidRequest`. The existence of the adapter is checked after the model is
         loaded."""
         if must_name and name is None and not adapter:

@@ -1,4 +1,5 @@
-"""Batches of users, and the answers of unfinished batches. A server that is restarted continues these batches."""
+"""Batches of users, and the answers of unfinished batches. A server that is restarted continues the unfinished
+batches."""
 
 from __future__ import annotations
 

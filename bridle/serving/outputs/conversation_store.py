@@ -79,14 +79,14 @@ class ConversationStore(SavedRecords[Conversation]):
         return self.put(replace(conversation, metadata=metadata))
 
     def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
-        """Append items to a conversation. Items without an id get one. Returns the added items. Raises `InvalidRequest`
-        if there are too many items, or if the items are too large."""
+        """Append items to a conversation. Items without an id get an id. Returns the added items. Raises
+        `InvalidRequest` if there are too many items, or if the items are too large."""
         made = self.put(self._with(conversation, items))
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
     def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
-        """Return the turn that will add these items and their answer to a conversation. Raises `UnknownConversation`,
-        and `InvalidRequest` if there is no room for the items."""
+        """Return the turn that will add the given items and their answer to a conversation. Raises
+        `UnknownConversation`, and `InvalidRequest` if there is no room for the items."""
         self._with(self.find(user, name), items)
         return ConversationTurn(self, user, name, items)
 

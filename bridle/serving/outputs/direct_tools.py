@@ -1,7 +1,7 @@
 """Tools that users call themselves, without a controller: the tools with `direct = true` in the operator's file.
 
-A chat client offers these tools to its model, shows each call to its user, and gets the result from this module. This
-module also passes clients' results to calls of controllers, by the same rules in every API.
+A chat client offers the direct tools to its model, shows each call to its user, and gets the result from this module.
+This module also passes clients' results to calls of controllers, by the same rules in every API.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class GrowingOutput:
         output.usage, output.error = event.usage, event.error
 
     def _cut(self, num_tokens: int, num_chars: int) -> None:
-        """Keep the first `num_tokens` tokens and `num_chars` characters. The ends of tokens are limited to these
+        """Keep the first `num_tokens` tokens and `num_chars` characters. The ends of tokens are limited to the kept
         characters."""
         del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
         if self.output.logprobs is not None:
@@ -96,8 +96,8 @@ class GrowingOutput:
 
 
 class OutputCollector:
-    """Collects the events of one request. `output` can be read at any time. It is complete when the event stream has
-    ended."""
+    """Collects the events of one request. `output` can be read at any time. `output` is complete when the event stream
+    has ended."""
 
     def __init__(self, request: Request, prompt_text: str | None = None) -> None:
         self.request = request
@@ -146,7 +146,7 @@ class OutputCollector:
 
     def _seed_of(self, index: int) -> int | None:
         """Return the seed of a fork. Forks of a controller have the seed of their request. If the request has several
-        outputs, such forks have no seed."""
+        outputs, forks of a controller have no seed."""
         sampling, controller = self.request.sampling, self.request.controller
         if sampling.n == 1 or sampling.seed is None:
             return sampling.seed

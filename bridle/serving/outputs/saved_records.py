@@ -64,8 +64,8 @@ class SavedRecords(Generic[R]):
         return record
 
     def find(self, user: str, name: str, param: str | None = None) -> R:
-        """Return a record of a user. If there is no such record, raises an error of type `unknown` that names the field
-        `param`."""
+        """Return a record of a user. If the user has no record of this name, raises an error of type `unknown` that
+        names the field `param`."""
         found = self._store.find(user, name)
         if found is None:
             advice = self.advice.format(self.bounds.seconds)
@@ -74,7 +74,7 @@ class SavedRecords(Generic[R]):
         return found
 
     def delete(self, user: str, name: str) -> None:
-        """Delete a record. Raises an error of type `unknown` if there is no such record."""
+        """Delete a record. Raises an error of type `unknown` if the user has no record of this name."""
         self.find(user, name)
         self._store.drop(user, name)
 

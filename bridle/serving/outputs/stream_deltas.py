@@ -52,7 +52,7 @@ def max_rewind_of(request: Request) -> int | None:
 
     A controller states the number of tokens in an attribute or property `max_rewind`. With `max_rewind` 0, the
     controller never rolls back, and its text streams like text without a controller. A request may also ask that
-    unlikely text is rolled back. For such a request, the number of tokens is unknown.
+    unlikely text is rolled back. For a request that asks for this, the number of tokens is unknown.
     """
     if request.sampling.takes_text_back and request.controller is not None:
         return None
@@ -61,7 +61,7 @@ def max_rewind_of(request: Request) -> int | None:
 
 def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
     """Split a list of events, so that a new list begins at each rollback. A reader that marks rollbacks reads the
-    collector after each of these lists. So the reader's output does not depend on how many events arrive together."""
+    collector after each list. So the reader's output does not depend on how many events arrive together."""
     pieces: list[list[Event]] = [[]]
     for event in events:
         if isinstance(event, Rewind) and pieces[-1]:

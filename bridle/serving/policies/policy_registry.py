@@ -256,7 +256,7 @@ class PolicyRegistry:
         self.applied: Counter[str] = Counter()  # number of requests by policy name and version
 
     def count(self, policies: Iterable[Policy]) -> None:
-        """Count a request to which these policies apply."""
+        """Count a request to which the policies apply."""
         self.applied.update(policy.label for policy in policies)
 
     def reload(self) -> PolicySet:

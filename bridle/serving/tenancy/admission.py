@@ -222,8 +222,8 @@ class FairQueue:
         return place
 
     def done(self, place: QueuePlace, num_output: int | None) -> None:
-        """Record that the request with this place has ended after `num_output` tokens. If `num_output` is None, the
-        request never ran, or the number is unknown."""
+        """Record that the request with this place in the order of service has ended after `num_output` tokens. If
+        `num_output` is None, the request never ran, or the number is unknown."""
         self._reached = max(self._reached, place.start)
         if num_output is None:
             return

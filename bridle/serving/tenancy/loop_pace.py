@@ -1,8 +1,8 @@
 """Lets an event loop serve its connections between tasks that have much to write.
 
-A step of the engine gives events to all streams at once. The tasks of these streams become ready together. The event
-loop runs all ready tasks before it reads from or accepts any connection. An event may take long to write, for example
-with a hundred log-probabilities. The event loop then reads nothing until all streams are written.
+A step of the engine gives events to all streams at once. The tasks that write these streams become ready together. The
+event loop runs all ready tasks before it reads from or accepts any connection. An event may take long to write, for
+example with a hundred log-probabilities. The event loop then reads nothing until all streams are written.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Limits how much of an event loop's time cheap messages get when clients send too many. The time is divided among
 users.
 
-A single refusal or empty frame costs almost nothing. But very many of them would take a whole processor from other
-users. So such messages get only a share of the event loop's time. As long as the share is not used up, no message
-waits. When the share is used up, users take turns, no matter how many connections they have. The connections of one
-user also take turns. In one turn, one message is handled, or a few if they are short; then the loop does other work. A
-connection that waits for its turn is not read, so its unread data stays with the client.
+A single refusal or empty frame costs almost nothing. But very many of these messages would take a whole processor from
+other users. So refusals and empty frames get only a share of the event loop's time. As long as the share is not used
+up, no message waits. When the share is used up, users take turns, no matter how many connections they have. The
+connections of one user also take turns. In one turn, one message is handled, or a few if they are short; then the loop
+does other work. A connection that waits for its turn is not read, so its unread data stays with the client.
 
 `LoopThrottle` limits the time for cheap messages. `RateBudget` limits the number of cheap messages on one connection.
 """

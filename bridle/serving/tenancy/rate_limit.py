@@ -49,7 +49,7 @@ NO_LIMITS = UserLimits()
 
 
 class RateLimiter:
-    """The token buckets of all users. Only one thread or event loop may use it."""
+    """The token buckets of all users. Only one thread or event loop may use the buckets."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

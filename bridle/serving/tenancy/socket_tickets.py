@@ -2,7 +2,7 @@
 WebSocket.
 
 Proxies log URLs, so a URL must not contain a key. A URL may contain a ticket, which is valid only once and for a few
-seconds. This module does not use HTTP. Only one thread or event loop may use it.
+seconds. This module does not use HTTP. Only one thread or event loop may use the tickets.
 """
 
 from __future__ import annotations

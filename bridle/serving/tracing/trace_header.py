@@ -1,7 +1,7 @@
 """The header of a trace: the request, in a form that can be stored and repeated.
 
 Constraints and Wasm controllers can be stored and repeated. Controllers of other kinds are code of one process. For
-such controllers only the name is stored, and a replay needs their code.
+controllers that are code of a process, only the name is stored, and a replay needs their code.
 """
 
 from __future__ import annotations

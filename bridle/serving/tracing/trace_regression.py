@@ -94,7 +94,7 @@ def with_model(model: LoadedModel, adapter: str | None = None) -> Player:
 def without_model(
     traces: Sequence[Trace], source: str, control: ControlSettings | None = None
 ) -> Iterator[tuple[LoadedModel, Player]]:
-    """Yield a player that replays these traces from their records, without a model. `source` is the model whose
+    """Yield a player that replays the given traces from their records, without a model. `source` is the model whose
     tokenizer the traces need."""
     from bridle.model import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits

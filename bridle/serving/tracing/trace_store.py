@@ -1,8 +1,8 @@
 """Stores the traces of a server: clients' traces for some minutes in memory, and a share of all requests in a folder.
 
 A request is traced if its client asks for a trace, or if it is in the share that the operator set. Clients' traces are
-kept in limited memory, each visible only to its user. If there is a state file, they are also saved there. A thread
-converts traces to text and writes them, because long traces take time.
+kept in limited memory, each visible only to its user. If there is a state file, clients' traces are also saved in it. A
+thread converts traces to text and writes them, because long traces take time.
 """
 
 from __future__ import annotations
