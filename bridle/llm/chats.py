@@ -60,7 +60,7 @@ async def _plan(model: LoadedModel, conversation: Conversation, one: PromptSpec)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
-    """Return the conversation of these messages, with its options for the answer."""
+    """Return a conversation with the given messages, and with its options for the answer."""
     tools = options.get("tools")
     asked, begun = continued(messages, options.get("continue_final_message"), options.get("add_generation_prompt"))
     return Conversation(

@@ -352,5 +352,5 @@ class LLMBuilder:
         self._sampling = sampling
 
     def from_backend(self, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """Load the model that `backend` names, with these sampling parameters as its default."""
+        """Load the model that `backend` names, with the sampling parameters of `with_params` as its default."""
         return LLM(backend, sampling=self._sampling, **settings)

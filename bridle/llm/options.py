@@ -43,11 +43,11 @@ class RunOptions(TypedDict, total=False):
 class ChatOptions(TypedDict, total=False):
     """Options for rendering a conversation and parsing the model's answer. `tools` are functions in OpenAI's format.
     `tool_choice` is `none`, `auto`, `required`, the name of a function, or OpenAI's object. A reasoning model reasons
-    for at most `thinking_budget` tokens. After these tokens, `thinking_budget_message` is appended. If the chat
-    template cannot show tools, `tool_prompt` says whether they are described in the prompt (`describe`) or refused
-    (`refuse`). `chat_template_kwargs` are additional variables for the chat template. With `continue_final_message`,
-    the model continues the last message, which must be the assistant's. `add_generation_prompt` False means the same as
-    `continue_final_message`."""
+    for at most `thinking_budget` tokens. When the model has used up this budget, `thinking_budget_message` is appended.
+    If the chat template cannot show tools, `tool_prompt` says whether they are described in the prompt (`describe`) or
+    refused (`refuse`). `chat_template_kwargs` are additional variables for the chat template. With
+    `continue_final_message`, the model continues the last message, which must be the assistant's.
+    `add_generation_prompt` False means the same as `continue_final_message`."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None

@@ -90,7 +90,7 @@ def scores(
 def _run(
     model: LoadedModel, items: Sequence[pooling_inputs.Item], how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[array[float]]:
-    """Return the vectors of these texts as the model gives them."""
+    """Return the vectors of the given texts as the model gives them."""
     reading = pooling_inputs.PoolingOptions(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
     adapter: Any = how.get("adapter")
     options = serving_of(model, how).options(adapter)
