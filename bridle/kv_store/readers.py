@@ -1,8 +1,8 @@
 """Threads that read blocks: fast threads, and a slow thread for times when a model computes on the same processors.
 
 The slow thread has low priority and pauses after each block. Low priority alone does not protect the model. All threads
-of a layer wait for the slowest one. So each millisecond that the reader takes from one of these threads delays the
-whole step.
+that compute a layer of the model wait for the slowest one. So each millisecond that a reader takes from a computing
+thread delays the whole step of the model.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header that these bytes contain; None if it is incomplete or damaged."""
+    """Return the header that the bytes contain; None if the header is incomplete or damaged."""
     if len(data) != HEADER_BYTES or _digest(data[: _FIELDS.size]) != data[_FIELDS.size :]:
         return None
     magic, num_bytes, key, tenant, digest = _FIELDS.unpack_from(data)

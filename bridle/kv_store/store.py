@@ -280,7 +280,7 @@ def remove_scope(folder: Path) -> int:
 
 def forget_tenant(folder: Path, tenant: str) -> int:
     """Erase all blocks of a user, for all models. Returns the number of erased blocks. Processes that use the store can
-    no longer find these blocks."""
+    no longer find the erased blocks."""
     return sum(segments.erase(path, tenant_tag(tenant)) for path, _, _ in list(list_segments(folder)))
 
 

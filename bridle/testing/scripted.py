@@ -108,12 +108,13 @@ class ScriptedSequences:
 class ScriptedExecutor:
     """A scripted `Executor`.
 
-    `kv` is the layout of the KV cache. `next_token(prefix)` replaces the seeded hash. It returns a token id or a row of
-    logits. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at its start.
-    `sample_faults` does the same for calls of `sample`. `device_time(plan)` is the duration of a forward pass in
-    seconds of `clock`. `forward` returns at once, and `sample` waits for the remaining time. `forward` first calls
-    `on_forward`, in the engine's thread. With `record`, all plans and batches are kept in `plans` and `batches`.
-    `violations` has the operations that were refused. With an `embedding_size`, the executor also gives embeddings.
+    `kv` is the layout of the KV cache. `next_token(prefix)` replaces the seeded hash. `next_token` returns a token id
+    or a row of logits. `faults` maps the number of a call of `forward` (from 0) to the error that this call raises at
+    its start. `sample_faults` maps the numbers of calls of `sample` to errors in the same way. `device_time(plan)` is
+    the duration of a forward pass in seconds of `clock`. `forward` returns at once, and `sample` waits for the
+    remaining time. `forward` first calls `on_forward`, in the engine's thread. With `record`, all plans and batches are
+    kept in `plans` and `batches`. `violations` has the operations that were refused. With an `embedding_size`, the
+    executor also gives embeddings.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class ScriptedExecutor:
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Sample and score from the logits of the last forward pass. Raises `InternalError` if the batch does not fit
-        these logits."""
+        the logits of the last forward pass."""
         self._fail(self.device.begin_sample())
         return self.read(batch)
 
