@@ -74,22 +74,22 @@ class ModelConfig:
     of a GGUF model (None: such a file next to the model, if there is one). `backend` names the backend that computes
     the model. `dtype` `auto` is float32 on a CPU, and the checkpoint's own type on a GPU. `kv_cache_dtype` is the type
     of keys and values on a CPU: `auto` is `dtype`; `int8` has one scale for each head of a token. The size of the KV
-    cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. If none of these three is set, `warm_up`
-    runs the largest step, and the KV cache gets the memory that this step leaves free. The KV cache takes at most
-    `max_kv_memory` bytes; `num_sharers` processes share the device's memory. The KV cache leaves `reserved_memory`
-    bytes of device memory free for adapters that are loaded later. With `reserved_memory` 0, no adapters are loaded
-    later, and CUDA graphs are made without adapters. The largest step has `step_tokens` prompt tokens and `step_seqs`
-    sequences (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of that name
-    sets the sampling parameters that a request leaves out. `draft_model` is a smaller checkpoint with the same
-    vocabulary. The draft model takes part of the KV cache's memory. If a request names an image by its address, the
-    image is fetched only from `image_hosts`. `control_vectors` are files of control vectors that requests may scale,
-    each as NAME=FILE. With `enforce_eager`, a GPU computes all steps without CUDA graphs. By default, only long steps
-    run without CUDA graphs. `tool_format` and `reasoning_format` name the formats of tool calls and reasoning (`auto`:
-    detected from the chat template). With `parse_special_text`, text in messages that spells a special token becomes
-    that token. Without `bare_calls`, a tool call without its markup is read as text. If the chat template cannot show
-    tools, `tool_prompt` decides whether they are described in the prompt or refused. When the reasoning budget ends,
-    `thinking_budget_message` is appended and the model continues after it. After `max_repeated_calls` equal tool calls
-    in a row with equal results, the model is offered no tools (0: no limit).
+    cache is `num_blocks` blocks, `kv_tokens` tokens, or `kv_memory` bytes. If none of `num_blocks`, `kv_tokens` and
+    `kv_memory` is set, the KV cache gets the memory that the largest step of `warm_up` leaves free. The KV cache takes
+    at most `max_kv_memory` bytes; `num_sharers` processes share the device's memory. The KV cache leaves
+    `reserved_memory` bytes of device memory free for adapters that are loaded later. With `reserved_memory` 0, no
+    adapters are loaded later, and CUDA graphs are made without adapters. The largest step has `step_tokens` prompt
+    tokens and `step_seqs` sequences (None: the default of the device). With `generation_config` `auto`, the
+    checkpoint's file of that name sets the sampling parameters that a request leaves out. `draft_model` is a smaller
+    checkpoint with the same vocabulary. The draft model takes part of the KV cache's memory. If a request names an
+    image by its address, the image is fetched only from `image_hosts`. `control_vectors` are files of control vectors
+    that requests may scale, each as NAME=FILE. With `enforce_eager`, a GPU computes all steps without CUDA graphs. By
+    default, only long steps run without CUDA graphs. `tool_format` and `reasoning_format` name the formats of tool
+    calls and reasoning (`auto`: detected from the chat template). With `parse_special_text`, text in messages that
+    spells a special token becomes that token. Without `bare_calls`, a tool call without its markup is read as text. If
+    the chat template cannot show tools, `tool_prompt` decides whether they are described in the prompt or refused. When
+    the reasoning budget ends, `thinking_budget_message` is appended and the model continues after it. After
+    `max_repeated_calls` equal tool calls in a row with equal results, the model is offered no tools (0: no limit).
     """
 
     model: str = "demo"
@@ -142,8 +142,8 @@ class ModelConfig:
             )
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
-        """Return these model settings, with the memory that an engine with the given limits needs. Values that are
-        already set are not changed."""
+        """Return a copy of the model settings with the memory that an engine with the given limits needs. Values that
+        are already set are not changed."""
         is_sized = self.num_blocks is not None or self.kv_memory is not None
         step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
         if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:
@@ -183,7 +183,7 @@ class EngineConfig:
     spends at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its
     controllers answer with a no-op `max_noops` times in a row. `max_forks` limits the number of outputs of one request.
     A step waits at most `step_timeout` seconds for controllers after its forward pass. One level of priority equals
-    `priority_seconds` of waiting: a request one level lower that has waited that much longer comes first.
+    `priority_seconds` of waiting: a request that has waited longer by this time overtakes a request one level higher.
 
     A step computes with at most `max_step_adapters` adapters; if requests need more, the adapters take turns. Adapters
     in use take at most `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory`

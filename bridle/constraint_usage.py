@@ -52,7 +52,7 @@ class ConstraintUsage:
         self.removed_max = max(self.removed_max, probability)
 
     def add(self, other: ConstraintUsage) -> None:
-        """Add the figures of another output."""
+        """Add the constraint figures of another output."""
         for name in ("masked_tokens", "removed_sum", "forced_runs", "noncanonical_tokens", *_RUNS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.removed_max = max(self.removed_max, other.removed_max)
@@ -60,7 +60,7 @@ class ConstraintUsage:
         self.least_likely = min(found, key=lambda each: each.logprob, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain data, in the form of `usage.constraint`."""
+        """Return the constraint figures as plain data, in the form of `usage.constraint`."""
         least = self.least_likely
         return {
             "masked_tokens": self.masked_tokens,

@@ -7,5 +7,5 @@ NAME = "bridle-llm"
 
 
 def install_hint(*extras: str) -> str:
-    """Return the command that installs bridle with these extras."""
+    """Return the command that installs bridle with the optional dependencies `extras`."""
     return f"pip install '{NAME}[{','.join(extras)}]'"

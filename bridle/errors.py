@@ -39,8 +39,8 @@ class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
 
 
 class TemplateFailure(InvalidRequest, code="template_error"):
-    """A conversation cannot be rendered as a prompt: the model has no chat template, or the template refuses these
-    messages or fails on them."""
+    """A conversation cannot be rendered as a prompt: the model has no chat template, or the template refuses or fails
+    on the messages."""
 
 
 class UnknownModel(InvalidRequest, code="model_not_found"):

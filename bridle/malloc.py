@@ -3,7 +3,7 @@
 Freed memory stays with the process, in pieces between used pieces, until the process returns it explicitly. A server
 builds and drops hundreds of megabytes for some requests. Without explicit returns, the server would keep all of this
 memory. Large buffers behave differently: a buffer is returned when it is freed, and the next buffer is mapped again,
-page by page. Without glibc, these functions do nothing.
+page by page. Without glibc, the functions of this module do nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST_KEPT, MOST_KEPT = 1 << 29, 1 << 28
 def keep_large_buffers() -> None:
     """From now on, take large buffers from memory that was freed earlier. Each step of a model allocates large buffers
     again. When buffers are taken from freed memory, sampling for 64 rows of 152,000 logits takes a third of the
-    processor time. `return_free_memory` also returns the memory of these buffers."""
+    processor time. `return_free_memory` also returns the memory of large buffers."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)

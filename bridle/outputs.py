@@ -215,7 +215,7 @@ class Traced(Event):
 
     @property
     def record(self) -> Record:
-        """Return the record, which is created on first use."""
+        """Return the trace record, which is created on first use."""
         self.told = record = made(self.told)
         return record
 

@@ -112,7 +112,7 @@ class SamplingParams:
     """The sampling parameters of one request. All fields are validated when the object is created. An `InvalidRequest`
     names the field and the limit.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 turn these filters off.
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 turn the filters off.
     `repetition_penalty` considers prompt and output (CTRL, arXiv 1909.05858). `presence_penalty` and
     `frequency_penalty` consider only the output (OpenAI). `max_tokens` None means that only the context length limits
     the output. `logprobs` None reports nothing, 0 reports the chosen token's log-probability, and k also reports the k
@@ -161,7 +161,7 @@ class SamplingParams:
     loaded control vectors are added to the hidden states. Of the `n` outputs, only the `keep_best` outputs with the
     highest mean log-probability are returned (0: all). The other outputs end when they can no longer be among the best.
     `probes` are control vectors, each as NAME or NAME@LAYER. Controllers read the projections of the hidden states on
-    these vectors.
+    the control vectors in `probes`.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)

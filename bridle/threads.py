@@ -73,7 +73,7 @@ def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
 
 
 def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -> None:
-    """Complete those futures that were not cancelled: with the error if there is one, else with None."""
+    """Complete the futures that were not cancelled: with the error if there is one, else with None."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue
