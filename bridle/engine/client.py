@@ -272,9 +272,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Return the same content in fewer events. Each output has one log event, in the place of its first log event. Each
-    variable has one event, in the place of its last write. The outputs of a request share variables, so the order of
-    writes is kept across outputs."""
+    """Return fewer events with the same logs and variables. Each output has one log event, in the place of its first
+    log event. Each variable has one event, in the place of its last write. The outputs of a request share variables, so
+    the order of writes is kept across outputs."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:

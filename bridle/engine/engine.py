@@ -260,8 +260,8 @@ class Engine:
         self._scheduler.blocks.parking.close()
 
     def expire_retained_kv(self) -> float | None:
-        """Release the retained KV whose time has ended. Returns the seconds until the next KV expires, or None if no KV
-        is retained."""
+        """Release retained KV that has expired. Returns the seconds until the next KV expires, or None if no KV is
+        retained."""
         parking = self._scheduler.blocks.parking
         if not parking.num_blocks:
             return None

@@ -34,7 +34,7 @@ class Recovery:
             self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
     def note_success(self, scheduled: list[Scheduled]) -> None:
-        """Record that a step succeeded. Earlier failures no longer count."""
+        """Record that a step succeeded. Failures of earlier steps no longer count."""
         self._is_lost = False
         self._blame.clear([item.seq for item in scheduled])
 

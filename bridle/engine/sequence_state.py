@@ -1,8 +1,8 @@
 """The state of a sequence apart from its tokens, in several parts. Each part has one owner, and only the owner writes
 it.
 
-All components may read every part. The state parts are plain data. `Sequence` computes the values that depend on
-several parts.
+All components may read every part of the state. The state parts are plain data. `Sequence` computes the values that
+depend on several parts.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Record that a predicted answer ended the output. The logs and variables of that answer are still sent."""
+        """Record that a predicted answer ended the output. The logs and variables of the predicted answer are still
+        sent."""
         news = _take_news(seq)
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))

@@ -2,9 +2,9 @@
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
 without a time limit. The second condition is that the controller of every output was asked after all outputs had begun
-to wait. Under both conditions, no answer can change. A *turn* asks the controller of each waiting output once; a
-deadlock is found after at most two turns. A controller that answers only with no-ops may be counting its turns, in
-order to act later. So a request ends only after many turns in which all its outputs wait or answer with a no-op. The
+to wait. Under both conditions, no controller's answer can change. A *turn* asks the controller of each waiting output
+once; a deadlock is found after at most two turns. A controller that answers only with no-ops may be counting its turns,
+in order to act later. So a request ends only after many turns in which all its outputs wait or answer with a no-op. The
 number of turns per second is fixed. If a step takes longer than a turn, a controller is asked several times in one
 step. This module uses no controller pools and no steps.
 """

@@ -58,7 +58,7 @@ class LoopRule:
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
     """Limits on the length of an output: its characters, and its sampled and forced tokens. Tokens that were rolled
-    back count too."""
+    back count toward the limits too."""
 
     policy: str
     max_chars: int | None = None

@@ -68,7 +68,7 @@ class PolicyEnforcer:
 
     def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
         """Record a change at the end of the sequence that a policy made and the controller did not decide. The
-        controller is notified of this change."""
+        controller is notified of the policy's change."""
         if seq.control.pool is not None:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 

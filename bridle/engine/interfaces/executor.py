@@ -46,7 +46,7 @@ class ExecutorInfo:
 
     @property
     def num_drawable(self) -> int:
-        """Return the number of ids that can be sampled. Ids from this number on are never sampled."""
+        """Return the number of ids that can be sampled. Ids from the returned number on are never sampled."""
         return self.unnamed.end_of(self.vocab_size)
 
 
@@ -115,7 +115,7 @@ class KVBlocks(Protocol):
 
     def identity(self) -> str:
         """Return a text that identifies the weights, number types and layout of the KV. Two identities are equal only
-        if equal tokens give KV with the same bytes. Computing the identity may read all weights."""
+        if equal tokens give KV with the same bytes. This method may read all weights."""
 
     def read_block(self, block: int) -> Buffer | Snapshot:
         """Return a copy of the bytes of a block."""

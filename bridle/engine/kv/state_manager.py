@@ -351,7 +351,8 @@ class StateManager:
         return slot
 
     def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
-        """Freeze the state that was loaded into a slot under its hash. The hash is None if loading failed."""
+        """Freeze the state that was loaded into a slot under its hash. The `digest` is None if loading the state
+        failed."""
         self._loading.remove(slot)
         if digest is None:
             self._release(slot)

@@ -143,8 +143,8 @@ class EncoderScheduler:
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
         """Return how many tokens to compute instead of `num_tokens`, so that an image with mutual attention is not
-        split. The number is at most `most`. The number is 0 if the next token belongs to an image with mutual attention
-        that does not fit into this step."""
+        split. The number of tokens is at most `most`. The number is 0 if the next token belongs to an image with mutual
+        attention that does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

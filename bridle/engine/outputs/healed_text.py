@@ -34,7 +34,7 @@ class HealedText:
         return self._shown(self._state.flush())
 
     def copy(self) -> HealedText:
-        """Return an independent text in the same state."""
+        """Return an independent copy of this text."""
         return HealedText(self._state.copy(), self._num_chars, self._num_known)
 
     @property

@@ -158,7 +158,7 @@ class OutputText:
 
     def close(self, hidden: str) -> tuple[int, str] | None:
         """End the text: what may become a stop string or banned phrase now counts as one. Returns the number of tokens
-        to remove, and the text that replaces these tokens and the whole `hidden` text. If nothing is removed, the
+        to remove, and the text that replaces these tokens and the whole `hidden` text. If no tokens are removed, the
         result is None."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:

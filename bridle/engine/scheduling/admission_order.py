@@ -8,7 +8,7 @@ sequence that is admitted before sequences of a higher level gets that higher le
 not preempt it at once.
 
 Computing a prompt delays every running stream. So a prompt may have to wait until enough prompts are queued, or until
-the streams have run long enough without a delay. `PrefillGate` makes this decision by counting steps.
+the streams have run long enough without a delay. `PrefillGate` decides how long a prompt waits, by counting steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOBODY = 1 << 30
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
     """Return each sequence of a level with the due time that the level would have if that sequence were the first. The
-    times must increase, because merging needs sorted input."""
+    due times must increase, because merging needs sorted input."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
@@ -67,7 +67,7 @@ class PrefillGate:
         return num_queued >= self.ratio * num_decoding
 
     def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
-        """Record what a planned step contains."""
+        """Record whether a planned step computes prompts, and whether it decodes."""
         if had_prompts:
             self._num_steps = 0
         elif had_decodes:

@@ -57,8 +57,8 @@ class InFlightStep:
 @dataclass(frozen=True, slots=True)
 class StepCallbacks:
     """Functions of the engine that are called at the end of a step. `conclude` counts a finished step and applies its
-    tokens. `recover` continues after a failed step. `embed` returns the vectors of a step. `wait` is called before the
-    engine waits for the device."""
+    tokens. `recover` continues after a failed step. `embed` returns the embeddings that a step computed. `wait` is
+    called before the engine waits for the device."""
 
     conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
     recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]

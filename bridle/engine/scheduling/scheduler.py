@@ -1,8 +1,8 @@
 """Decides which tokens the next step computes.
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed. A sequence gets as many tokens
-as the token budget and the KV blocks allow. A step mixes decoding with chunks of prompts. Sequences with blocks come
-first. Each sequence gets one token before any sequence gets a second one. After the sequences with blocks, waiting
+as the token budget and the KV blocks allow. A step mixes decoding with chunks of prompts. Sequences that hold KV blocks
+come first. Each sequence gets one token before any sequence gets a second one. After the sequences with blocks, waiting
 sequences are admitted in order of priority, place and arrival, so that none starves (`admission_order`). If several
 prompts need tokens, up to half of the prompt budget goes to the shortest prompts, including waiting ones
 (`prefill_sharing`). Queued prompts may have to wait until the streams have run for a while (`PrefillGate`). Without
@@ -281,7 +281,7 @@ class Scheduler(SequenceQueues):
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
         """Admit waiting sequences in order, as long as the KV cache has room for all tokens of each sequence. Only
-        sequences with reserved tokens may overtake others."""
+        sequences with reserved tokens may overtake other sequences."""
         most = self._prompt_budget + sum(self._shares.values())
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return

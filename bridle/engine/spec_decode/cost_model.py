@@ -103,8 +103,8 @@ def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float,
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """Return all draft requests, if one more row of the step is cheap enough for any draft. If a row is not cheap
-    enough, return only the requests with a fixed number of draft tokens."""
+    """Return all draft requests, if one more row of the step is cheap enough for any draft. If one more row is too
+    expensive, return only the requests with a fixed number of draft tokens."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]

@@ -119,8 +119,8 @@ class DraftModelProposer(Proposer):
     # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the drafts that this call makes. If a request has several new outputs, only the draft of the first
-        output begins. The other outputs later find the blocks of the first output in the cache."""
+        """Return the drafts that this call of `propose` begins. If a request has several new outputs, only the draft of
+        the first output begins. The other outputs later find the blocks of the first output in the cache."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:

@@ -38,7 +38,7 @@ _LEAST_COPIED = 0.2
 @dataclass(slots=True)
 class DraftBackoff:
     """Pauses drafting for the same sequences after steps in which no draft token was useful. Each pause is longer than
-    the one before."""
+    the pause before."""
 
     length: int = 0
     left: int = 0

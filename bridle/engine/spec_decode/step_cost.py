@@ -61,7 +61,7 @@ class StepCost:
             setattr(self, name, self._MEMORY * getattr(self, name))
 
     def of_row(self) -> float:
-        """Return the seconds that one more row costs."""
+        """Return the seconds that one more row with logits costs."""
         if self._row is None:
             self._row = self._fitted_row()
         return self._row
@@ -161,7 +161,7 @@ class AcceptanceRate:
         return max(chance - share * self.CARE * error, 0.0)
 
     def note(self, num_guessed: int, num_right: int) -> None:
-        """Add the guesses of one step."""
+        """Count the right and wrong guesses of one step."""
         self.num_right = self.MEMORY * self.num_right + num_right
         self.num_tried = self.MEMORY * self.num_tried + min(num_right + 1, num_guessed)
 
