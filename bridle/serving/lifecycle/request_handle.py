@@ -56,8 +56,8 @@ class RequestHandle:
             self.story.record_events(events)
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """Yield the remaining events. Each list of events is added to the output before it is yielded. Leaving the
-        iteration early cancels the request."""
+        """Yield the events that were not read yet. Each list of events is added to the output before it is yielded.
+        Leaving the iteration early cancels the request."""
         for events in self.stream:
             self.add(events)
             yield events

@@ -120,8 +120,8 @@ class AppState:
 @dataclass(slots=True)
 class RequestLifecycle(SteersRequests):
     """One call of a client. `load_timeout` is the time to wait for a model and an adapter. `request_timeout` is the
-    time that the requests may run. Both times are in seconds. `model` and `adapter` are set after they are acquired.
-    `bounded` enforces the request's deadline inside a block."""
+    time that the requests may run. `load_timeout` and `request_timeout` are in seconds. `model` and `adapter` are set
+    after they are acquired. `bounded` enforces the request's deadline inside a block."""
 
     host: AppState
     story: RequestRecord

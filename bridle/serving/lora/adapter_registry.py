@@ -225,10 +225,10 @@ class AdapterRegistry:
         self._base_names.update(dict.fromkeys(names))
 
     async def ready(self, name: str) -> AdapterInfo:
-        """Wait until the adapter is read, checked and in memory. Loading begins if necessary. A request need not call
-        this method, because the engine lets it wait. Raises `UnknownAdapter`, or the reason why the adapter cannot be
-        loaded (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not the loading of the
-        adapter."""
+        """Wait until the adapter is read, checked and in memory. Loading of the adapter begins if necessary. A request
+        need not call this method, because the engine lets it wait. Raises `UnknownAdapter`, or the reason why the
+        adapter cannot be loaded (`AdapterRefused` for invalid weights). Cancelling the caller ends the wait, but not
+        the loading of the adapter."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)

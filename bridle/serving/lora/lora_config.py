@@ -101,7 +101,7 @@ class AdapterCatalog:
 
     def vector_file(self, source: str) -> Path:
         """Return the control vector file that `source` means: a GGUF file in the adapters' folder, with or without
-        `.gguf`. Raises `InvalidRequest` if there is no such file."""
+        `.gguf`. Raises `InvalidRequest` if the file does not exist."""
         if self._vectors is not None:
             for name in (source, f"{source}.gguf"):
                 if (found := self._vectors.find(name)) is not None:

@@ -21,10 +21,10 @@ from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub
 class ModelCatalog:
     """The configurations of loadable models, by name. `base` has the settings for loading; each entry adds its model.
 
-    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable. Their names are their paths
-    relative to `models_dir`. The disk is read for each request, so new files need no restart. With `pulled`, models
-    that `bridle pull` has stored on this machine are loadable too. The demo models are loadable too, but `names` does
-    not list them.
+    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable. The name of a model in
+    `models_dir` is its path relative to that folder. The disk is read for each request, so new files need no restart.
+    With `pulled`, models that `bridle pull` has stored on this machine are loadable too. The demo models are loadable
+    too, but `names` does not list them.
     """
 
     def __init__(

@@ -97,7 +97,8 @@ class ModelManager:
         self._keep(slot, slot.model)
 
     async def fetch(self, slot: Slot, timeout: float | None) -> None:
-        """Wait until the model of the slot is loaded. Loading is started if necessary. Raises `ModelUnavailable`."""
+        """Wait until the model of the slot is loaded. Loading of the model is started if necessary. Raises
+        `ModelUnavailable`."""
         self._check_open()
         if slot.failure is not None and self._clock() < slot.failed_until:
             raise _again(slot.failure)

@@ -303,7 +303,7 @@ class ModelRegistry:
 
     def _choose_adapter(self, name: str) -> ModelChoice | None:
         """Return the choice for a name that is not the name of a model: the name of an adapter, or `MODEL:ADAPTER`.
-        Returns None for any other name."""
+        Returns None for a name of neither form."""
         owner = self._owner_of(name)
         if owner is not None:
             return ModelChoice(owner, name)

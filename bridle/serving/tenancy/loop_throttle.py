@@ -52,7 +52,7 @@ class RateBudget:
 
     def charge(self, what: str, number: int = 1) -> None:
         """Count `number` more useless messages of this connection. If the connection sends too many useless messages,
-        raise `ProtocolError`; the connection is then closed. `what` names the messages."""
+        raise `ProtocolError`; the connection is then closed. `what` names the messages in the error."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
