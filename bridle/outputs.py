@@ -207,7 +207,7 @@ class Resuming(Event):
 
 @dataclass(slots=True)
 class Traced(Event):
-    """A record of the output's trace, sent to requests that ask for a trace. There may be several records for one
+    """A record of the output's trace, sent to requests that ask for a trace. There may be several trace records for one
     token. The records come before the events that they describe. `told` is the record, or a function that creates the
     record when it is first read."""
 

@@ -418,7 +418,7 @@ def _check_lists(params: SamplingParams) -> None:
 
 
 def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning]:
-    """Return every field with its metadata."""
+    """Return every sampling field with its metadata."""
     return {each.name: each.metadata["meaning"] for each in fields(params)}
 
 

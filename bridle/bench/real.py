@@ -1,9 +1,9 @@
 """Compares bridle with llama.cpp on real models: server start, prefill, and decoding for 1, 4 and 16 streams over HTTP.
 
-Both servers run at the same time and are measured in turns. So other work on the machine affects both. While one server
-is measured, the other is idle. `llama-bench`, which needs no server, is measured in the same turns, but only for
-prefill and for one stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random tokens
-and differ each time, so that no prefix cache contains them.
+Both servers run at the same time and are measured in turns. So other work on the machine affects both servers. While
+one server is measured, the other is idle. `llama-bench`, which needs no server, is measured in the same turns, but only
+for prefill and for one stream. Ratios are relative to the faster of llama-server and llama-bench. Prompts are random
+tokens and differ each time, so that no prefix cache contains them.
 """
 
 from __future__ import annotations

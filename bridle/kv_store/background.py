@@ -128,7 +128,7 @@ class BlockStore:
         return True
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a block of this size can be offered now."""
+        """Return whether a block of this size can be offered to the store now."""
         is_full = self._queued_bytes + num_bytes > self._max_queued_bytes
         return not (self._is_closed or is_full) and (self.host is not None or self.disk.has(num_bytes))
 

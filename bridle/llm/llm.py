@@ -59,7 +59,7 @@ class LLM(LoadedModelMixin):
 
     @classmethod
     def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """Load a model, like the constructor."""
+        """Load a model, as the constructor of `LLM` does."""
         return cls(backend, **settings)
 
     # -- generating ------------------------------------------------------------------------------------------

@@ -370,7 +370,7 @@ class ScriptedExecutor:
 
 
 def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
-    """Return the row with the ids in `unnamed` forbidden."""
+    """Return the row of logits with the ids in `unnamed` forbidden."""
     logits = row.logits.copy()
     logits[list(unnamed)] = -math.inf
     return replace(row, logits=logits)
