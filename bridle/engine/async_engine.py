@@ -169,7 +169,7 @@ class AsyncEngine:
         self._wake.set()
 
     def wake(self) -> None:
-        """Let an idle engine take a step, because an event for which it waits has happened outside of its thread."""
+        """Let an idle engine take a step, because an event outside of its thread has happened."""
         self._wake.set()
 
     def statistics(self) -> EngineStatistics:
@@ -187,8 +187,8 @@ class AsyncEngine:
         return self
 
     def close(self, drain: float = 0.0) -> None:
-        """Accept no new requests, give running requests `drain` seconds to end, then cancel the remaining ones. Blocks
-        until the engine's thread has ended. Idempotent."""
+        """Accept no new requests, give running requests `drain` seconds to end, then cancel the remaining requests.
+        Blocks until the engine's thread has ended. Idempotent."""
         with self._lock:
             started = self._state != "new"
             if self._state in ("new", "running"):
@@ -274,8 +274,8 @@ class AsyncEngine:
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
-        """Take all new requests from the queue, but only the cancellations that were queued before them. So a request
-        is always added before it is cancelled."""
+        """Take the queued cancellations, and then all new requests; later cancellations wait for the next call. So a
+        request is always added before it is cancelled."""
         cancels = [self._cancels.popleft() for _ in range(len(self._cancels))]
         with self._lock:
             requests, self._inbox = self._inbox, []

@@ -292,8 +292,8 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens, so that the tokens after them can be scored. The last token is added twice, because a last
-        token is otherwise not computed."""
+        """Append tokens, so that the tokens after them can be scored. The last token is added twice, because the last
+        token of a sequence is not computed."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])
         self.num_prompt = len(self.tokens)

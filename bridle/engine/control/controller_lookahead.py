@@ -1,7 +1,7 @@
 """Lookahead of controllers: a controller answers about draft tokens before the draft tokens are sampled.
 
 A controller in this process is asked for each draft token. A controller in another process gets the likely next tokens
-together with a regular ask.
+together with a regular `Ask`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class ControllerLookahead:
         return known
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
-        """Send the logs and variables of the answer to `num_tokens` draft tokens, which was predicted and is now
-        confirmed."""
+        """Send the logs and variables of the predicted answer to `num_tokens` draft tokens, which are now confirmed."""
         words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:

@@ -1,8 +1,8 @@
 """Asks controllers for decisions, and stores and validates their answers.
 
-A controller is asked as soon as tokens of its sequence become known. The answer is applied at the sequence's next
-logits row. Forced tokens, stops and waits need no logits row, so they are applied earlier. A sequence is left out of a
-step if its controller has not answered when its logits row is ready. This module uses no device and no text.
+A controller is asked as soon as tokens of its sequence become known. A controller's answer is applied at the sequence's
+next logits row. Forced tokens, stops and waits need no logits row, so they are applied earlier. A sequence is left out
+of a step if its controller has not answered when its logits row is ready. This module uses no device and no text.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class ControllerManager:
     def report(
         self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None, probes: tuple[float, ...] = ()
     ) -> None:
-        """Record that the controller of `seq` does not know its newest tokens, so that the controller is asked for a
-        decision. `sampled` is the sampled token, chosen among `candidates`. `probes` are the projections of hidden
-        states at the position of the sampled token."""
+        """Record that the controller of `seq` does not know the newest tokens of `seq`, so that the controller is asked
+        for a decision. `sampled` is the sampled token, chosen among `candidates`. `probes` are the projections of
+        hidden states at the position of the sampled token."""
         control = seq.control
         if control.pool is None:
             return

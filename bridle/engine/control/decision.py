@@ -54,9 +54,9 @@ class Splice:
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One way to continue a sequence, as part of a decision. `sampling` replaces the request's parameters for this one
-    token. `top_logprobs` is the number of most probable tokens that the next ask reports. `draft` are tokens that will
-    probably be sampled next, unless tokens are rolled back. Draft tokens are computed in advance. Draft tokens change
-    the speed, but not the output. Draft tokens are used until the first wrong one; the next draft replaces them.
+    token. `top_logprobs` is the number of most probable tokens that the next `Ask` reports. `draft` are tokens that
+    will probably be sampled next, unless tokens are rolled back. Draft tokens are computed in advance. Draft tokens
+    change the speed, but not the output. Draft tokens are used until the first wrong one; the next draft replaces them.
     `control_vectors` are new scales of the request's control vectors, valid from the branch's first token on."""
 
     sample: bool = True
@@ -163,7 +163,8 @@ class Decision:
 
     @property
     def is_draw(self) -> bool:
-        """Return True if the first branch samples a token. The decision then does not stop, wait or force tokens."""
+        """Return True if the first branch samples a token. If the first branch samples, the decision does not stop,
+        wait or force tokens."""
         return bool(self.branches) and self.branches[0].sample
 
     @property

@@ -24,7 +24,7 @@ _MARK = b"control vectors"
 
 @dataclass(frozen=True, slots=True)
 class VectorSpan:
-    """The control vectors of `length` tokens of a logits row, from the offset `offset` on."""
+    """The control vectors of `length` tokens of a row in a step's plan, from the offset `offset` on."""
 
     offset: int
     length: int

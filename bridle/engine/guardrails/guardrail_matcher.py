@@ -28,8 +28,8 @@ _CONTEXT = 64
 
 @dataclass(slots=True)
 class _Scan:
-    """Search state of one rule. `anchors` has one position per token: from that token on, no match can begin before
-    this position."""
+    """Search state of one rule. `anchors` has a position for each token: a match that is still possible after the token
+    begins there or later."""
 
     rule: TextRule
     anchors: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class GuardrailMatcher:
         return self._texts[rule.reading]
 
     def _first_anchor(self, rule: TextRule) -> int:
-        """Return the first position in `lead` where a match can begin that ends after `lead`."""
+        """Return the first position in `lead` where a match can begin whose end is after `lead`."""
         whole = self._text_of(rule).whole()
         first = max(len(whole) - rule.max_length, 0)
         try:

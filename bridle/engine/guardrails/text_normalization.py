@@ -1,6 +1,7 @@
 """Growing texts with their normalized forms. The normalization `seen` removes invisible characters and uses the
-plainest form of each character. The normalization `folded` also ignores case and joins spaces. So a rule matches all
-spellings of a text. Each position in a normalized text maps to a position in the original text."""
+plainest form of each character. The normalization `folded` also ignores case and joins spaces. So a rule matches a text
+in any spelling: with other case, spaces or invisible characters. Each position in a normalized text maps to a position
+in the original text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interfaces of controllers: asks about a sequence, answers, and the pools that run controllers."""
+"""Interfaces of controllers: `Ask` messages about a sequence, answers, and the pools that run controllers."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> byt
 
 
 def own_hash(root: bytes, shared: bytes) -> bytes:
-    """Return the parent hash of a tenant's first own block. That block follows the shared block with the hash `shared`.
-    `root` is the start of the tenant's chains."""
+    """Return the parent hash of the first block that belongs to one tenant alone. This block follows the shared block
+    with the hash `shared`. `root` is the start of the tenant's chains."""
     return blake2b(root + shared, digest_size=16, person=b"bridle-kv-own").digest()
 
 
@@ -197,7 +197,7 @@ class BlockManager:
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
         """Give `seq`, which has no block, its cached blocks. The blocks are given only if there is room for all of the
         sequence's tokens and `num_kept` more blocks. Returns whether the blocks were given. Cached blocks that no
-        sequence uses are free, but using them takes room too."""
+        sequence uses count as free blocks until a sequence uses them."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         if self.states.is_used and not self.states.has_room(seq):

@@ -1,10 +1,10 @@
 """Stores blocks of the prefix cache outside of device memory: in host memory or on disk. Blocks are stored when they
 are evicted or when a client retains them. The store is searched for blocks before a prompt is computed.
 
-A block is copied before it is reused, so the store never gets later content. If the next blocks of a waiting sequence
-are stored, blocks are allocated for them, and the sequence waits until they are read. The sequence then finds the
-blocks in the prefix cache. Steps of the engine do not wait for reads. Blocks that are being read belong only to their
-`_Loading`, so no sequence reads or writes them.
+A block is copied before it is reused, so the store never gets the block's later content. If the next blocks of a
+waiting sequence are stored, blocks are allocated for them, and the sequence waits until they are read. The sequence
+then finds the blocks in the prefix cache. Steps of the engine do not wait for reads. Blocks that are being read belong
+only to their `_Loading`, so no sequence reads or writes them.
 
 In a model with recurrent layers, cached blocks can be used only up to a stored state. A state is stored under a key
 that is derived from the hash of the block where it ends. Each read of a sequence's blocks ends with a state.
@@ -57,8 +57,8 @@ class _Missing(NamedTuple):
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return these parts with only the first `num_blocks` of their blocks. If blocks are left out, the state is
-        left out too."""
+        """Return the stored parts with only the first `num_blocks` of their blocks. If blocks are left out, the state
+        is left out too."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
@@ -282,7 +282,7 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """Record that all KV in memory is lost. Blocks that are being read no longer follow blocks in memory."""
+        """Record that all KV in memory is lost. The blocks before those that are being read are lost too."""
         for loading in self.loads:
             loading.is_stale = True
 
