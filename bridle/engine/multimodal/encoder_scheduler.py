@@ -131,8 +131,9 @@ class EncoderScheduler:
     # -- images whose rows attend to each other ------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """Return the sequence whose image did not fit into an earlier step. The sequence gets as much of this step as
-        it needs. A sequence gets this preference in at most every second step, so that other sequences continue."""
+        """Return the sequence whose image did not fit into an earlier step. A sequence whose image did not fit gets as
+        much of this step as it needs. A sequence gets this preference in at most every second step, so that other
+        sequences continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)

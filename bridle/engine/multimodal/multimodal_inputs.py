@@ -84,7 +84,7 @@ class MultiModalInputs:
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """Return the same inputs with keys that depend on the tenant. Without the tenant in the key, a fast answer
+        """Return the media inputs with keys that depend on the tenant. Without the tenant in the key, a fast answer
         would reveal that another tenant has sent the same image."""
         if not tenant:
             return self

@@ -54,7 +54,7 @@ class AlignedSampling:
     must_restart: bool = False
 
     def fork(self, random: Callable[[int], float]) -> AlignedSampling:
-        """Return the state of a fork, which does not have the earlier attempts."""
+        """Return the state for a fork of the output, without the attempts that the output made earlier."""
         return AlignedSampling(random, self.restarts_left, [MassNode() for _ in self.path], len(self.path))
 
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -88,7 +88,7 @@ class ConstraintMeter:
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
-        """Return the figures of the complete output, which consists of `tokens` from index `start` on."""
+        """Return the constraint figures of the complete output, which consists of `tokens` from index `start` on."""
         scored = [run for run in self.runs if run.num_scored == len(run.tokens)]
         least = min(scored, key=lambda run: run.logprob, default=None)
         usage = replace(self.usage, forced_runs=len(scored), runs_below_floor=sum(run.is_below for run in scored))
@@ -108,7 +108,7 @@ def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun)
 
 
 def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) -> int:
-    """Count the tokens from `start` on that the tokenizer would not produce at this place of the same text."""
+    """Count the tokens from `start` on that the tokenizer would not produce for the same text at this place."""
     lead = tokens[max(start - 1, 0) : start]  # some tokenizers treat the beginning of a text differently
     placed, text = _placed(decoder, lead, tokens[start:])
     written, _ = _placed(decoder, lead, decoder.tokens_of(text))

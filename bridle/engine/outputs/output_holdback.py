@@ -85,9 +85,9 @@ def release(seq: Sequence) -> list[TokenEvent]:
 def find_alternative(seq: Sequence) -> bool:
     """Return whether the output may continue in another way if bans leave no token to sample.
 
-    A ban on the first token of a phrase may exclude other texts too. So bans on first tokens are removed. From then
-    until text is released, only the last tokens of phrases are banned, which excludes no other text. If still no token
-    is left, the last sampled token before this position is banned.
+    A ban on the first token of a phrase may exclude other texts too. So bans on first tokens are removed. Until text is
+    released, phrases are then banned at their last token, which excludes no other text. If still no token is left, the
+    last sampled token before this position is banned.
     """
     text, meter = seq.output.text, seq.output.meter
     if not seq.output.bans.get(len(seq.tokens)):

@@ -76,8 +76,8 @@ class OutputText:
 
     @property
     def num_settled(self) -> int:
-        """Return the number of tokens whose text is released completely. A stop string or banned phrase could not begin
-        in this text if the later tokens were removed."""
+        """Return the number of tokens whose text is released completely. No stop string or banned phrase can begin in
+        this text, even if later tokens are removed."""
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
@@ -127,8 +127,8 @@ class OutputText:
         return piece
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
-        """Return how many tokens to remove for a match. If other tokens will be sampled, the first removed token must
-        be a sampled token, if there is one. If the match is replaced, no character may be split."""
+        """Return how many tokens to remove for the match of a guardrail. If other tokens will be sampled, the first
+        removed token must be a sampled token, if there is one. If the match is replaced, no character may be split."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
             first -= 1
@@ -143,7 +143,7 @@ class OutputText:
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
         """Return the text before a match in the last `num_tokens` tokens, and the text after the match up to a token's
-        end. The last result is the number of tokens after that token."""
+        end. The last result is the number of tokens after the end of the returned text."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)

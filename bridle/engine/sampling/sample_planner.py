@@ -358,8 +358,8 @@ class SamplePlanner:
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
         """Act on a run of forced tokens that is less likely than the request allows. Sequences that continue with other
-        tokens than the sampled ones are added to `changed`. If a controller is late, the engine waits for it first,
-        because the controller still computes with the old tokens."""
+        tokens than the sampled ones are added to `changed`. If a controller is late, the engine first waits for its
+        answer, because the controller still computes with the old tokens."""
         if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
             return
         changed.add(seq.id)
@@ -435,7 +435,7 @@ def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
 
 
 def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:
-    """Return the part of `logprob` that the client asked for."""
+    """Return `logprob` with only those alternatives that the client requested."""
     return None if sampling.logprobs is None else replace(logprob, top=logprob.top[: sampling.logprobs])
 
 

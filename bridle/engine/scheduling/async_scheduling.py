@@ -8,7 +8,7 @@ With an `AsyncExecutor`, whose device computes while the engine does other work,
     collect(k+1), branch(k+1)     what controllers answer, up to the end of forward(k+1) and a grace
     draw(k+1)
 
-The overlap never changes an output. The work for a row is wasted if its sequence has ended, or continues after other
+The overlap never changes an output. The work for a row is wasted if its sequence has ended, or continues with other
 tokens than planned. The valid part of the row's KV is kept, and the rest is written again. Blocks that an ended
 sequence releases are written only by later steps. The device runs steps in order. Blocks are hashed when their tokens
 are known.
@@ -241,7 +241,7 @@ class OverlapScheduler:
 
 
 def _gives_one_token(draw: AnyDraw) -> bool:
-    """Return whether a sample will most likely give its sequence exactly one token."""
+    """Return whether sampling for a row will most likely give the row's sequence exactly one token."""
     is_one = isinstance(draw, Scheduled) or (
         draw.row is not None and not draw.ways and draw.look is None and draw.branch.control_vectors is None
     )

@@ -94,7 +94,7 @@ class Scheduler(SequenceQueues):
 
     @property
     def is_searching(self) -> bool:
-        """Return whether sequences are computed alone, to find the one that makes steps fail."""
+        """Return whether sequences are computed alone, to find the sequence that makes steps fail."""
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
@@ -362,7 +362,7 @@ class Scheduler(SequenceQueues):
         return True
 
     def _pick_suspect(self) -> list[_Pick]:
-        """After a failed step, pick one of its sequences alone, to find the one that makes steps fail."""
+        """After a failed step, pick one of its sequences alone, to find the sequence that makes steps fail."""
         live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
         if not live:
             self._suspects.clear()
@@ -418,5 +418,5 @@ class Scheduler(SequenceQueues):
 
 
 def _adapter(pick: _Pick) -> str:
-    """Return the sort key of rows in a plan, which is their adapter."""
+    """Return the sort key of a row in a plan: the adapter of its sequence."""
     return pick[0].request.adapter or ""

@@ -1,7 +1,7 @@
 """State of one unfinished draft: how its next token is sampled, and the forced tokens so far.
 
 A draft token is sampled like the real token at that position. A draft token has the same parameters, random key and
-number as the real token, and the same bans of the request. The mask of a draft token is the one that the controller
+number as the real token, and the same bans of the request. The mask of a draft token is the mask that the controller
 predicts after the tokens so far. Tokens that the controller forces become part of the draft. The draft ends where the
 controller predicts nothing, because the next token could not be verified.
 """

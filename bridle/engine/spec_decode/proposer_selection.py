@@ -237,7 +237,7 @@ class ProposerSelector:
         return seconds
 
     def _ask(self, model: Proposer, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts from the draft model, for the sequences for which they are worth its time."""
+        """Return drafts from the draft model for those sequences whose drafts are worth the model's time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = worth_asking(wishes, chances, model, step)
         cost = step.row + model.seconds(1)
