@@ -54,11 +54,11 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
     """Settings of a model's control runtime. With mode `auto`, a runtime starts if possible; otherwise the reason is
-    logged. With mode `on`, the same reason raises an error. `runtime` is the path of a runtime that replaces bridle's
-    own. `args` are further arguments for the control runtime, and `dialect` is the runtime's protocol version. `trace`
-    is a file in which the messages of both channels are recorded. `store` is the folder of uploaded modules (None: a
-    folder in the user's data folder). With `prepare`, the runtime compiles bridle's own controllers before a request
-    uses one. `policy_args` are further arguments for the separate runtime that runs Wasm policies."""
+    logged. With mode `on`, an error is raised if no runtime can be started. `runtime` is the path of a runtime that
+    replaces bridle's own. `args` are further arguments for the control runtime, and `dialect` is the runtime's protocol
+    version. `trace` is a file in which the messages of both channels are recorded. `store` is the folder of uploaded
+    modules (None: a folder in the user's data folder). With `prepare`, the runtime compiles bridle's own controllers
+    before a request uses one. `policy_args` are further arguments for the separate runtime that runs Wasm policies."""
 
     mode: ControlMode = "auto"
     runtime: str | None = None

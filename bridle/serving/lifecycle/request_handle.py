@@ -146,7 +146,7 @@ async def _lane(
 
 
 async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
-    """Submit a request when there is room. The wait is necessary because other callers may fill the queue."""
+    """Submit a request when there is room. The wait is necessary because other callers may fill the engine's queue."""
     while True:
         try:
             return client.submit(collector.request)

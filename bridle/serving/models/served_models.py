@@ -201,8 +201,8 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[..., None]]:
-    """Build the registry of a model set without models. The second result is a function that loads the named models
-    into the registry. The function blocks, and takes a `Show` for the progress.
+    """Build the registry of a model set, without loading the models. The second result is a function that loads the
+    named models into the registry. The function blocks, and takes a `Show` for the progress.
 
     `base` has the settings for loading. The revision and the tokenizer in `base` are used only if there is a single
     model. `name` is the name of a single model. Raises `InvalidRequest` for settings that contradict each other.

@@ -1,9 +1,9 @@
 """Replays a recorded run without a model: the recorded tokens are sampled again as long as the requests are the same.
 
-A traced sample has the most probable tokens of its distribution, before and after the mask. With these tokens, a run
-can be replayed if its controller behaves the same. The engine, the controllers and the constraints are real, and only
-the logits are missing. Any difference between the runs is reported as a `ReplayDivergence`. After a difference, the run
-continues only if the record determines the next token.
+A traced sample has the most probable tokens of its distribution, before and after the mask. With the recorded tokens, a
+run can be replayed if its controller behaves the same. The engine, the controllers and the constraints are real, and
+only the logits are missing. Any difference between the runs is reported as a `ReplayDivergence`. After a difference,
+the run continues only if the record determines the next token.
 """
 
 from __future__ import annotations
