@@ -198,7 +198,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Return whether a log record reports more than a request that was cancelled because the server ended."""
+    """Return False for a log record that only reports a request which was cancelled because the server ended."""
     from asyncio import CancelledError
 
     return record.exc_info is None or not isinstance(record.exc_info[1], CancelledError)

@@ -126,8 +126,8 @@ class PromptEvent(Event):
     they were requested.
 
     `logprobs[i]` belongs to prompt token i; `logprobs[0]` is None. `opening` is the time in seconds to create the
-    controller. `queued` is the time in seconds that the request then waited for room. The event is sent once for each
-    request, before any token.
+    controller. `queued` is the time in seconds that the request then waited for room in the engine. The event is sent
+    once for each request, before any token.
     """
 
     tokens: tuple[int, ...] = ()

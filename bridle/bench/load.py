@@ -2,10 +2,10 @@
 cached model. If its path is given, llama.cpp's server is measured too. The benchmark reports seconds, processor
 seconds, memory, and the cost of an idle server.
 
-The first request is sent as soon as `/health` answers. So work that a server delays until then counts too. Memory and
-idle time are measured after the server's work in the background has ended. Processor time and memory include all
-processes that the server starts. Memory that processes share is counted once, if the system reports it (Linux). The
-peak of the server's main process is reported too.
+The first request is sent as soon as `/health` answers. So work that a server delays until the first request counts too.
+Memory and idle time are measured after the server's work in the background has ended. Processor time and memory include
+all processes that the server starts. Memory that processes share is counted once, if the system reports it (Linux). The
+peak memory of the server's main process is reported too.
 """
 
 from __future__ import annotations
