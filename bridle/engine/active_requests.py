@@ -187,5 +187,5 @@ class Deadlines:
 
 
 def vector_names(sampling: SamplingParams) -> list[str]:
-    """Return the names of the control vectors that a request scales or probes."""
+    """Return the names of the control vectors that a request scales or names in `probes`."""
     return list(dict.fromkeys((*sampling.control_vectors, *(split_probe(probe)[0] for probe in sampling.probes))))

@@ -17,9 +17,9 @@ _OPEN, _CLOSED = 0, 1
 class FreeBlocks:
     """Free KV blocks with the numbers `0 .. num_blocks-1`; all of them are free at first.
 
-    A free block is *plain* (its KV cannot be reused), *cached*, or *parked* (retained). A cached block may be reused
-    until it is evicted. The oldest cached block is evicted first. A parked block is also cached, but is not evicted
-    until its owner releases it. Plain blocks may be reserved for one owner.
+    A free block is *plain* (its KV cannot be reused), *cached*, or *parked* (its KV is retained). A cached block may be
+    reused until it is evicted. The oldest cached block is evicted first. A block with retained KV is also cached, but
+    is not evicted until its owner releases it. Plain blocks may be reserved for one owner.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -36,12 +36,12 @@ class FreeBlocks:
 
     @property
     def num_cached(self) -> int:
-        """Return the number of blocks whose KV may still be reused, including parked blocks."""
+        """Return the number of blocks whose KV may still be reused, including blocks with retained KV."""
         return len(self._cached) + len(self._parked)
 
     @property
     def has_only_parked(self) -> bool:
-        """Return whether all free blocks are parked."""
+        """Return whether all free blocks have retained KV."""
         return not self._num_plain and not self._cached
 
     def allocate(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
@@ -76,7 +76,7 @@ class FreeBlocks:
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:
-        """Free `block` as a parked block, which is protected from eviction."""
+        """Free `block`, but retain its KV: the block is protected from eviction."""
         self._parked.add(block)
 
     def park(self, block: int) -> None:
@@ -85,7 +85,8 @@ class FreeBlocks:
         self._parked.add(block)
 
     def unpark(self, block: int) -> None:
-        """Turn a parked block into a cached block. All blocks that are cached now are evicted before this block."""
+        """Turn a block with retained KV into a cached block. All blocks that are cached now are evicted before this
+        block."""
         self._parked.remove(block)
         self._cached[block] = None
 
@@ -118,7 +119,7 @@ class FreeBlocks:
         return [*self._parked, *reversed(self._cached)]
 
     def parked_ids(self) -> set[int]:
-        """Return the parked blocks, for integrity checks."""
+        """Return the blocks with retained KV, for integrity checks."""
         return set(self._parked)
 
     def _claim(self, block: int) -> None:

@@ -3,19 +3,19 @@ block hashes.
 
 A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies of it
 are made while tokens are computed. Within a prompt, a state is copied every `state_every` tokens and at the prompt's
-last full block. A state is also copied at a junction, where the prompt leaves a chain of cached blocks. For a decoding
-sequence, the state is copied each time the sequence fills a block. A copy of a state is *frozen* under the hash of the
-KV block where it ends. A prefix match ends at a frozen state. A sequence that is rolled back continues from the nearest
-earlier frozen state.
+last full block. A state is also copied at a *junction*, where the prompt leaves a chain of cached blocks. For a
+decoding sequence, the state is copied each time the sequence fills a block. A copy of a state is kept (*frozen*) under
+the hash of the KV block where it ends. A prefix match ends where a copy of the state is kept. A sequence that is rolled
+back continues from the nearest earlier copy of its state.
 
 These rules hold at all times: 1. A slot is written only if exactly one sequence and no hash refers to it. 2. Every slot
-is either free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
+is either free or referenced, by sequences and at most one hash. 3. A slot with a kept copy of a state is never written.
 
-When slots run out, frozen states are evicted. States that end within prompts and outputs are evicted first, then states
-at junctions and at the ends of prompts and sequences. States of retained conversations are evicted last. Within each
-class of states, the least recently used state is evicted first. A store may keep evicted states (`on_evict`). States
-within outputs are not stored: there are many, and few are used again. This module only counts slots; the backend has
-the states themselves.
+When slots run out, kept copies of states are evicted. States that end within prompts and outputs are evicted first,
+then states at junctions and at the ends of prompts and sequences. States of retained conversations are evicted last.
+Within each class of states, the least recently used state is evicted first. A store may keep evicted states
+(`on_evict`). States within outputs are not stored: there are many, and few are used again. This module only counts
+slots; the backend has the states themselves.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StateManager:
 
     @property
     def num_frozen(self) -> int:
-        """Return the number of states that are frozen under a hash."""
+        """Return the number of states that are kept under a hash."""
         return len(self._frozen)
 
     def __contains__(self, digest: bytes) -> bool:
@@ -100,8 +100,8 @@ class StateManager:
     # -- allocation and release --------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, digest: bytes | None, position: int, junction: int) -> None:
-        """Let `seq` continue from the state that is frozen under `digest`, which is the state after `position` tokens.
-        If `digest` is None, `seq` starts without a state."""
+        """Let `seq` continue from the state that is kept under `digest`, which is the state after `position` tokens. If
+        `digest` is None, `seq` starts without a state."""
         seq.kv.recurrent = state = RecurrentSlots(junction=junction)
         if digest is not None:
             self._share(state, self._frozen[digest], position)
@@ -214,7 +214,7 @@ class StateManager:
         return slot, position
 
     def last_frozen(self, hashes: Seq[bytes]) -> int:
-        """Return the number of the given blocks up to the last one that ends with a frozen state; 0 if there is
+        """Return the number of the given blocks up to the last block at whose end a state is kept; 0 if there is
         none."""
         return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._frozen), 0)
 
@@ -249,7 +249,7 @@ class StateManager:
         return wanted + sorted(inside, key=lambda each: -each[1])
 
     def _spare(self) -> int | None:
-        """Return a slot for a copy of a state: a free slot, or the slot of a frozen state that is evicted for the copy.
+        """Return a slot for a copy of a state: a free slot, or the slot of a kept state that is evicted for the copy.
         If no slot is available, the result is None."""
         if not self._free:
             digest = self._oldest((_PASSING, _KEPT))
@@ -259,7 +259,7 @@ class StateManager:
         return self._take()
 
     def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the state copies that were made while `seq` was computed up to `num_computed`."""
+        """Keep under their hashes the state copies that were made while `seq` was computed up to `num_computed`."""
         self._harvest(seq, hashes)
 
     def has_news(self, seq: Sequence) -> bool:
@@ -268,7 +268,7 @@ class StateManager:
         return bool(state.pending) or state.base is not None or state.position != seq.kv.num_computed
 
     def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the last step's state copies whose tokens are computed by now."""
+        """Keep under their hashes the last step's state copies whose tokens are computed by now."""
         state = _state_of(seq)
         for save in state.pending:  # ordered by position
             number = save.position // self._block_size
@@ -299,7 +299,7 @@ class StateManager:
         self._file(digest)
 
     def _file(self, digest: bytes) -> None:
-        """Make a frozen state the last one of its class to be evicted."""
+        """Make a kept state the last one of its class to be evicted."""
         old = self._class_of.get(digest)
         if old is not None:
             del self._order[old][digest]
@@ -314,8 +314,8 @@ class StateManager:
             self._file(digest)
 
     def _oldest(self, classes: Iterable[int] = (_PASSING, _KEPT, _PINNED)) -> bytes | None:
-        """Return the hash of the frozen state to evict first among the given classes; None if none of their states can
-        be evicted."""
+        """Return the hash of the kept state to evict first among the given classes; None if no state of these classes
+        can be evicted."""
         refs, frozen = self._num_refs, self._frozen
         return next((one for number in classes for one in self._order[number] if refs[frozen[one]] == 1), None)
 
@@ -339,8 +339,8 @@ class StateManager:
     # -- states that a store reads and writes ------------------------------------------------------------
 
     def lasting(self, digest: bytes) -> int | None:
-        """Return the slot of a frozen state that should be stored. If no state is frozen under the hash, or if the
-        state lies within an output, the result is None."""
+        """Return the slot of a kept state that should be stored. If no state is kept under the hash, or if the state
+        lies within an output, the result is None."""
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:
@@ -351,7 +351,7 @@ class StateManager:
         return slot
 
     def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
-        """Freeze the state that was loaded into a slot under its hash. The `digest` is None if loading the state
+        """Keep the state that was loaded into a slot under its hash. The `digest` is None if loading the state
         failed."""
         self._loading.remove(slot)
         if digest is None:
