@@ -221,21 +221,21 @@ class Sequence:
         self.output.num_scored += self.sampling.scores_output
 
     def pop_placeholder(self) -> None:
-        """Undo `append_placeholder`. The executor's mirror may already have the token. The engine counts the token only
-        when its value is known."""
+        """Undo `append_placeholder`. The executor's copy of the sequence may already have the token. The engine counts
+        the token only when its value is known."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.scores_output
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Record that the executor's mirror has `token` at `position`. The token counts as known to the executor only
-        if the sequence has the same token there and no token before it was rolled back."""
+        """Record that the executor's copy of the sequence has `token` at `position`. The token counts as known to the
+        executor only if the sequence has the same token there and no token before it was rolled back."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
 
     def keep_computed(self, end: int) -> None:
-        """Record that tokens up to `end` were computed, as far as they equal those of the executor's mirror."""
+        """Record that tokens up to `end` were computed, as far as they equal those of the executor's copy."""
         self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
         self.clamp_computed()
 
@@ -246,7 +246,8 @@ class Sequence:
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
         """Return the row that computes the next `num_tokens` tokens and then `drafts`. The row has the changes for the
-        executor's mirror, and the positions that need logits. After this call, the mirror counts as updated."""
+        executor's copy of the sequence, and the positions that need logits. After this call, the executor's copy counts
+        as updated."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
         is_drawn = start + num_tokens == len(tokens)

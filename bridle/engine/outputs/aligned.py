@@ -5,9 +5,9 @@ A mask alone distorts probabilities: a token keeps its full probability even if 
 forbidden. So each output keeps a trie of tried tokens, with the probability mass that is left below each (ASAp, Park et
 al., arXiv 2405.21047). A token is sampled with its probability times the share of its continuations that may still be
 allowed. If the share of the continuations turns out to be smaller, the output continues only with a certain
-probability, the ratio of the two shares. Otherwise it restarts. An attempt that is not restarted has the exact
-distribution. After the last permitted restart, the output always continues. This module uses no tokenizer and no
-engine.
+probability, the ratio of the two shares. Otherwise it restarts. An attempt that is not restarted has exactly the
+model's distribution among the allowed outputs. After the last permitted restart, the output always continues. This
+module uses no tokenizer and no engine.
 """
 
 from __future__ import annotations

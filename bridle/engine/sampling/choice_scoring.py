@@ -1,10 +1,10 @@
 """Choices: the engine scores whole options after a prompt, and each output continues with the option that it samples.
 
 When the prompt is computed, its last logits row scores the first tokens of the options. The other tokens of the options
-are scored by *probes*. A probe is a fork that shares the sequence's KV, holds tokens of an option, and samples nothing.
-The next steps compute all probes, each step as many as it can take sequences. The outputs wait while steps compute
-their probes. When all options are scored, each output samples an option, whose tokens are forced. If all options have
-only one token, no probe and no further step are needed.
+are scored by forks of the sequence (*probes*). A probe is a fork that shares the sequence's KV, holds tokens of an
+option, and samples nothing. The next steps compute all these forks, each step as many as it can take sequences. The
+outputs wait while steps compute the scoring forks. When all options are scored, each output samples an option, whose
+tokens are forced. If all options have only one token, no scoring fork and no further step are needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ORDINAL = 1 << 40
 
 @dataclass(eq=False, slots=True)
 class PendingChoice:
-    """A choice in progress: the outputs that wait for it, and the probes that are not computed yet."""
+    """A choice in progress: the outputs that wait for it, and the scoring forks (probes) that are not computed yet."""
 
     options: Options
     trie: TokenTrie
@@ -80,7 +80,7 @@ class ChoiceScorer:
 
     @property
     def probe_ids(self) -> set[int]:
-        """Return the sequence ids of the probes. Probes are queued, but belong to no output."""
+        """Return the sequence ids of the scoring forks. Scoring forks are queued, but belong to no output."""
         return set(self._by_probe)
 
     # -- before sampling ---------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ class ChoiceScorer:
         self._begin_probes(choice, parent)
 
     def _begin_probes(self, choice: PendingChoice, parent: Sequence) -> None:
-        """Fork the waiting probes for which the step has room. If the parent was preempted, it has no KV to share, and
-        its probes are computed from their first token."""
+        """Create the waiting scoring forks for which the step has room. If the parent was preempted, it has no KV to
+        share, and its scoring forks are computed from their first token."""
         num_free = len(choice.unbegun) if self._max_probes is None else self._max_probes - len(self._by_probe)
         if not choice.unbegun or num_free < 1:
             return
@@ -148,7 +148,7 @@ class ChoiceScorer:
             self._by_probe[seq.id] = choice
 
     def score(self, item: Scheduled, batch: SampleBatch) -> Wanted:
-        """Add to `batch` the scores that the logits rows of a probe give."""
+        """Add to `batch` the scores that the logits rows of a scoring fork give."""
         choice = self._by_probe[item.seq.id]
         probe, wanted = choice.probes[item.seq.id][1], Wanted()
         first = max(item.seq.output.num_scored, item.row.start + 1)  # scores of recomputed tokens are known
@@ -189,7 +189,7 @@ class ChoiceScorer:
         self._begin_more()
 
     def _begin_more(self) -> None:
-        """Begin waiting probes in place of probes that have ended; those of the oldest choice come first."""
+        """Begin waiting scoring forks in place of those that have ended, the forks of the oldest choice first."""
         if self._max_probes is not None:
             for choice in dict.fromkeys(self._by_owner.values()):
                 self._begin_probes(choice, choice.owners[0])
@@ -224,7 +224,7 @@ class ChoiceScorer:
                 self._begin_more()
 
     def fail(self, probe: Sequence, error: BridleError | None) -> None:
-        """End the outputs whose probe failed. The outputs get the probe's error."""
+        """End the outputs whose scoring fork failed. The outputs get the error of the scoring fork."""
         choice = self._by_probe.pop(probe.id, None)
         if choice is None:
             return

@@ -1,9 +1,9 @@
 """A trie of token sequences (options), one of which is chosen. Options with a common beginning share edges, and each
 edge is scored once.
 
-Node 0 is the root. A *probe* is a path of tokens that goes through the model. The logits rows of a probe score the
-edges that leave the nodes on its path. Edges of the root need no probe, because the end of the prompt predicts them.
-This module does not use the engine.
+Node 0 is the root. A *probe* is a path of tokens that goes through the model. The logits rows of such a path score the
+edges that leave the nodes on the path. Edges of the root need no path, because the end of the prompt predicts their
+tokens. This module does not use the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST = 1e-12
 
 @dataclass(slots=True)
 class Probe:
-    """Tokens from the root to a node. `nodes` are the nodes on the path whose edges this probe scores, by depth."""
+    """Tokens from the root to a node. `nodes` are the nodes on the path whose edges are scored, by depth."""
 
     tokens: Tokens
     nodes: dict[int, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Queues of running and waiting sequences: sequences are added, admitted while blocks are free, and removed.
 
-If no block is free, one sequence that holds blocks alone is preempted and computed later: one that waits for its
-controller, or else the newest. Forks and freed sequences are recorded; the next plan reports them to the executor.
+If no block is free, a sequence that holds blocks alone is preempted and computed later: one that waits for its
+controller, else the newest. Forks and freed sequences are recorded; the next plan reports them to the executor.
 """
 
 from __future__ import annotations

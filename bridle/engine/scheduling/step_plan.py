@@ -5,9 +5,9 @@ test, and sent over a network. The values contain no tensors and no references t
 step number, so that outdated messages can be recognized and dropped.
 
 The executor keeps a copy, or *mirror*, of each sequence: its tokens, which penalties need, and its block table. A row
-of a plan sends only the changes of a mirror. Plans must not be changed. Plans are not frozen, because each step creates
-hundreds of rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies, state copies,
-rows.
+of a plan sends only the changes of the executor's copy. Plans must not be changed. Plans are not frozen, because each
+step creates hundreds of rows and frozen objects are slower. A plan is applied in this order: forks, freed, copies,
+state copies, rows.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def placeholder_for_row(row: int) -> int:
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
-    The mirror first keeps `num_kept` tokens and appends `new_tokens`. The mirror then keeps `num_kept_blocks` blocks
-    and appends `new_blocks`. The KV before `start` is valid. The KV from `start` on is rewritten, so a backend that
-    keeps KV by sequence truncates it to `start`. The last `num_logits` of the computed positions give logits rows. The
-    logits rows of a step are numbered in the order of the plan's rows.
+    The executor's copy first keeps `num_kept` tokens and appends `new_tokens`. The executor's copy then keeps
+    `num_kept_blocks` blocks and appends `new_blocks`. The KV before `start` is valid. The KV from `start` on is
+    rewritten, so a backend that keeps KV by sequence truncates it to `start`. The last `num_logits` of the computed
+    positions give logits rows. The logits rows of a step are numbered in the order of the plan's rows.
 
     The last of the new tokens may be draft tokens, which the sequence does not have yet. Each draft token is computed
     like any other token. The next row drops the draft tokens that were not sampled. `runs` are the images among the new
@@ -134,12 +134,13 @@ class StepPlan:
 class SampleRow:
     """Sample one token from logits row `logits_index`. Several sampling rows may use the same logits row (a fork).
 
-    `seq_id` names the mirror whose tokens the penalties use. For a new fork, `seq_id` names the parent's mirror. `mask`
-    is a bit row: bit i of the little-endian bit string means that token i is allowed (`ceil(V / 32)` 32-bit words).
-    `bias` has (token, addend) pairs, which are added to `sampling.logit_bias`; -inf forbids a token. The random number
-    depends only on (`key`, `draw`). `mu` is the state of Mirostat after the last sampled token of the sequence; None
-    before the first one. The mirror's last `num_ahead` tokens are draft tokens after the position of this row, which
-    ignores them. A traced row reports its distribution, with the `num_traced` most probable tokens.
+    `seq_id` names the executor's copy (mirror) whose tokens the penalties use. For a new fork, `seq_id` names the
+    executor's copy of the parent. `mask` is a bit row: bit i of the little-endian bit string means that token i is
+    allowed (`ceil(V / 32)` 32-bit words). `bias` has (token, addend) pairs, which are added to `sampling.logit_bias`;
+    -inf forbids a token. The random number depends only on (`key`, `draw`). `mu` is the state of Mirostat after the
+    last sampled token of the sequence; None before the first one. The last `num_ahead` tokens of the executor's copy
+    are draft tokens after the position of this row, which ignores them. A traced row reports its distribution, with the
+    `num_traced` most probable tokens.
     """
 
     seq_id: int
@@ -154,7 +155,7 @@ class SampleRow:
     num_traced: int = 0
 
     def history(self, tokens: list[int]) -> list[int]:
-        """Return the mirror's `tokens` that come before the position of this row."""
+        """Return the `tokens` of the executor's copy that come before the position of this row."""
         return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
 
 

@@ -2,10 +2,10 @@
 
 The proposer keeps a shadow of each sequence: a sequence with the same tokens, but with separate blocks and a separate
 count of computed tokens. Between two calls, a sequence may change: tokens are sampled, forced or rolled back, or it is
-forked or preempted. The shadow then takes over the tokens, keeps the KV of the common beginning, and computes the rest.
-Blocks of prompts are found by their hashes, as in the engine. Each forward pass then gives one token for every
-sequence; `DraftStep` says how that token is sampled. If the draft model fails, there are no more draft tokens, but
-requests continue.
+forked or preempted. The shadow then takes over the sequence's tokens, keeps the KV of the common beginning, and
+computes the other tokens. Blocks of prompts are found by their hashes, as in the engine. Each forward pass then gives
+one token for every sequence; `DraftStep` says how that token is sampled. If the draft model fails, there are no more
+draft tokens, but requests continue.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class DraftModelProposer(Proposer):
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
 
     def cut(self, seq: Sequence) -> None:
-        """Record how many tokens of the shadow still equal the tokens of the sequence."""
+        """Record how many tokens of the draft model's copy still equal the tokens of the sequence."""
         shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
-        """Release the shadow's blocks; full blocks stay in the cache."""
+        """Release the blocks of the draft model's copy; full blocks stay in the cache."""
         shadow = self.shadows.pop(seq.id, None)
         if shadow is not None:
             self.blocks.free(shadow.own)
@@ -135,8 +135,8 @@ class DraftModelProposer(Proposer):
         return turns
 
     def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
-        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if it is not
-        known how the sequence samples next."""
+        """Update the draft model's copy to the tokens of `seq`. Returns None if the draft model cannot continue, or if
+        it is not known how the sequence samples next."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
@@ -171,7 +171,8 @@ class DraftModelProposer(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Copy the tokens of `seq` that the shadow does not have. Draft tokens that were right keep their KV."""
+        """Copy the tokens of `seq` that the draft model's copy does not have. Draft tokens that were right keep their
+        KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:
@@ -188,8 +189,8 @@ class DraftModelProposer(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """Run one forward pass, which gives a token for each shadow that is up to date. Returns the drafts that need
-        further tokens."""
+        """Run one forward pass of the draft model, which gives a token for each copy that is up to date. Returns the
+        drafts that need further tokens."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)
@@ -235,8 +236,8 @@ class DraftModelProposer(Proposer):
         return picked
 
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
-        """Return whether there are enough free blocks to compute `own` up to `end`. If necessary, shadows of sequences
-        that get no draft are dropped."""
+        """Return whether there are enough free blocks to compute `own` up to `end`. If necessary, the draft model's
+        copies of sequences that get no draft are dropped."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:
@@ -251,7 +252,7 @@ class DraftModelProposer(Proposer):
         return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:
-        """Drop all shadows, because the state of the executor is unknown after an error."""
+        """Drop all copies of sequences, because the state of the draft model's executor is unknown after an error."""
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
         _log.warning("the draft model failed, and this step has no draft tokens%s: %r", ends, error)
