@@ -2,8 +2,8 @@
 
 Each prompt of a call becomes one engine request. With a controller, each choice becomes a separate request, so that
 each has its own controller instance and variables. The other choices begin when the first choice has computed the
-common prompt. All requests are checked before the first one is submitted, and all end with the call. Front ends pass a
-sink for the results, so this module uses no wire format.
+common prompt. All requests are checked before the first one is submitted, and all end with the call. Front ends pass an
+object that receives the results (`Sink`), so this module uses no wire format.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Generation:
     async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
         """Submit every part of the call, and read all parts to their end.
 
-        Raises the first error of any output, unless the sink reports errors itself (`tells_failures`). In any case, all
+        Raises the first error of any output, unless `sink` reports errors itself (`tells_failures`). In any case, all
         requests end, and the record and the ticket get the usage.
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
@@ -194,7 +194,7 @@ class Generation:
     async def _take(
         self, part: SubRequest, events: list[Event], sink: Sink | None, tells_failures: bool
     ) -> bool | LiveText | None:
-        """Add events to a part of the call, and pass the part to the sink. Returns what the sink answered last."""
+        """Add events to a part of the call, and pass the part to `sink`. Returns what `sink` answered last."""
         found: bool | LiveText | None = None
         # A client that gets rewinds is shown events one by one, so that its text does not depend on how events were
         # batched.

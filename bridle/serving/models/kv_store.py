@@ -59,8 +59,8 @@ def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
 
 def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
     """Open the store on disk; None if no store on disk is configured. If `kv_store` is `auto`, the result is None on a
-    GPU, without a writable folder, or for a model that cannot use a store. If `kv_store` names a folder, a GPU, a
-    read-only folder or such a model raises `InvalidRequest`."""
+    GPU, without a writable folder, or for a model that cannot use a store. If `kv_store` names a folder,
+    `InvalidRequest` is raised for a GPU, a read-only folder, or a model that cannot use a store."""
     try:
         settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
     except InvalidRequest as error:

@@ -274,7 +274,7 @@ def load_model(
 
 def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain: float = 0.0) -> None:
     """Close an engine, and then the tools that belong to it (`own`). The tools in `desk` are shared, so they are not
-    closed; they only forget the engine."""
+    closed; these tools only forget the engine."""
     try:
         client.close(drain)
     finally:
