@@ -170,7 +170,7 @@ def check_scales(scales: Mapping[str, float]) -> None:
 
 
 def check_probes(probes: tuple[str, ...]) -> None:
-    """Raise `InvalidRequest` for a probe that is not NAME or NAME@LAYER."""
+    """Raise `InvalidRequest` for an entry of `probes` that is not NAME or NAME@LAYER."""
     for probe in probes:
         name, layer = split_probe(probe)
         if not name or layer == 0:
@@ -180,8 +180,8 @@ def check_probes(probes: tuple[str, ...]) -> None:
 
 
 def split_probe(probe: str) -> tuple[str, int | None]:
-    """Return the vector and the layer that a probe names. The layer is None for the last layer, and 0 for an invalid
-    layer."""
+    """Return the control vector and the layer that an entry of `probes` names. The layer is None for the last layer,
+    and 0 for an invalid layer."""
     name, at, layer = probe.partition("@")
     is_number = layer.isascii() and layer.isdigit() and len(layer) < 6
     return name, (int(layer) if is_number else 0) if at else None

@@ -1,8 +1,8 @@
 """The executor's copy of each sequence, and a check of every rule that a plan must follow.
 
 A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, freed sequences
-and rows of a plan to the mirrors. `Mirrors` raises `InternalError` at the first operation that a correct engine would
-not send. This module does not check the contents of the KV cache; the executor compares them afterwards.
+and rows of a plan to the executor's copies. `Mirrors` raises `InternalError` at the first operation that a correct
+engine would not send. This module does not check the contents of the KV cache; the executor compares them afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Mirror:
     runs: Runs = ()
 
     def cut(self, num_tokens: int, num_blocks: int) -> None:
-        """Keep only the first tokens and blocks of a copy."""
+        """Keep only the first tokens and blocks of the executor's copy of a sequence."""
         require(
             num_tokens <= len(self.tokens), f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}"
         )
@@ -71,7 +71,7 @@ class Mirrors:
         self._mirrors.clear()
 
     def fork(self, row: ForkRow) -> None:
-        """Create the copy for the child of a fork."""
+        """Create the executor's copy of the child of a fork."""
         parent = self[row.parent]
         require(row.child not in self, f"fork of {row.parent} makes sequence {row.child}, which exists")
         child = Mirror(
@@ -88,7 +88,7 @@ class Mirrors:
         self._mirrors[row.child] = child
 
     def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int]) -> Mirror:
-        """Create the copy of a sequence whose first tokens already have KV."""
+        """Create the executor's copy of a sequence whose first tokens already have KV."""
         require(seq_id not in self, f"sequence {seq_id} is adopted, and exists")
         digests = list(self.model.extend(self.model.root(adapter), tokens))
         made = self._mirrors[seq_id] = Mirror(seq_id, adapter, list(tokens), digests)
@@ -191,8 +191,8 @@ def check_states(plan: StepPlan, num_states: int) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Check that no copy reads a slot that an earlier copy wrote. If no copy does, the order of the copies does not
-    matter."""
+    """Check that no copy reads a slot that an earlier copy wrote. If no copy reads such a slot, the order of the copies
+    does not matter."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks
