@@ -100,8 +100,7 @@ gc.disable()  # until the tests are collected: imports leave little garbage, and
 def pytest_collection_finish() -> None:
     """Objects that exist after the collection of tests are never garbage, so garbage collections skip them. Each load
     of a model runs a garbage collection, and many tests load models."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage that exists now, because a collection takes a second
     gc.enable()
 
 

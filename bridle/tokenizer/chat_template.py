@@ -189,10 +189,10 @@ def _run_engine(task: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TemplateError("limit", f"rendering takes more than {WALL_SECONDS:g} seconds") from None
+        return {"kind": "limit", "message": f"rendering takes more than {WALL_SECONDS:g} seconds"}
     if done.returncode != 0:
         message = f"rendering takes more than {_CPU_SECONDS} s of processor time, or too much memory"
-        raise TemplateError("limit", message)
+        return {"kind": "limit", "message": message}
     answer = json.loads(done.stdout)
     return answer if isinstance(answer, dict) else {}
 

@@ -48,7 +48,13 @@ def meaning(*words: str) -> dict[str, Any]:
 
 def takes(*words: str) -> bool:
     """Return whether the parser accepts a flag, and the flag changes a setting."""
-    return meaning("serve", "demo", *words) != meaning("serve", "demo")
+    return meaning("serve", "demo", *words) != usual("serve")
+
+
+@cache
+def usual(command: str) -> dict[str, Any]:
+    """Return the parsed arguments of a command without flags."""
+    return meaning(command, "demo")
 
 
 def takes_no_value(flag: str) -> bool:
