@@ -176,6 +176,8 @@ class Sequence:
         """Keep the first `num_tokens` tokens. The caller must release the blocks of the removed tokens."""
         del self.tokens[num_tokens:]
         self.runs = before(self.runs, num_tokens)
+        if not self.runs:  # `EncoderScheduler` looks only at sequences with images
+            self.queue.awaits_media = False
         if self.vectors is not None:
             self.vectors = self.vectors.before(num_tokens)
         self.num_prompt = min(self.num_prompt, num_tokens)

@@ -24,7 +24,7 @@ from tests.engine.media_lab import PAD, FakeMediaStore, MediaLab, make_medium
 from tests.engine.programs import VOCAB
 from tests.engine.random_labs import random_request
 from tests.engine.support import Lab, Replay, make_request, more
-from tests.fakes.controller_runtime import FakeController, View
+from tests.fakes.controller_runtime import FakeController, Reply, View
 
 SEED = st.integers(0, 1 << 40)
 
@@ -205,6 +205,13 @@ def test_pictures_are_encoded_again_after_the_loss_of_a_device() -> None:
     assert outcome(lab.run(picture_request(medium))[0]) == outcome(want)
 
 
+class Never(Random):
+    """Decides that an image is never ready."""
+
+    def random(self) -> float:
+        return 1.0
+
+
 def rewinding(count: int) -> FakeController:
     """A controller that replaces the last `count` tokens by one token, and then lets the model continue."""
 
@@ -228,6 +235,18 @@ def test_controllers_rewind_behind_and_before_pictures_but_not_into_one() -> Non
     assert taken.first.reason is FinishReason.LENGTH
     text = lab.run_one([1, 2], controller=rewinding(0), temperature=0.0, max_tokens=6)
     assert before.first.tokens[:6] == text.first.tokens  # what was seen is forgotten
+
+
+def test_an_image_that_a_controller_removes_is_not_awaited() -> None:
+    """The image is never encoded. Its sequence waits for the image until the controller removes it."""
+    lab = MediaLab(FakeMediaStore(Never()), vocab_size=VOCAB, max_num_batched_tokens=1)
+
+    def program(view: View) -> Decision | Reply:
+        return Decision.sample() if view.num_asks else Reply(Decision.splice(8, (7,)), delay=0.02)
+
+    replay = lab.run(picture_request(make_medium("one"), controller=FakeController(program)))[0]
+    assert replay.first.reason is FinishReason.LENGTH
+    assert not lab.store.num_encoded
 
 
 def test_a_prompt_with_pictures_is_not_replaced() -> None:
