@@ -1,4 +1,4 @@
-"""The name under which pip installs bridle. The name differs from the package name that programs import."""
+"""The name under which pip installs bridle. The name for pip differs from the package name that programs import."""
 
 from __future__ import annotations
 

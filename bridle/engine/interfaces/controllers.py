@@ -201,7 +201,8 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Passes every call to another pool. The wrapper is the base class of pools that change only some calls."""
+    """Passes every call to another pool. This wrapper of a pool is the base class of pools that change only some
+    calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool

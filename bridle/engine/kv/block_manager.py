@@ -355,7 +355,8 @@ class BlockManager:
             self._hash_of[block], self._tenant_of[block] = digest, tenant
 
     def forget_content(self) -> None:
-        """Clear the prefix cache, because all KV is lost after a reset of the executor. No sequence may have blocks."""
+        """Clear the prefix cache, because all KV is lost after a reset of the executor. This method may be called only
+        while no sequence has blocks."""
         self.parking.clear()
         self.states.forget_content()
         for block in self._hash_of:

@@ -29,7 +29,7 @@ class Released(NamedTuple):
     `num_taken` is the number of characters that were released earlier but belong to the stop string. `num_taken` can be
     positive only after a rollback changed the text after the released characters. `num_banned` is the number of tokens
     to remove at the end, because of a banned phrase or the match `hit` of a guardrail. If `num_banned` is positive, no
-    text is released. A `hit` with `num_banned` 0 ends the output.
+    text is released. If `num_banned` is 0, a match `hit` ends the output.
     """
 
     text: str

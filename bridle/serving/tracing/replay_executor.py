@@ -97,8 +97,8 @@ class RecordedExecutor:
     # -- one sample --------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """Return the recorded token and its distribution under the mask of the row. If the distribution is unknown, it
-        is left out."""
+        """Return the recorded token and its distribution under the mask of the row. An unknown distribution is left out
+        of the result."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:
