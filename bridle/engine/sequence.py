@@ -248,8 +248,8 @@ class Sequence:
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
         """Return the row that computes the next `num_tokens` tokens and then `drafts`. The row has the changes for the
-        executor's copy of the sequence, and the positions that need logits. After this call, the executor's copy counts
-        as updated."""
+        executor's copy of the sequence, and the positions that need logits. The executor's copy then counts as
+        updated."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
         is_drawn = start + num_tokens == len(tokens)

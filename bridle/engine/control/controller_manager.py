@@ -133,8 +133,7 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Record that a predicted answer ended the output. The logs and variables of the predicted answer are still
-        sent."""
+        """Record that a predicted answer ended the output. The predicted answer's logs and variables are still sent."""
         news = _take_news(seq)
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
@@ -173,8 +172,7 @@ class ControllerManager:
             self._send(pool, asks[pool], sampled[pool])
 
     def _next_ask(self, seq: Sequence) -> Ask | None:
-        """Return the `Ask` for a sequence without a newly sampled token, or None if its controller need not be
-        asked."""
+        """Return the `Ask` for a sequence without a new sampled token, or None if its controller need not be asked."""
         control, ask = seq.control, _take_news(seq)
         if ask is None and control.is_suspended and not (control.awaits_answer or control.answer):
             ask = Ask(seq.id, turns=self._watch.turns_due(seq))
@@ -261,8 +259,7 @@ class ControllerManager:
     # -- applying answers that need no logits row --------------------------------------------------------
 
     def apply_early(self) -> None:
-        """Apply the stops, waits and forced tokens that controllers have already decided, so that this step includes
-        them."""
+        """Apply the stops, waits and forced tokens that controllers have decided, so that this step includes them."""
         for seq in [seq for seq in self.sequences.values() if seq.control.missed_deadline]:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):

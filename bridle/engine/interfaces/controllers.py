@@ -152,8 +152,8 @@ class ControllerPool(ABC):
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
         """Ask the controllers about their sequences, in ascending order of the sequence ids. In each sequence the only
-        change is one newly sampled token. A pool may override this method to do the work of `ask` without an `Ask`
-        object for each sequence."""
+        change is one newly sampled token. A pool may override this method to work without an `Ask` object for each
+        sequence."""
         self.ask([ask_after(seq_id, token) for seq_id, token in tokens.items()])
 
     @abstractmethod
@@ -201,8 +201,7 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Passes every call to another pool. This wrapper of a pool is the base class of pools that change only some
-    calls."""
+    """Passes every call to another pool. This wrapper is the base class of pools that change only some calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool

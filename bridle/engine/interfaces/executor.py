@@ -102,8 +102,8 @@ class AsyncExecutor(Executor, Protocol):
 class KVBlocks(Protocol):
     """The blocks of an executor's KV cache, and the slots of its recurrent states, as bytes. Any thread may write
     blocks that no plan refers to, even while steps run. A copy of a block that the engine requests while steps run is a
-    `Snapshot` of the block after these steps. Data that is written to a block while steps run is also written after
-    these steps."""
+    `Snapshot` of the block after these steps. A block that is written while steps run also changes after these
+    steps."""
 
     @property
     def block_bytes(self) -> int:

@@ -24,8 +24,8 @@ class AdapterStore(Protocol):
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters of `keys` that are on the device. In `keys`, the most urgent adapters come first. The
-        returned adapters stay on the device until the next call. The store begins to load those adapters in `keys` that
-        are not on the device."""
+        returned adapters stay on the device until the next call. The store begins to load the other adapters in
+        `keys`."""
 
     def take_failures(self) -> dict[str, BridleError]:
         """Return the adapters in use that cannot be loaded, each with its error. The error of each adapter is returned

@@ -17,8 +17,7 @@ class TextState(Protocol):
         """Append a token. Returns the characters that are now complete."""
 
     def rewind(self, num_tokens: int) -> int:
-        """Roll back the last `num_tokens` tokens. Returns how many characters that were already returned are
-        removed."""
+        """Roll back the last `num_tokens` tokens. Returns how many returned characters are removed."""
 
     def flush(self) -> str:
         """End the text. Returns the characters that were not returned yet. An unfinished character becomes U+FFFD."""

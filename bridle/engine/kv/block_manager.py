@@ -304,7 +304,7 @@ class BlockManager:
         seq.kv.num_shared = min(seq.kv.num_shared, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Make `child` refer to all of `parent`'s blocks. A block is copied only when one of the two sequences writes
+        """Make `child` refer to all of `parent`'s blocks. A block is copied only when one of the sequences writes
         it."""
         child.kv.block_table = parent.kv.block_table.copy()
         for block in child.kv.block_table:
@@ -355,8 +355,8 @@ class BlockManager:
             self._hash_of[block], self._tenant_of[block] = digest, tenant
 
     def forget_content(self) -> None:
-        """Clear the prefix cache, because all KV is lost after a reset of the executor. This method may be called only
-        while no sequence has blocks."""
+        """Clear the prefix cache, because all KV is lost after a reset of the executor. Call this only while no
+        sequence has blocks."""
         self.parking.clear()
         self.states.forget_content()
         for block in self._hash_of:

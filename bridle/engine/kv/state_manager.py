@@ -351,8 +351,7 @@ class StateManager:
         return slot
 
     def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
-        """Keep the state that was loaded into a slot under its hash. The `digest` is None if loading the state
-        failed."""
+        """Keep the state that was loaded into a slot under its hash. The `digest` is None if loading failed."""
         self._loading.remove(slot)
         if digest is None:
             self._release(slot)

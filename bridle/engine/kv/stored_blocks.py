@@ -57,8 +57,8 @@ class _Missing(NamedTuple):
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return the stored parts with only the first `num_blocks` of their blocks. If blocks are left out, the state
-        is left out too."""
+        """Return the stored parts with only the first `num_blocks` blocks. If blocks are left out, the state is left
+        out too."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property

@@ -122,8 +122,7 @@ class EncoderCache:
             self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
-        """Release the features of this step's least urgent images if the first image without features has no room for
-        them."""
+        """Release the features of this step's least urgent images if the first image without features has no room."""
         first = self._wanted[0]
         size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):

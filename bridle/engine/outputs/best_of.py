@@ -58,8 +58,7 @@ class Contest:
 
 
 class BestOf:
-    """The contests of active requests with `keep_best`. A contest decides which outputs a request with `keep_best`
-    returns."""
+    """The contests of active requests with `keep_best`. A contest decides which outputs a request returns."""
 
     def __init__(self, progress: OutputProcessor, outputs: Mapping[str, Outputs]) -> None:
         self._progress = progress

@@ -33,8 +33,7 @@ def _refusal(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> Contro
 
 
 def _rewind(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> None:
-    """Roll back the run of forced tokens and the token before the run, and ban the token before the run at its
-    position."""
+    """Roll back the run of forced tokens and the token before it, and ban the token before the run at its place."""
     output, position = seq.output, run.start - 1
     token, num_tokens = seq.tokens[position], len(seq.tokens) - position
     assert output.meter is not None

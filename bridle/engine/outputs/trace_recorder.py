@@ -49,8 +49,7 @@ class TraceRecorder:
         seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
 
     def begin_step(self, step: int) -> None:
-        """Record that a step begins. Tokens that were forced before the forward pass of the step have no recorded
-        cost."""
+        """Record that a step begins. Tokens that were forced before the step's forward pass have no recorded cost."""
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:

@@ -191,8 +191,7 @@ class SamplePlanner:
         return True
 
     def _fork(self, seq: Sequence, number: int, num_own: int, out: PlannedSamples) -> Sequence:
-        """Fork a sequence for branch `number`, counted over the outputs of `seq`, each of which has `num_own`
-        branches."""
+        """Fork `seq` for branch `number`, counted over the outputs of `seq`, which have `num_own` branches each."""
         outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number % num_own, number // num_own)
         child.draws.is_plain = seq.draws.is_plain

@@ -59,8 +59,7 @@ def draw_row(
 
 
 def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
-    """Return biases that ban the last token of each phrase in `words`, if the output ends with the other tokens of the
-    phrase."""
+    """Return biases that ban the last token of each phrase in `words`, if the output ends with its other tokens."""
     last = len(tokens)
     return [
         (word[-1], -math.inf)

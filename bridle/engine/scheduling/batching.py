@@ -56,8 +56,7 @@ class Batching:
         return batching
 
     def limit(self, info: ExecutorInfo) -> ExecutorInfo:
-        """Return the backend's info, limited by the settings of continuous batching. Applying the limits twice changes
-        nothing."""
+        """Return the backend's info, limited by the batching settings. Applying the limits twice changes nothing."""
         is_full = self.max_total_tokens == self.max_batch_total_tokens  # in that case the context is not the limit
         return replace(
             info,

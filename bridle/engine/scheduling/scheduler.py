@@ -339,8 +339,8 @@ class Scheduler(SequenceQueues):
         return provider is not None and provider.id in picked
 
     def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
-        """Admit `seq` if the step and the KV cache have room for it. `has_room` says whether all sequences before `seq`
-        were admitted."""
+        """Admit `seq` if the step and the KV cache have room for it. `has_room`: all sequences before `seq` were
+        admitted."""
         if not self._in_chunks and not self._fits_whole(seq, room, picked):
             return False
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)

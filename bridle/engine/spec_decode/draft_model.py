@@ -171,8 +171,7 @@ class DraftModelProposer(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Copy the tokens of `seq` that the draft model's copy does not have. Draft tokens that were right keep their
-        KV."""
+        """Copy the tokens of `seq` that the draft model's copy lacks. Right draft tokens keep their KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:
@@ -217,8 +216,7 @@ class DraftModelProposer(Proposer):
         return going
 
     def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
-        """Select the rows of one forward pass of the draft model. The sequences with the fewest uncomputed tokens come
-        first."""
+        """Select the rows of one forward pass of the draft model. Sequences with few uncomputed tokens come first."""
         budget = self._info.max_num_batched_tokens
         picked: list[DraftStep] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
