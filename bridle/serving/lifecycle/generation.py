@@ -159,8 +159,7 @@ class Generation:
     async def _read_in_turn(
         self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
     ) -> None:
-        """Run a part of the call after the part in `shares` has computed the common prompt, when the semaphore `room`
-        is free."""
+        """Run a part of the call when `room` is free and the part in `shares` has computed the common prompt."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:

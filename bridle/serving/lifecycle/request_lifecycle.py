@@ -93,7 +93,7 @@ class AppState:
 
     @property
     def num_parked(self) -> int:
-        """Return the number of conversations of all models whose KV is retained, but not those that clients retain for
+        """Return the number of conversations of all models with retained KV, except those that clients retain for
         longer."""
         counts = (model.client.statistics() for model in self.registry)
         return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)

@@ -184,8 +184,7 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Record that a lease on a model, or a wait for a model, has ended. A load that waits for free memory then
-        checks the memory again."""
+        """Record the end of a lease on a model or of a wait for a model. Loads that wait for memory then check it."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 

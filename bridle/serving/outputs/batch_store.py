@@ -1,5 +1,4 @@
-"""Batches of users, and the answers of unfinished batches. A server that is restarted continues the unfinished
-batches."""
+"""Batches of users, and the answers of unfinished batches. A restarted server continues these unfinished batches."""
 
 from __future__ import annotations
 
