@@ -55,8 +55,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
 
 
 def _configure_handler(log_format: LogFormat, level: str) -> bool:
-    """Set up the handler of all log lines, and the log levels. Returns True if the log lines are for people to read,
-    and False if they are JSON."""
+    """Set up the handler of all log lines, and the log levels. Returns True if the lines are for people, not JSON."""
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
     shown.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
     handler = _ToStandardError()
@@ -72,8 +71,7 @@ def _configure_handler(log_format: LogFormat, level: str) -> bool:
 
 
 class _LateFormatter(logging.Formatter):
-    """Creates the real formatter when the first line is logged. structlog takes 0.1 s to import, and some processes log
-    nothing."""
+    """Creates the real formatter at the first line. structlog takes 0.1 s to import, and some processes log nothing."""
 
     def __init__(self, make: Callable[[], logging.Formatter]) -> None:
         super().__init__()

@@ -265,8 +265,7 @@ class CompletionOutput:
     """One output of a request, finished or still growing. `text` is the whole text of the model. For a conversation,
     `message` is the parsed text after the output has ended. `score` is the score of a beam: the sum of its
     log-probabilities, divided by its length to the power of the length penalty. `seed` is the seed with which a request
-    repeats only this output. Beams have no seed. Forks of a controller have no seed if the request has several
-    outputs."""
+    repeats only this output. Beams have no seed. With several outputs, forks of a controller have no seed."""
 
     index: int
     text: str = ""

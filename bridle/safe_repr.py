@@ -45,8 +45,7 @@ class _Short(Repr):
         return repr(x[: MAX_SHOWN_CHARS + 1])
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
-        """Show the first entries of a mapping, in the order of the mapping. The base class of this formatter would sort
-        all keys."""
+        """Show the first entries of a mapping, in the order of the mapping. The base class would sort all keys."""
         if level <= 0 and x:
             return "{...}"
         pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]

@@ -73,8 +73,7 @@ def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: flo
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """Return the row with the most tokens per second. This row has the measurement that other programs on the machine
-    disturbed least."""
+    """Return the row with the most tokens per second. Other programs disturbed the measurement of this row least."""
     return max(rows, key=lambda row: row.tokens_per_second)
 
 

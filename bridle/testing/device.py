@@ -1,5 +1,4 @@
-"""Simulates which calls of a device fail, and how long a step takes. The results of the device are not simulated
-here."""
+"""Simulates which calls of a device fail, and how long a step takes. The device's results are not simulated here."""
 
 from __future__ import annotations
 

@@ -127,8 +127,7 @@ class Mirrors:
         mirror.num_prompt = row.num_prompt
 
     def _seen(self, row: PlanRow) -> Sequence[int]:
-        """Return the new tokens of a row. At the positions of images, a token is replaced by a number for the image's
-        row."""
+        """Return the new tokens of a row. At image positions, a token is replaced by a number for the image's row."""
         seen = list(row.new_tokens)
         for run in row.runs:
             first = run.position - row.num_kept
