@@ -68,7 +68,7 @@ NEWER: tuple[CompatField, ...] = (
     neutral("vLLM", "routed_experts_prompt_start", "answers do not name the experts that computed them", 3),
     neutral("vLLM SGLang", "stream_interval", "the server sends each token when it is generated", 3),
     neutral("vLLM", "detokenize", "the server always returns the text with its token ids", False),
-    neutral("vLLM", "output_kind", "requests with `stream` get pieces of the text, others the whole text", 1),
+    neutral("vLLM", "output_kind", "requests with `stream` get pieces of the text, other requests the whole text", 1),
     neutral("vLLM", "output_text_buffer_length", "text that may begin a stop string is held back automatically", 3),
     neutral("vLLM", "flat_logprobs", "log-probabilities have only one format"),
     neutral("vLLM", "skip_reading_prefix_cache", _SPEED),

@@ -101,7 +101,7 @@ ROUTES: tuple[Route, ...] = (
         "llama.cpp",
         "/chat/completions /completions /embedding /embeddings /models /responses /reranking /v1/reranking /v1/health "
         "/models/load /models/unload",
-        "use the path with or without /v1: /v1/chat/completions, /v1/models/load, /health",
+        "the path exists with or without /v1 in bridle: /v1/chat/completions, /v1/models/load, /health",
     ),
     *_routes(
         "llama.cpp",

@@ -36,7 +36,7 @@ VENDORS: tuple[CompatField, ...] = (
     absent("OpenAI", "functions", "send functions as `tools`", [{"name": "f"}]),
     absent("OpenAI", "function_call", "send `tool_choice` instead", "auto"),
     absent("OpenAI", "audio", TEXT, {"voice": "ash"}),
-    absent("OpenAI", "web_search_options", "this server does not search the web; offer a tool that does", {}),
+    absent("OpenAI", "web_search_options", "this server does not search the web; offer a tool that searches", {}),
     absent("OpenAI", "moderation", JUDGED, {"model": "x"}),
     absent(
         "Anthropic",

@@ -40,7 +40,7 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words("LLM.preprocess_chat", members="chat_prompt"),
     _words("LLM.enqueue", "await the call, or make it in another thread", members="generate_async"),
     _words("LLM.enqueue_chat", "await the call, or make it in another thread", members="chat_async"),
-    _words("LLM.wait_for_completion", "awaiting the call returns its outputs", members="generate_async chat_async"),
+    _words("LLM.wait_for_completion", "awaiting the call returns the outputs", members="generate_async chat_async"),
     _words("LLM.get_metrics", "a server has the route /metrics", members="statistics"),
     _words("LLM.from_engine_args", "pass the settings to `LLM(...)`"),
     _words("LLM.get_engine_class", "bridle has only its own engine"),

@@ -112,7 +112,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
     _pie(
         "runtime.launch",
         "SequenceView.tool",
-        why="a controller cannot start another; a tool may send a request to the server",
+        why="a controller cannot start another controller; a tool may send a request to the server",
     ),
     _pie(
         "runtime.version runtime.instance-id runtime.username runtime.models",

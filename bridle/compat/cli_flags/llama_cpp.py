@@ -29,7 +29,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--control-vector --control-vector-*": "use `--load-control-vector` (docs/control-vectors.md)",
             "--models-preset --models-max --models-autoload "
             "--no-models-autoload": "use --max-model-memory to limit loaded models, or --static to keep them loaded",
-            "--sleep-idle-seconds": "the server unloads a model when others need memory (docs/multiple-models.md)",
+            "--sleep-idle-seconds": "the server unloads a model when another needs memory (docs/multiple-models.md)",
             "--embedding --embeddings --embd-* --rerank --reranking --pooling": reasons.POOLED,
             "--rope-* --yarn-*": reasons.ROPE,
             # Lengths and memory.
@@ -96,7 +96,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--frequency-penalty --dry-* --adaptive-* --dynatemp-* --mirostat --mirostat-* --logit-bias -l --samplers "
             "--sampler-seq --sampling-seq": reasons.REQUEST,
             "--prompt -p --file -f --binary-file -bf --escape "
-            "--no-escape -e --reverse-prompt -r --special -sp": "a server has no prompt; `bridle generate` has one",
+            "--no-escape -e --reverse-prompt -r --special -sp": "only `bridle generate` takes a prompt",
             "--jinja": reasons.ALWAYS,
             "--no-jinja --chat-template-file": reasons.TEMPLATE,
             "--chat-template-kwargs --reasoning-effort --reasoning-budget --reasoning -rea "

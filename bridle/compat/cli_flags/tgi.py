@@ -45,7 +45,7 @@ TGI: tuple[Flag, ...] = (
             "--local-weights --gguf": "use `bridle serve FOLDER` or `bridle serve FILE.gguf`",
             "--gpu-layers": "use --device cuda, which puts all layers on the GPU",
             "-g": "use --device cuda, which puts all layers on the GPU",
-            "--json-size --bin-size --busy-wait-time --shm-prefix": "pass it to the runtime: `-A --json-size=64`",
+            "--json-size --bin-size --busy-wait-time --shm-prefix": "pass the flag to the runtime: `-A --json-size=64`",
             "--log --verbose --daemon": reasons.LOGGING,
             "--setting "
             "-s --test --warmup --warmup-only -w --profile-step": "docs/batching.md has the settings of a step",

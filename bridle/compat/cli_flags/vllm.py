@@ -72,7 +72,7 @@ VLLM: tuple[Flag, ...] = (
             "--numa-*": reasons.CPU,
             "--device-ids": "use --device cuda:1, or the environment variable CUDA_VISIBLE_DEVICES",
             "--enable-sleep-mode "
-            "--sleep-*": "models are unloaded when others need memory, and reloaded later (docs/multiple-models.md)",
+            "--sleep-*": "models are unloaded when another needs memory, and reloaded later (docs/multiple-models.md)",
             "--enable-fault-tolerance --fault-tolerance-config "
             "--watchdog-config": "with --isolate-model, the server restarts a lost model process",
             "--kv-transfer-config --ec-* --engram-config --enable-nccl-comm-suspend": reasons.TRANSFER,
