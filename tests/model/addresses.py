@@ -1,5 +1,5 @@
-"""Record of the reads and writes of kernels in Triton's interpreter. On a GPU, an address beyond a tensor may
-belong to another one, or end the process."""
+"""Records the reads and writes of kernels in Triton's interpreter. On a GPU, an address beyond a tensor may belong to
+another one, or end the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Touched = list[tuple[npt.NDArray[np.uint64], int]]
 
 @contextmanager
 def watched() -> Iterator[Touched]:
-    """Record the reads and writes of kernels meanwhile."""
+    """Record the reads and writes of kernels within the block."""
     touched: Touched = []
 
     def noting(access: Any, pointers: int, mask: int) -> Any:
@@ -40,7 +40,7 @@ def watched() -> Iterator[Touched]:
 
 
 def check_owned(touched: Touched, held: Iterable[torch.Tensor]) -> None:
-    """Each number that was touched lies within one of the tensors, of which some may be parts of others."""
+    """Check that each address that a kernel touched lies within one of the tensors, which may be views of others."""
     spans = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes) for one in held})
     begins, ends = (np.array(edges, dtype=np.uint64) for edges in zip(*spans, strict=True))
     ends = np.maximum.accumulate(ends)

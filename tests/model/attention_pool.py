@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Pool:
-    """A one-layer cache, blocks handed out from a shuffled list, and sequences that live in it."""
+    """A cache of one layer, blocks in random order, and the sequences that use the cache."""
 
     shape: LayerGeometry
     block_size: int
@@ -54,7 +54,7 @@ class Pool:
         return PlanRow(number, start, length)
 
     def fork(self, number: int) -> None:
-        """A copy that shares nothing it may write to: its blocks are copied."""
+        """Copy a sequence with all its blocks, so that both copies may write."""
         twin = self.mirrors[number].copy(self.computed[number], len(self.mirrors[number].blocks))
         pairs = [(block, self.free.pop()) for block in twin.blocks]
         if pairs:
@@ -72,7 +72,7 @@ class Pool:
         self.computed[number] = length
 
     def compute(self, rows: list[PlanRow]) -> tuple[PackedStep, Tensor]:
-        """Write the rows' keys and values; gives the step and random queries [T, Hq, D]."""
+        """Write the rows' keys and values; return the step and random queries [T, Hq, D]."""
         step = pack_step(rows, [self.mirrors[row.seq_id] for row in rows], self.block_size, CPU)
         total, shape = step.num_tokens, self.shape
         key = self.draw(total, shape.num_kv_heads, shape.key_dim)
@@ -112,7 +112,7 @@ def layer_options(
 
 
 def check_kernel(kernel: AttentionKernel, data: st.DataObject, **limits: Any) -> None:
-    """`kernel` against the reference, over steps of several sequences that grow, fork and shrink."""
+    """Compare `kernel` with the reference over steps in which several sequences grow, fork and shrink."""
     pool = data.draw(pools())
     for _ in range(data.draw(st.integers(1, 3))):
         pool.mirrors.append(CachedRequestState())
@@ -132,7 +132,7 @@ def check_kernel(kernel: AttentionKernel, data: st.DataObject, **limits: Any) ->
 
 
 def _disturb(pool: Pool, data: st.DataObject) -> None:
-    """Perhaps fork a sequence, perhaps take tokens of one back."""
+    """At random, fork a sequence, roll some of its tokens back, or do nothing."""
     number = data.draw(st.integers(0, len(pool.mirrors) - 1))
     what = data.draw(st.sampled_from(["nothing", "fork", "truncate"]))
     if what == "fork" and len(pool.mirrors) < 5:

@@ -39,7 +39,7 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 @pytest.fixture(autouse=True)
 def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small weight has several programs and shares, and few rows are many."""
+    """Use small sizes, so that a small weight is split among several programs, and few rows count as many."""
     monkeypatch.setattr(code_linear, "COLUMNS", 16)
     monkeypatch.setattr(code_linear, "JOINED_COLUMNS", 32)
     monkeypatch.setattr(code_linear, "MIN_BLOCKS", 1)
@@ -48,7 +48,7 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[CodeLinear, torch.Tensor]:
-    """A layer and the weight that it stands for."""
+    """A layer of packed weights, and the same weights unpacked."""
     bits = draw(st.sampled_from([2, 4, 4, 8, "int8", "float8"]))
     num_outputs, num_inputs = draw(st.sampled_from([(8, 64), (24, 160), (40, 300)]))
     group = draw(st.sampled_from([16, 32, 20, num_inputs]))
@@ -90,7 +90,7 @@ def test_long_prompts_are_multiplied_by_the_decoded_weight(
 def test_a_row_is_bitwise_the_same_alone_and_among_others(
     made: tuple[CodeLinear, torch.Tensor], num_rows: int, data: st.DataObject
 ) -> None:
-    """... whether shares are computed side by side or in turn, and beside what is not a number."""
+    """A row must not depend on how its work is split, nor on neighbour rows that contain NaN."""
     layer, _ = made
     rows = torch.randn(num_rows, layer.in_features, generator=torch.Generator().manual_seed(1))
     number = data.draw(st.integers(0, num_rows - 1))
@@ -128,7 +128,7 @@ def test_no_program_leaves_its_tensors(made: tuple[CodeLinear, torch.Tensor], nu
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first number to behind the last."""
+    """Return the number of bytes from the first number to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -151,7 +151,8 @@ def _fields(codes: Codes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["gptq", "gptq ordered", "awq", "packed asymmetric", "int8", "float8 of squares"])
 def test_a_packed_model_keeps_its_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: every matrix is made of codes, lean layers join them, and logits are those of the numbers."""
+    """As on a GPU, every matrix is packed, the short step joins matrices, and the logits are those of the unpacked
+    numbers."""
     monkeypatch.setattr(weight_reading, "_maker", _device_maker)
     packed, plain = make(name, tmp_path, num_hidden_layers=1)
     want = logits(read_model(*_described(plain), torch.float32, CPU))

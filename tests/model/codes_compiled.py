@@ -10,7 +10,8 @@ from tests.lora.compiled import compile_kernel
 
 
 def compile_all(capability: int, dtype: str, form: str) -> Iterator[Any]:
-    """All kernels for one form of weights: its bits, and whether it has zero points and an order of activations."""
+    """Compile all kernels for one form of weights: its bits, and whether it has zero points and an order of
+    activations."""
     from bridle.model.quantization import code_kernels
 
     is_float = form == "float8"

@@ -1,5 +1,5 @@
-"""The memory of a GPU without one: a driver, and above it torch's caching allocator. What is freed stays reserved until
-the cache is emptied, so the driver counts it as taken. A graph's memory is in a pool of its own until the graph goes.
+"""A fake of a GPU's memory: a driver, and torch's caching allocator above it. Freed memory stays reserved until the
+cache is emptied, so the driver counts it as used. A graph's memory is in a pool of its own until the graph goes.
 
 Sizes are rounded and segments are split as in c10/cuda/CUDACachingAllocator.cpp: small ones come from segments of
 2 MiB, middling ones from 20 MiB, larger ones are multiples of 2 MiB.
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class GraphPool:
-    """The memory of graphs, reserved as long as they are there."""
+    """The memory pool of CUDA graphs, which is reserved as long as the graphs exist."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class _Segment:
 
 
 class Memory:
-    """An allocation, which is free as soon as nobody has it."""
+    """An allocation, which is freed when nothing refers to it."""
 
     def __init__(self, card: Card, segment: _Segment, part: list[Any]) -> None:
         self._card, self._segment, self._part = card, segment, part
@@ -49,7 +49,7 @@ class Memory:
 
 
 class Driven:
-    """Memory that comes from the driver past torch, as that of a graph's nodes."""
+    """Memory that is allocated from the driver without torch, like that of a graph's nodes."""
 
     def __init__(self, card: Card, size: int) -> None:
         self._card, self._size = card, size
@@ -60,7 +60,7 @@ class Driven:
 
 
 class Card:
-    """A GPU of `total` bytes, of which its context takes some."""
+    """A GPU of `total` bytes, part of which its context uses."""
 
     def __init__(self, total: int, context: int = 500 * MIB) -> None:
         self._total, self.driven, self.peak = total, context, 0
@@ -125,7 +125,7 @@ class Card:
         self.peak = self.reserved
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Stand for the GPU that torch sees."""
+        """Replace the GPU that torch sees by this fake."""
         stands = {
             "mem_get_info": lambda _: (self.free, self._total),
             "synchronize": lambda _=None: None,

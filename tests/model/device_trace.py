@@ -40,7 +40,7 @@ FREE = frozenset(_FREE.split())
 
 
 def _site() -> str:
-    """The innermost line of the package that is being run."""
+    """Return the innermost line of the package that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -51,7 +51,8 @@ def _site() -> str:
 
 
 class DeviceTrace:
-    """Counts, by what and where. Memory that one of them saw pinned is so for all that come after."""
+    """Counts of launches, uploads and waits, each by kind and line. Memory that one trace saw pinned counts as pinned
+    in all later traces."""
 
     _pinned: ClassVar[set[int]] = set()
     _held: ClassVar[list[Tensor]] = []  # so that no pinned memory is used again
@@ -104,7 +105,8 @@ class DeviceTrace:
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def check(self, *, launches: int, quick: int = 1, slow: int = 0, waits: int = 0, downloads: int = 0) -> None:
-        """Nothing beyond these numbers. A failure names every line that asked for something."""
+        """Check that there are no more operations than these numbers. A failure names every line that caused an
+        operation."""
         slowly = Counter({key: count for key, count in self.uploads.items() if key[0] == "slow"})
         quickly = self.uploads - slowly
         found = {"launches": self.launches, "quick uploads": quickly, "slow uploads": slowly, "waits": self.waits}
@@ -126,7 +128,7 @@ def _listed(counts: Counter[tuple[str, str]]) -> str:
 
 @contextmanager
 def traced() -> Iterator[DeviceTrace]:
-    """Note what happens inside the block."""
+    """Record the device operations within the block."""
     trace = DeviceTrace()
     streams = _Streams(trace)
     fakes = {
@@ -146,7 +148,7 @@ def _no_context(_device: object) -> Iterator[None]:
 
 
 class _Streams:
-    """Stands in for streams and events, of which only one thing makes the host wait."""
+    """Fake streams and events, of which only `synchronize` makes the host wait."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         self._trace = trace
@@ -257,7 +259,7 @@ class _Operations(TorchDispatchMode):
         return made
 
     def _move(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A copy between host and device."""
+        """Record a copy between host and device."""
         if name == "copy_":
             source, target = args[1], args[0].device.type
         else:
@@ -289,8 +291,8 @@ class _Operations(TorchDispatchMode):
 
 
 class LaunchKeys:
-    """What Triton compiles kernels for: of each launch, the kernel and the kinds of its arguments. Signatures are read
-    from the sources of `modules`, so Triton need not be there."""
+    """The variants for which Triton compiles kernels: the kernel of each launch, with the kinds of its arguments.
+    Signatures are read from the sources of `modules`, so Triton need not be installed."""
 
     def __init__(self, *modules: str) -> None:
         self._kernels: dict[str, tuple[dict[str, bool], set[str]]] = {}  # arguments, and those of no kind
@@ -321,7 +323,7 @@ def _signature(node: ast.FunctionDef) -> tuple[dict[str, bool], set[str]]:
 
 
 def _kind(value: Any, is_unkinded: bool) -> object:
-    """As Triton tells arguments apart: by type, and by what it may rely on."""
+    """Return an argument's kind as Triton distinguishes kinds: by type, alignment, and whether it is 1."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.storage_offset() * value.element_size() % 16 == 0
     if isinstance(value, int) and not isinstance(value, bool) and not is_unkinded:
@@ -330,7 +332,7 @@ def _kind(value: Any, is_unkinded: bool) -> object:
 
 
 class Counted:
-    """Triton kernels that are counted and not run: in the place of a module with kernels."""
+    """Replaces a module of Triton kernels: launches are counted, and nothing runs."""
 
     def __init__(self, trace: DeviceTrace, keys: LaunchKeys | None = None) -> None:
         self._trace, self._keys = trace, keys

@@ -1,4 +1,4 @@
-"""The kernels of draws, compiled for a GPU that the machine may lack, in the sizes that `device_draw` uses."""
+"""The sampling kernels, compiled for a GPU that the machine may lack, in the sizes that `device_draw` uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POINTERS = {
 
 
 def compile_all(capability: int, dtype: str) -> Iterator[Any]:
-    """All kernels for logits of this type, `weigh_parts` for both of its turns."""
+    """Compile all kernels for logits of this type, and `weigh_parts` for both of its passes."""
     from bridle.model.sampling import draw_kernels
 
     pointers = {name: f"*{kind}" for kind, names in _POINTERS.items() for name in names.split()}

@@ -22,20 +22,20 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def argmax_sampler(logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-    """Greedy without masks, penalties or log-probabilities."""
+    """Sample the most probable token, without masks, penalties or log-probabilities."""
     tokens = [int(logits[row.logits_index].argmax()) for row in batch.rows]
     return StepResult(batch.step, tokens, [None] * len(tokens))
 
 
 def load(path: Any, *, sampler: Any = argmax_sampler, **settings: Any) -> LocalExecutor:
-    """An executor over `path` with a small pool and a greedy sampler; with None in its place, the engine's own, which
-    also knows biases."""
+    """Load an executor over `path` with a small KV pool and a greedy sampler. With `sampler=None` it has the engine's
+    own sampler, which also applies biases."""
     config = ModelConfig(model=str(path), **{"num_blocks": 128, "block_size": 4, **settings})
     return load_executor(config, sampler=sampler)
 
 
 class NaiveDriver:
-    """Greedy generation for several prompts at once: whole prompts first, then one token each per step."""
+    """Generates greedily for several prompts at once: first whole prompts, then one token of each per step."""
 
     def __init__(self, executor: LocalExecutor, prompts: Sequence[Sequence[int]]) -> None:
         self.executor = executor
@@ -49,7 +49,8 @@ class NaiveDriver:
         self.step = 0
 
     def row(self, number: int, count: int | None = None) -> PlanRow:
-        """The next `count` (None: all pending) tokens of a sequence, giving logits for the last."""
+        """Return a row for the next `count` tokens of a sequence (None: all pending tokens), with logits of the last
+        one."""
         tokens, start = self.tokens[number], self.computed[number]
         end = len(tokens) if count is None else min(len(tokens), start + count)
         needed = -(-end // self.size) - len(self.blocks[number])
@@ -70,7 +71,8 @@ class NaiveDriver:
         return row
 
     def run_step(self, counts: dict[int, int | None]) -> dict[int, int]:
-        """One step over the given sequences; appends the sampled token where everything is computed."""
+        """Run one step over the given sequences; append the sampled token to each sequence that is completely
+        computed."""
         rows = [self.row(number, count) for number, count in counts.items()]
         self.step += 1
         self.executor.forward(StepPlan(self.step, rows))
@@ -100,7 +102,7 @@ _OLDER = {
 
 
 def skip_older(family: str) -> None:
-    """Skip the test of a family that transformers before 5.23 computes in another way, or does not know."""
+    """Skip the test of a family that transformers before 5.23 computes differently, or does not have."""
     name = family.removeprefix("videos of ")
     if vision_checkpoints.MODEL_TYPES.get(name, name) not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no family {family!r}")
@@ -109,7 +111,7 @@ def skip_older(family: str) -> None:
 
 
 class Recorder:
-    """Greedy, and keeps the logits."""
+    """A greedy sampler that keeps the logits."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -120,7 +122,7 @@ class Recorder:
 
 
 def record(path: Any, **settings: Any) -> tuple[LocalExecutor, torch.Tensor]:
-    """The model, and the logits of a few steps for short and long prompts."""
+    """Return an executor, and the logits of a few steps over short and long prompts."""
     recorder = Recorder()
     executor = load(path, sampler=recorder, **settings)
     NaiveDriver(executor, [[5, 9, 200, 33, 7, 8, 100], [17, 4], [250] * 30]).generate(4)

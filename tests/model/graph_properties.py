@@ -1,6 +1,6 @@
-"""Properties of steps as graphs, with a tape in the place of CUDA graphs and kernels in Triton's interpreter.
-`test_graphs.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports
-Triton."""
+"""Properties of steps as graphs, with a tape instead of CUDA graphs, and kernels in Triton's interpreter.
+`test_graphs.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LONG = GraphKind(has_long=True)
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short contexts have several works, and few tokens make a long chunk, of several tiles."""
+    """Use small sizes, so that short contexts are split, and few tokens make a long chunk of several tiles."""
     monkeypatch.setattr(paged, "CHUNK", 16)
     monkeypatch.setattr(paged, "MAX_SHORT", 4)
     monkeypatch.setattr(paged, "TILE", 16)
@@ -63,7 +63,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
-    """Models that are loaded have graphs."""
+    """A recorder of graphs; models that are loaded in the test have graphs."""
     tape = TapeRecorder()
 
     def graph_loader(config: ModelConfig, runner: Any, geometry: Any, adapters: Any) -> GraphLoader | None:
@@ -102,7 +102,7 @@ def loaded(family: str, **settings: Any) -> LocalExecutor:
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
 def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: TapeRecorder) -> None:
-    """Dense families in few launches, others as the library computes them: as loading tries it."""
+    """Dense families use the fused layers and others the library's layers, as loading chooses."""
     graphs = loaded(family).runner.graphs
     assert isinstance(graphs, StepGraphs)
     assert graphs.sizes_of(GraphKind()) == [1, 2, 4, 8, 16]
@@ -111,7 +111,7 @@ def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: Tap
 
 
 def mirrors_of(chunks: list[tuple[int, int]], rng: random.Random) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Sequences with the given numbers of new and computed tokens, in scattered blocks."""
+    """Return sequences with the given numbers of computed and new tokens, in scattered blocks."""
     free = list(range(NUM_BLOCKS))
     rng.shuffle(free)
     plans, mirrors = [], []
@@ -141,7 +141,7 @@ STEPS = [
 @patch.object(Builder, "create_dot", dot_by_rows)
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: TapeRecorder) -> None:
-    """... whatever was in its memory before; in logits, in hidden rows and in the cache."""
+    """Logits, hidden states and cache have the same bits, whatever the graph's memory held before."""
     runner = loaded(family).runner
     for number, chunks in enumerate((*STEPS, *STEPS[3:6])):
         plans, mirrors = mirrors_of(chunks, random.Random(number))
@@ -163,7 +163,7 @@ def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: Ta
 
 
 def test_what_fits_into_no_graph_is_computed_as_ever(recorder: TapeRecorder) -> None:
-    """More tokens than there are graphs for, or more that give logits than there are sequences."""
+    """The steps have more tokens than any graph, or more logits rows than a graph has sequences."""
     runner = loaded("llama").runner
     for chunks, num_logits, has_graph in (
         ([(0, 5)], 1, True),
@@ -190,8 +190,7 @@ SHORT = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 4)), min_size=1, m
 def test_attention_is_bitwise_that_of_the_step_without(
     pool: Pool, short: list[tuple[int, int]], long: list[tuple[int, int]], num_missing: int, data: st.DataObject
 ) -> None:
-    """... of short and long chunks in any order, however many tokens fill the step up; no program leaves its
-    tensors."""
+    """Short and long chunks come in any order, with any padding; no kernel program leaves its tensors."""
     chunks = data.draw(st.permutations([*short, *long]))
     options, spare = data.draw(layer_options(pool.shape.num_heads)), pool.free.pop()
     step, query = grown(pool, chunks)
@@ -224,7 +223,7 @@ def test_attention_is_bitwise_that_of_the_step_without(
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), num_pairs=st.integers(1, 5))
 def test_one_launch_copies_what_torch_copies_one_by_one(seed: int, num_pairs: int) -> None:
-    """... in every layer and no other block, also where a block is a source twice."""
+    """Every layer is copied and no other block changes, also if a block is the source of two copies."""
     rng = random.Random(seed)
     targets = rng.sample(range(12), num_pairs)
     sources = rng.choices(sorted({*range(12)} - {*targets}), k=num_pairs)
@@ -253,7 +252,7 @@ def test_every_token_of_a_run_with_graphs_is_the_oracles(
     is_late: bool, recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests have forks, rewinds, forced tokens, masks and preemption. Some steps are launched before the tokens of
-    the last step are known. Then the sampler writes these tokens into the graph's memory."""
+    the last step are known. Then the sampler writes these tokens into the graph's memory itself."""
     monkeypatch.setattr(paged, "MAX_SHORT", 8)  # with long chunks in graphs of 16 tokens
     path = tiny_checkpoints.cached_checkpoint("llama")
 
@@ -275,7 +274,7 @@ def test_every_token_of_a_run_with_graphs_is_the_oracles(
 def test_a_number_that_is_baked_in_is_found(
     recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Slots that the host knew while capturing."""
+    """The test bakes slots into the graph that the host knew during the capture, and this error must be found."""
     honest = FusedStep.turn
 
     def baking(self: FusedStep, layer: Any, mixed: Any, turn: Any, attend: Any) -> torch.Tensor:
@@ -342,8 +341,8 @@ MIXED: list[list[tuple[int, str | None]]] = [
 def test_rows_with_adapters_are_in_graphs_as_they_are_without(
     family: str, recorder: TapeRecorder, tmp_path: Path
 ) -> None:
-    """... and as PEFT has them; rows without one have the same bits. So it is after adapters left the device, and came
-    to other places of it."""
+    """Results equal PEFT's, and rows without an adapter keep the same bits. This remains true after adapters left the
+    device and returned to other addresses."""
     made = with_adapters(family, tmp_path)
     executor, adapters = made.executor, made.executor.adapters
     assert adapters is not None
@@ -421,7 +420,7 @@ def test_where_adapters_cannot_be_captured_other_steps_can(
 def test_tiles_that_are_baked_in_are_found(
     recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those that were there while capturing."""
+    """The test bakes the tiles of the capture into the graph, and this error must be found."""
     honest = TiledProduct.add
 
     def baking(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ DELTA_LIMIT = 1e-4
 
 @dataclass
 class Eyes:
-    """A checkpoint of one family: the library's model of it, and what is ours."""
+    """A checkpoint of one family, with the library's model of it and bridle's reader."""
 
     family: str
     folder: Path
@@ -48,7 +48,7 @@ class Eyes:
     tokenizer: Tokenizer
 
     def prompt(self, *parts: str | Picture) -> Prompt:
-        """Text and pictures in order."""
+        """Return a prompt with these texts and pictures in order."""
         text = "".join(
             part if isinstance(part, str) else vision_checkpoints.placeholder_of(self.family) for part in parts
         )
@@ -62,7 +62,7 @@ class Eyes:
         return self.reader.read(Image.fromarray(numbers))
 
     def logits(self, prompt: Prompt, more: Sequence[int] = ()) -> Tensor:
-        """[L, V] of the library's eager pass with pixels."""
+        """Return the logits [L, V] of the library's eager pass over pixels."""
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
         if self.family == "gemma4_mutual":
@@ -80,7 +80,7 @@ class Eyes:
             return self.whole(**inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
-        """The arrays of all pictures, of equal sizes, as the library takes them."""
+        """Return the arrays of all pictures, which have equal sizes, in the library's form."""
         found: dict[str, list[Tensor]] = {}
         for picture in prompt.pictures:
             for array in picture.medium.arrays:
@@ -104,7 +104,7 @@ def pool_of(executor: LocalExecutor) -> EncoderCache:
 
 
 def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None:
-    """Have all of `media` encoded; waits for the thread that does it."""
+    """Encode all of `media`; wait for the thread that encodes them."""
     store, changed = pool_of(executor), threading.Event()
     store.on_change = changed.set
     for medium in media:
@@ -118,7 +118,8 @@ def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None
 
 
 def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Sequence[int]) -> list[Tensor]:
-    """Logits [L, V] of all positions of each prompt, computed side by side in chunks of these lengths in turn."""
+    """Return the logits [L, V] of all positions of each prompt. Prompts are computed together, in chunks of these
+    lengths in turn."""
     size = executor.info.block_size
     free = iter([*range(1, executor.info.num_blocks, 2), *range(0, executor.info.num_blocks, 2)])
     done, blocks = [0] * len(prompts), [0] * len(prompts)
@@ -153,12 +154,12 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, int], list[int]], list[Finished]]:
-    """The tokens of all outputs, the requests being added together."""
+    """Run requests that are all added at once; return the tokens of each output."""
     for request in requests:
         engine.add(request)
     events: list[Event] = []
@@ -179,8 +180,9 @@ def check_engine_draws(
     banned: range,
     budget: int = 9,
 ) -> None:
-    """An engine draws what the library would: prompts together, and each again from the prefix cache. Media are encoded
-    once. `banned` are the tokens of media, the last ones of the vocabulary."""
+    """Check that an engine samples the same tokens as the library: first all prompts together, then each again from the
+    prefix cache. Each image must be encoded only once. `banned` are the placeholder tokens, the last ones of the
+    vocabulary."""
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
     bias = dict.fromkeys(banned, -1000.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)

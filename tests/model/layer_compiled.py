@@ -9,7 +9,8 @@ from bridle.model.fused_step import GATE_NUMBERS, HEAD_NUMBERS, MAX_ROW, ROUNDED
 
 
 class Shape(NamedTuple):
-    """A layer's hidden size, heads and width; whether norms are Gemma's, and of all heads together."""
+    """Sizes of a layer: hidden size, heads and their width; whether its norms are Gemma's, and whether they span all
+    heads."""
 
     hidden: int
     num_heads: int
@@ -25,7 +26,7 @@ SHAPES += (Shape(MAX_ROW, 128, 8, 256),)
 
 
 def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
-    """All kernels for one layer, with all norms that there are, and without any."""
+    """Compile all kernels for one layer, with all kinds of norms and without any."""
     from bridle.model.kernels import layer_kernels
 
     weight = "*fp32" if shape.is_wide else f"*{dtype}"

@@ -58,8 +58,8 @@ def random(seed: int, *shape: int) -> Tensor:
 
 
 def to_even(given: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
-    """In place of the interpreter's conversion to fewer bits, which halves a number whose rounding carries: as GPUs do
-    it, and torch."""
+    """Replaces the interpreter's conversion to fewer bits, which halves numbers whose rounding carries: converts as
+    GPUs and torch do."""
     if input_dtype.name != "fp32" or output_dtype.name not in ("fp8e4nv", "bf16"):
         return convert(given, input_dtype, output_dtype, rounding_mode)
     is_small = output_dtype.name == "fp8e4nv"
@@ -72,7 +72,7 @@ def to_even(given: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any)
 @settings(max_examples=20)
 @given(seed=st.integers(0, 99), size=st.sampled_from([16, 48, 200]), has_norm=st.booleans())
 def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: int, has_norm: bool) -> None:
-    """... by the norm, by the gate, and alone; a row of zeros as well."""
+    """Rounding is tested after a norm, after a gate and alone, also for a row of zeros."""
     rows, mixed = random(seed, 3, size).bfloat16(), random(seed + 1, 3, 2 * size).bfloat16()
     rows[1] = mixed[1] = 0
     norm = Norm(SimpleNamespace(weight=random(seed + 2, size).bfloat16(), eps=1e-6)) if has_norm else None
@@ -91,7 +91,7 @@ def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: i
 
 
 class GemmaNorm(nn.Module):
-    """By its name, one whose weight has 1 added to it."""
+    """A norm whose class name means that 1 is added to its weight."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def test_a_row_that_is_not_a_number_harms_no_other() -> None:
 
 
 class Heads:
-    """A lean layer as far as its heads are concerned, and a cache to which it writes."""
+    """The heads of one layer, and a cache to which the layer writes."""
 
     def __init__(self, draw: Any) -> None:
         self.num_heads, self.num_kv_heads = draw(st.sampled_from([(1, 1), (4, 2), (7, 1), (20, 4)]))
@@ -181,7 +181,7 @@ class Heads:
         self.angles = self._placed(draw(st.integers(1, 3)), draw(st.permutations(range(self.length))))
 
     def _placed(self, num_tables: int, order: list[int]) -> Angles:
-        """The angles in any order, in one of several tables, whose others hold what is not a number."""
+        """Return the angles in any order and in one of several tables, whose other tables hold NaN."""
         self.table = num_tables - 1
         wrong = tuple(torch.full_like(each, float("nan")) for each in self.turn)
         computed = angles_of([wrong] * self.table + [self.turn])
@@ -207,7 +207,7 @@ class Heads:
         return query, self.cache.layers[0].keys.clone(), self.cache.layers[0].values.clone()
 
     def exactly(self) -> Tensor:
-        """[T, Hq + Hkv, D], as the lean layer computes it."""
+        """Return the exact heads [T, Hq + Hkv, D] that the layer should compute."""
         heads = self.mixed.double().view(self.length, -1, self.head_dim)
         turned = heads[:, : self.num_heads + self.num_kv_heads]
         if self.head_norm is not None:
@@ -239,7 +239,7 @@ def test_heads_are_normed_and_turned_and_go_to_their_slots(data: st.DataObject) 
 @settings(max_examples=20)
 @given(st.data())
 def test_a_token_is_bitwise_the_same_beside_others(data: st.DataObject) -> None:
-    """... and however heads are grouped into programs."""
+    """The result must not depend on how heads are grouped into programs."""
     heads = Heads(data.draw)
     want = heads.run()
     with patch.object(fused_step, "HEAD_NUMBERS", data.draw(st.sampled_from([16, 64, 4096]))):
@@ -281,7 +281,7 @@ def test_gates_of_large_and_of_no_numbers(act: Any) -> None:
 @settings(max_examples=15)
 @given(st.data())
 def test_no_program_leaves_its_tensors(data: st.DataObject) -> None:
-    """On a GPU that would be somebody else's memory, or the end of the process."""
+    """On a GPU, an address outside of the tensors would belong to other data or crash the process."""
     heads = Heads(data.draw)
     made: list[Tensor] = []
 
@@ -361,7 +361,7 @@ def test_the_trial_lets_the_kernels_pass(family: str, dtype: torch.dtype) -> Non
 
 
 class TurnedStep(FusedStep):
-    """For ranks that are threads: the interpreter is the process's, and belongs to one at a time."""
+    """A fused step for ranks that are threads: a lock protects the interpreter, which the process has once."""
 
     lock = Lock()
 
@@ -379,7 +379,7 @@ class TurnedStep(FusedStep):
 
 
 def attention_of_five(geometry: Geometry) -> PagedAttention:
-    """A step of one sequence of five tokens, in plain torch."""
+    """Return the attention of a step of one sequence with five tokens, in plain torch."""
     attend = PagedAttention(KVCache(geometry, 4, 4, torch.float32, CPU), CpuKernel())
     mirror = CachedRequestState()
     mirror.tokens = [5, 9, 3, 250, 7]
@@ -391,7 +391,7 @@ def attention_of_five(geometry: Geometry) -> PagedAttention:
 
 @pytest.mark.parametrize("family", ["gemma2", "llama", "qwen2", "qwen3"])
 def test_ranks_add_up_within_the_fused_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... where the lean layers do: the whole model's logits come of parts of its layers."""
+    """The logits of the whole model must follow from the layer parts that the ranks compute."""
     monkeypatch.setattr(fused_step, "FusedStep", TurnedStep)
     whole, geometry = part_of(family, torch.float32, is_lean=False)
     attend = attention_of_five(geometry)

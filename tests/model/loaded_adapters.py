@@ -54,7 +54,7 @@ def load_base(family: str) -> Any:
 
 
 def save_adapters(family: str, folder: Path) -> list[Path]:
-    """Three adapters of different makes, as PEFT saves them."""
+    """Save three different adapters with PEFT; return their folders."""
     few, many, some = (TARGETS | RECURRENT_TARGETS)[family]
     is_transposed = family == "gpt2"
     configs = [
@@ -85,7 +85,7 @@ def save_adapters(family: str, folder: Path) -> list[Path]:
 
 
 class Oracle:
-    """PEFT's own model, with one adapter at a time."""
+    """PEFT's own model, which applies one adapter at a time."""
 
     def __init__(self, family: str, paths: Sequence[Path]) -> None:
         self.model: Any = PeftModel.from_pretrained(load_base(family), paths[0], adapter_name="0")
@@ -103,7 +103,7 @@ class Oracle:
             return self.model(input_ids=ids).logits[0]  # type: ignore[no-any-return]
 
     def check_greedy(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str | None) -> None:
-        """Each token is the best one, wherever the two best are apart."""
+        """Check that each token is the most probable one, unless the two best logits are nearly equal."""
         logits = self.logits([*prompt, *tokens[:-1]], adapter)[len(prompt) - 1 :]
         best = logits.topk(2, -1)
         for number, token in enumerate(tokens):
@@ -112,7 +112,7 @@ class Oracle:
 
 
 class Loaded:
-    """An executor with three adapters on its device, and the oracle that knows them too."""
+    """An executor with three adapters on its device, and PEFT's model with the same adapters."""
 
     def __init__(self, family: str, folder: Path, **settings: Any) -> None:
         paths = save_adapters(family, folder)
@@ -131,7 +131,7 @@ class Loaded:
             require_device(self.executor).place(str(number))
 
     def await_all(self) -> None:
-        """Until steps find them all: who waits for an adapter takes no room from others."""
+        """Run steps until all adapters are on the device: a waiting adapter does not evict others."""
         keys, end = ("0", "1", "2"), time.monotonic() + PATIENCE
         while len(self.pool.begin_step(keys)) < len(keys):
             assert time.monotonic() < end
@@ -145,7 +145,7 @@ class Loaded:
 def all_logits(
     executor: LocalExecutor, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None]
 ) -> list[Tensor]:
-    """Logits [len(prompt), V] of each prompt with its adapter, all in one step."""
+    """Return the logits [len(prompt), V] of each prompt with its adapter, all in one step."""
     rows, block = [], 0
     for number, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
         num_blocks = -(-len(prompt) // 4)
@@ -163,7 +163,7 @@ def all_logits(
 
 
 class Drawing:
-    """Draws under way. With `tokens` the device has them at hand."""
+    """Draws under way. A result whose tokens are on the device if `has_tokens`."""
 
     def __init__(self, result: StepResult, *, has_tokens: bool) -> None:
         self._result = result
@@ -188,7 +188,8 @@ class LateSampler:
 
 
 class LateHere(LocalExecutor):
-    """Says on a CPU, too, that it answers late. `num_named` counts the rows whose last token had a name."""
+    """An executor on a CPU that claims to be asynchronous. `num_named` counts the rows whose last token was a
+    placeholder."""
 
     is_async = True
     num_named = 0

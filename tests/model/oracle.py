@@ -24,7 +24,8 @@ Draw = tuple[tuple[int, ...], int, "frozenset[int] | None"]  # tokens before it,
 
 
 class Wanderer(Controller):
-    """A random program. What was drawn, and from which prefix, is kept where copies of the controller share it."""
+    """A random program. A controller that changes outputs at random. All copies share `draws`: each sampled token with
+    the tokens before it."""
 
     draws: ClassVar[list[Draw]] = []
 
@@ -74,7 +75,8 @@ class Wanderer(Controller):
 
 
 class Oracle:
-    """The library's own model, eager attention, float32. `gap` is how far apart two logits must be to differ."""
+    """The library's own model, eager attention, float32. `gap` is the difference of two logits below which they count
+    as equal."""
 
     def __init__(self, path: Path, gap: float = GAP) -> None:
         self._gap = gap
@@ -100,7 +102,7 @@ class Oracle:
 
 
 def outputs_of(events: list[Event]) -> dict[int, list[int]]:
-    """The tokens of each output, rewinds and forks applied."""
+    """Return the tokens of each output after rollbacks and forks."""
     outputs: dict[int, list[int]] = {0: []}
     for event in events:
         match event:
@@ -119,7 +121,7 @@ def run(
     vocab_size: int,
     load: Callable[[ModelConfig], Executor] = load_executor,
 ) -> tuple[list[Request], dict[str, list[Event]]]:
-    """A random mix of requests over a pool that is too small for all of them."""
+    """Run a random mix of requests over a KV pool that is too small for all of them."""
     block_size = rng.choice([2, 4, 16])
     num_blocks = -(-rng.choice([96, 160]) // block_size)
     Wanderer.draws = []
@@ -155,7 +157,7 @@ def run(
 
 
 def check_run(oracle: Oracle, requests: list[Request], events: dict[str, list[Event]]) -> None:
-    """Every token of a run is the oracle's."""
+    """Check that the oracle would have sampled every token of a run."""
     for request in requests:
         ends = [event for event in events[request.id] if isinstance(event, Finished)]
         for end in ends:  # the only error a program can run into is one fork too many

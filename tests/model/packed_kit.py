@@ -26,7 +26,7 @@ _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
-    """uint8 [..., n] -> int32 [..., n * bits / 32], the first value in the lowest bits."""
+    """Pack uint8 [..., n] into int32 [..., n * bits / 32], with the first value in the lowest bits."""
     per = 32 // bits
     words = torch.zeros(*values.shape[:-1], values.shape[-1] // per, dtype=torch.int64)
     for place in range(per):
@@ -35,7 +35,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def rounded(weight: Tensor, bits: int, even: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Integers [out, in] with a zero point and a scale for each group of inputs."""
+    """Return integers [out, in], and a zero point and a scale for each group of inputs."""
     runs = weight.view(weight.shape[0], -1, GROUP)
     top = (1 << bits) - 1
     if even:
@@ -126,7 +126,8 @@ def fp8(scale_name: str, block: int | None, per_row: bool = False) -> Callable[[
 
 
 def nvfp4(is_modelopt: bool) -> Callable[[Tensor], Packed]:
-    """4 bits, a scale in float8 for 16 inputs, and one of the whole."""
+    """Return a function that packs a weight into 4 bits, with a float8 scale for 16 inputs and one for the whole
+    weight."""
     levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
     def make(weight: Tensor) -> Packed:
@@ -185,7 +186,7 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None
 
 
 def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tuple[Path, Path]:
-    """A packed checkpoint, and one with the weights that it stands for."""
+    """Return a packed checkpoint, and one with the weights that it represents."""
     original = tiny_checkpoints.cached_checkpoint(
         family, **{"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, **changes}
     )
@@ -193,7 +194,7 @@ def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tupl
 
 
 def packed_and_plain(name: str, folder: Path, original: Path) -> tuple[Path, Path]:
-    """A checkpoint packed, and with the weights that this stands for."""
+    """Write a checkpoint in packed form, and with the weights that this form represents."""
     pack_weight, config, _ = FORMATS[name]
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = {}, {}
@@ -220,7 +221,8 @@ def _written(
 
 
 def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
-    """gpt-oss as it is published: experts in 4 bits with a power of two for 32 inputs; and what that stands for."""
+    """Write gpt-oss in its published form: experts in 4 bits with a power of two per 32 inputs. Also write the weights
+    that it represents."""
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = dict(weights), dict(weights)
     generator = torch.Generator().manual_seed(4)
@@ -267,7 +269,7 @@ def deepseek_v4(folder: Path, original: Path) -> tuple[Path, Path]:
 def random_weight(
     seed: int, form: int | str, num_outputs: int, num_inputs: int, group: int, has_zeros: bool, is_ordered: bool
 ) -> Grouped:
-    """A weight in groups of that number of inputs, the last of which may have fewer."""
+    """Return a random weight in groups of `group` inputs; the last group may have fewer."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.arange(num_inputs) // group
     if is_ordered:
