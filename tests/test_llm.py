@@ -54,7 +54,7 @@ class Only(Controller):
 
 
 class Holds(Controller):
-    """Draws one token, then waits for ever: only who cancels it ends it."""
+    """Samples one token, then waits until the request is cancelled."""
 
     max_rewind = 0
 
@@ -253,7 +253,7 @@ def test_streams_give_the_text_in_pieces(llm: LLM) -> None:
 
 
 class OneByOne:
-    """An engine client whose streams give the events of a run that is over, one at a time."""
+    """An engine client whose streams repeat the events of a finished run, one at a time."""
 
     def __init__(self, llm: LLM) -> None:
         self._client = llm.model.client
@@ -315,7 +315,7 @@ def test_deltas_tell_what_is_taken_back(llm: LLM) -> None:
     a, b = (llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
 
     class Regret(Controller):
-        """Writes `aaa`, takes two back, writes `b`."""
+        """Writes `aaa`, rolls two tokens back, and writes `b`."""
 
         def next(self, view: SequenceView) -> Decision:
             written = view.generated

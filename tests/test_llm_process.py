@@ -40,8 +40,8 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 class Interrupts(Controller):
-    """Sends this process what Ctrl-C sends, after a number of tokens; then the output continues until something ends
-    it."""
+    """Sends SIGINT to this process after a number of tokens, as Ctrl-C does; then the output continues until something
+    ends it."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -54,7 +54,7 @@ class Interrupts(Controller):
 
 
 class Pauses(Controller):
-    """Draws one token, then lets its output wait until the event is set."""
+    """Samples one token, then lets its output wait until the event is set."""
 
     def __init__(self, goes_on: threading.Event) -> None:
         self.goes_on = goes_on
@@ -133,7 +133,7 @@ class Trap:
 
 
 class GoesOn(Controller):
-    """Draws, and from the interrupt on waits for ever: only who cancels it ends it."""
+    """Samples until the interrupt, and then waits until the request is cancelled."""
 
     def __init__(self, is_sent: threading.Event) -> None:
         self.is_sent = is_sent

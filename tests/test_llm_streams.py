@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, until, until_async
 
 
 class Waits(Controller):
-    """Draws two tokens; then the output never continues."""
+    """Samples two tokens; then the output waits without end."""
 
     max_rewind = 0  # so that text is certain at once
 

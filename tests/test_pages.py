@@ -58,7 +58,7 @@ ENDLESS = ("serve_forever",)
 
 
 def blocks(page: str, *languages: str) -> list[str]:
-    """The code blocks of a page in these languages."""
+    """Return the code blocks of a page in these languages."""
     return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", PAGES[page], re.DOTALL)
 
 
@@ -92,7 +92,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.few(13)
 @pytest.mark.parametrize("page", HERE)
 def test_programs_run(page: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom: a program may use what one above it has made. What it prints is what the page shows."""
+    """Programs run from top to bottom, because a program may use what an earlier one defined. The printed output must
+    match the output on the page."""
     log_elsewhere()
     if page in WRITING:
         monkeypatch.chdir(tmp_path)
@@ -114,8 +115,9 @@ QUICK |= {"docs/multiple-models.md", "docs/watching.md"}
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("page", slow_but(QUICK, COMMANDS))
 def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) -> None:
-    """In a shell, in a folder that has what a checkout has. The tutorial on servers is followed to the letter, from a
-    shell that does not know the environment; of the others what is shown with its output is run."""
+    """Commands run in a shell, in a folder that contains the files of a checkout. The tutorial on servers is followed
+    to the letter, from a shell that does not know the environment; of the others what is shown with its output is run.
+    """
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     found, path = at(page, server), path_without_this_python()

@@ -165,7 +165,7 @@ def test_bodies_have_room_for_pictures(http: TestClient, monkeypatch: pytest.Mon
 
 
 def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one of more bytes than a body of text may have."""
+    """A batch file may also contain images of more bytes than a body of text may have."""
     folder = str(llm.model.pictures.folder) if llm.model.pictures else ""
     lines = []
     for name, given in (("small", url()), ("large", large_url()), ("odd", "data:image/png;base64,AAAA")):
@@ -281,7 +281,7 @@ def named(address: str) -> list[tuple[str, dict[str, Any]]]:
 async def test_pictures_of_listed_hosts_are_fetched(
     llm: LLM, http: TestClient, submitted: list[Request], elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On each API, as if the image itself had been sent."""
+    """Each API gives the same prompt as if the image itself had been sent."""
     assert llm.model.pictures is not None
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
     address = f"http://{elsewhere}/it.png"

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str = "the condition", seconds: float = PATIENCE) -> T:
-    """Wait until `condition()` holds; gives what it gave. Fails with `what`, and what it gave last."""
+    """Wait until `condition()` is true; return its value. Fails with the text `what` and the last value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:
@@ -26,7 +26,7 @@ def until(condition: Callable[[], T], what: str = "the condition", seconds: floa
 
 
 async def until_async(condition: Callable[[], T], what: str = "the condition", seconds: float = PATIENCE) -> T:
-    """The same for what happens in this event loop, or beside it."""
+    """Wait in the same way for events in this event loop or other threads."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:

@@ -163,7 +163,7 @@ def all_logits(
 
 
 class Drawing:
-    """Draws under way. A result whose tokens are on the device if `has_tokens`."""
+    """A pending result, whose tokens are on the device if `has_tokens`."""
 
     def __init__(self, result: StepResult, *, has_tokens: bool) -> None:
         self._result = result

@@ -20,7 +20,8 @@ META = torch.device("meta")
 
 
 class Shape(NamedTuple):
-    """Query heads, key heads, widths of keys and values, and whether the layer caps scores and has sinks."""
+    """Sizes of a layer: query heads, key heads, widths of keys and values, and whether it caps scores and has attention
+    sinks."""
 
     num_heads: int
     kv_heads: int
@@ -35,7 +36,7 @@ SHAPES += (Shape(16, 16, 192, 128), Shape(16, 8, 128, 128))
 
 
 def num_buffers(kernel: Any) -> list[int]:
-    """Buffers of keys and of values in shared memory, which copies fill while others are multiplied."""
+    """Return the numbers of buffers of keys and values in shared memory, which copies fill during multiplications."""
     return [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x", kernel.asm["ttgir"])]
 
 

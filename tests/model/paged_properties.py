@@ -38,14 +38,14 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short contexts have several works, and few tokens make a long chunk."""
+    """Use small sizes, so that short contexts are split, and few tokens make a long chunk."""
     monkeypatch.setattr(paged, "CHUNK", 32)
     monkeypatch.setattr(paged, "MAX_SHORT", 4)
 
 
 @st.composite
 def large_pools(draw: st.DrawFn) -> Pool:
-    """Sequences of several works, over pages of any size."""
+    """KV pools with sequences that are long enough to be split, over pages of any size."""
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 4), (1, 7), (1, 20)]))
     dim, value_dim = draw(st.sampled_from([(16, 16), (24, 24), (40, 8)]))
     block_size = draw(st.sampled_from([1, 3, 16, 32, 256]))
@@ -55,7 +55,7 @@ def large_pools(draw: st.DrawFn) -> Pool:
 
 
 def grown(pool: Pool, contexts: list[tuple[int, int]]) -> tuple[PackedStep, torch.Tensor]:
-    """A step in which each sequence computes a number of tokens after a number of others."""
+    """Return a step in which each sequence computes a number of tokens after a number of earlier ones."""
     for number, (before, _) in enumerate(contexts):
         pool.mirrors.append(CachedRequestState())
         pool.computed.append(0)
@@ -87,7 +87,8 @@ def test_large_steps_give_what_the_reference_gives(
 @settings(max_examples=15)
 @given(pool=large_pools(), data=st.data())
 def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.DataObject) -> None:
-    """One kernel over many steps, in which sequences come and go, grow, shrink, fork, rest, and are more than seats."""
+    """One kernel runs many steps in which sequences come and go, grow, shrink, fork, pause, and exceed the slots of
+    block tables."""
     kernel = PagedKernel(CPU)
     kernel.seats.num_seats, kernel.seats.width = 2, 1
     options = AttentionOptions(0.25)
@@ -110,8 +111,8 @@ def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.Dat
 
 
 def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHandle:
-    """Multiply as matrix units do: each row by the same operations, wherever it lies in a tile. The CPU's library has
-    other code for the last rows of a matrix."""
+    """Multiply as matrix units do: each row by the same operations, wherever the row is in a tile. The CPU's library
+    uses different code for the last rows of a matrix."""
     product = (a.data[:, :, None] * b.data[None, :, :]).sum(1, dtype=d.data.dtype)
     return TensorHandle(product + d.data, d.dtype.scalar)
 
@@ -122,7 +123,7 @@ def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHand
 def test_a_row_is_bitwise_the_same_alone_and_among_others(
     pool: Pool, contexts: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """... in turns or at once, and its tokens one by one give what they give together."""
+    """Parts computed in turns or at once give the same bits, and so do a sequence's tokens alone and together."""
     step, query = grown(pool, contexts)
     options = data.draw(layer_options(pool.shape.num_heads))
     together = attend(PagedKernel(CPU), pool, step, query, options)
@@ -146,7 +147,7 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
 @settings(max_examples=8)
 @given(pool=large_pools(), contexts=CONTEXTS, data=st.data())
 def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int]], data: st.DataObject) -> None:
-    """On a GPU that would be somebody else's memory, or the end of the process."""
+    """On a GPU, an address outside of the tensors would belong to other data or crash the process."""
     step, query = grown(pool, contexts)
     options = data.draw(layer_options(pool.shape.num_heads))
     kernel = PagedKernel(CPU)

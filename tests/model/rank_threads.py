@@ -1,5 +1,6 @@
 """Ranks as threads of one process, over a scripted `torch.distributed`: what differs between gloo and NCCL is left out,
-and what a group has to agree on is checked. A sum of unlike tensors, which would hang or mix up numbers on GPUs, fails.
+and what a group has to agree on is checked. A sum of tensors with different sizes or types, which would hang or mix up
+numbers on GPUs, is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _reading = threading.Lock()
 
 
 class Ranks:
-    """`count` ranks that run one function. `sums` are the sizes and types of what rank 0 has added up."""
+    """`count` ranks that run one function. `sums` are the sizes and types of the tensors that rank 0 has summed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -91,7 +92,7 @@ class Ranks:
 
 
 def part_of(family: str, dtype: torch.dtype, *, is_lean: bool) -> tuple[nn.Module, Geometry]:
-    """This rank's part of a tiny model, made as loading makes it."""
+    """Return this rank's part of a tiny model, made as loading makes it."""
     checkpoint = inspect_checkpoint(tiny_checkpoints.cached_checkpoint(family))
     settings = support_checks.read_config(checkpoint)
     with _reading:

@@ -17,7 +17,7 @@ from bridle.sampling import SamplingParams
 
 
 def row(index: int = 0, **fields: Any) -> SampleRow:
-    """A sample row; the fields of `SampleRow` are taken out, all others are sampling parameters."""
+    """Return a sample row; fields of `SampleRow` are taken from `fields`, and all others are sampling parameters."""
     own = {name: fields.pop(name) for name in ("seq_id", "key", "draw", "mask", "bias", "mu") if name in fields}
     return SampleRow(own.pop("seq_id", index), index, SamplingParams(**fields), **own)
 
@@ -29,7 +29,7 @@ def run(
     histories: dict[int, tuple[Sequence[int], int]] | None = None,
     sampler: Sampler | None = None,
 ) -> StepResult:
-    """One call of a sampler; sequences without a history have an empty one."""
+    """Call a sampler once; sequences that `histories` lacks have an empty history."""
     batch = SampleBatch(step=7, rows=list(rows), scores=list(scores))
     known = histories or {}
     return (sampler or StandardSampler())(logits, batch, lambda row: known.get(row.seq_id, ((), 0)))

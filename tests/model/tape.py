@@ -1,7 +1,8 @@
-"""CUDA graphs without CUDA: every operation of some work is noted with its tensors, and done again on the same memory.
+"""CUDA graphs without CUDA: the operations of some work are recorded with their tensors, and repeated on the same
+memory.
 
-As in a graph, what the host computed while recording stays what it was, and what needs a number of the device's cannot
-be recorded.
+As in a real graph, values that the host computed during recording stay the same, and reading a value of the device is
+an error.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Tape(TorchDispatchMode):
         return made
 
     def note(self, work: Work) -> None:
-        """Do what torch does not see, and note it."""
+        """Run work that torch's dispatch does not see, and record it."""
         with _paused():
             work()
         self._plays.append(work)
@@ -71,7 +72,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 class TapeRecorder:
-    """Implements `bridle.model.recorder.Recorder`. `num_replays` counts what was done again."""
+    """Implements `bridle.model.recorder.Recorder`. `num_replays` counts the repeated recordings."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -95,7 +96,7 @@ class TapeRecorder:
 
 
 class TapedKernels:
-    """In the place of a module with Triton kernels: launches are noted while something is recorded."""
+    """Replaces a module with Triton kernels: launches are recorded while a tape records."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -33,7 +33,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.few(4)
 @pytest.mark.parametrize("lengths", [(5, 30, 1, 2, 20, 3, 7, 9), (1, 2, 1, 1, 2, 1, 1, 1)])
 def test_logits_are_those_of_peft(loaded: Loaded, lengths: tuple[int, ...]) -> None:
-    """Long and short segments, rows of several layouts and without any, in one step."""
+    """Long and short segments, rows of several adapters, and rows without any share one step."""
     adapters = (None, None, "0", "0", "1", "1", "2", None)
     prompts = [[(7 * i + 3 * number) % 250 + 10 for i in range(size)] for number, size in enumerate(lengths)]
     for prompt, adapter, have in zip(prompts, adapters, all_logits(loaded.executor, prompts, adapters), strict=True):
@@ -65,7 +65,7 @@ class Forcing(Controller):
 
 
 def run(loaded: Loaded, requests: Sequence[Request], **limits: Any) -> tuple[dict[tuple[str, int], list[int]], Engine]:
-    """Tokens by request and output."""
+    """Run the requests; return the tokens by request and output, and the engine."""
     pools = [PythonControllerPool(loaded.executor.info.vocab_size)]
     engine = Engine(loaded.executor, EngineConfig(**limits), pools=pools, adapters=loaded.pool)
     for request in requests:
@@ -93,8 +93,8 @@ def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path
 
 
 def check_engine(family: str, folder: Path, **settings: Any) -> None:
-    """Every token is the best one by PEFT. Requests run in chunks next to decodes, and their outputs fork. Sequences
-    are preempted because the pool is small, and a step takes fewer adapters than there are."""
+    """PEFT would sample every token. Requests run in chunks next to decodes, and their outputs fork. Sequences are
+    preempted because the pool is small, and a step takes fewer adapters than there are."""
     loaded = Loaded(family, folder, **settings)
     loaded.await_all()
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -123,7 +123,7 @@ def check_engine(family: str, folder: Path, **settings: Any) -> None:
 
 
 def test_scores_of_prompts_and_outputs_are_those_of_peft(tmp_path: Path) -> None:
-    """Log-probabilities of prompts and outputs, from the prefix cache on as without it."""
+    """Log-probabilities of prompts and outputs equal PEFT's, with and without the prefix cache."""
     loaded = Loaded("llama", tmp_path, num_blocks=64)
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
     prompt = tuple(range(30, 50))
@@ -150,7 +150,7 @@ def test_scores_of_prompts_and_outputs_are_those_of_peft(tmp_path: Path) -> None
 @pytest.mark.few(1)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_adapters_go_with_other_weights(quantization: str, tmp_path: Path) -> None:
-    """In 8 bits the base is another one; what an adapter adds stays the same."""
+    """In 8 bits the base model gives other logits; an adapter adds the same to them."""
     loaded = Loaded("llama", tmp_path, num_blocks=64, quantization=quantization)
     loaded.place_all()
     prompt = [(13 * i) % 240 + 12 for i in range(12)]

@@ -1,5 +1,5 @@
-"""The model's executor when it answers late: played on a CPU, where the device is never behind, but tokens are known to
-the host only when they are taken."""
+"""The executor with asynchronous results, on a CPU. The device is never behind there, but the host knows tokens only
+when it reads the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def executor() -> LateHere:
 
 
 def drawn(executor: LateHere) -> LateHere:
-    """After a draw of sequence 0, which has three tokens."""
+    """Return the executor after sampling for sequence 0, which has three tokens."""
     executor.forward(StepPlan(1, [PlanRow(0, 0, 3, new_tokens=(1, 2, 3), new_blocks=(0,), num_prompt=3)]))
     executor.sample_async(SampleBatch(1, [SampleRow(0, 0, GREEDY)]))
     return executor

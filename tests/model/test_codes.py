@@ -75,7 +75,7 @@ def test_shares_cover_a_weight_and_follow_from_its_sizes(num_blocks: int, num_co
 
 
 def test_many_rows_decode_the_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 256 rows tiles of few rows would decode it again and again, and the library multiplies faster."""
+    """Over 256 rows, kernels would unpack the weight again for every tile, and the library multiplies faster."""
     meta = torch.device("meta")
     layer = CodeLinear(make_codes(random_weight(0, 4, 24, 160, 32, False, False)), None, torch.bfloat16).to(meta)
     for num_rows, kernels in ((MAX_CODED, {"multiply_whole": 1}), (MAX_CODED + 1, {"decode": 1, "mm": 1})):
@@ -124,7 +124,7 @@ def test_a_kernel_that_fails_is_told_of(caplog: pytest.LogCaptureFixture, monkey
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A GPU that can be asked what it is, and computes on the CPU."""
+    """A fake GPU that reports its capability and computes on the CPU."""
     settings = SimpleNamespace(capability=(9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: settings.capability)
     return settings
@@ -146,7 +146,7 @@ def test_who_may_have_float8(gpu: SimpleNamespace) -> None:
 
 
 class Toy(torch.nn.Module):
-    """Two layers that fit and one that does not, and a head."""
+    """A model with two layers that can be packed, one that cannot, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,8 @@ class Toy(torch.nn.Module):
 
 @pytest.fixture
 def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's CPU multiplies float8 by a scale per row since 2.12; with one that does not, float32 stands in for it."""
+    """torch on a CPU multiplies float8 with a scale per row since 2.12; for older versions, float32 replaces this
+    product."""
     if float8.find_problem(CPU, torch.bfloat16) is None:
         return
 
@@ -235,7 +236,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_within_registers_and_shared_memory(
     capability: int, dtype: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU, within the registers and the shared memory that one program may have."""
+    """The kernels are compiled without a GPU, and must fit into the registers and the shared memory of one program."""
     from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, usage
     from tests.model.codes_compiled import compile_all
 

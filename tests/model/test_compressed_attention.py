@@ -66,7 +66,7 @@ def logits_of(library: Any, tokens: tuple[int, ...]) -> Tensor:
 
 
 def row(seq_id: int, start: int, end: int, tokens: tuple[int, ...] = PROMPT, first_block: int = 0) -> PlanRow:
-    """A row that computes part of the tokens, every position of which gives logits."""
+    """Return a row that computes part of the tokens, with logits of every position."""
     first, last = -(-start // BLOCK), -(-end // BLOCK)
     blocks = tuple(range(first_block + first, first_block + last))
     return PlanRow(seq_id, start, end - start, end - start, start, tokens[start:end], first, blocks)
@@ -93,7 +93,7 @@ def test_every_sampled_token_is_the_oracles(seed: int) -> None:
 @settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_librarys_logits(executor: LocalExecutor, wanted: Tensor, seed: int) -> None:
-    """A prompt in chunks of any length, with neighbours that come and go."""
+    """The prompt is computed in chunks of any length, while neighbours come and go."""
     executor.reset()
     rng, step, done = random.Random(seed), 0, 0
     while done < LENGTH:
@@ -108,7 +108,7 @@ def test_any_cutting_gives_the_librarys_logits(executor: LocalExecutor, wanted: 
 @pytest.mark.parametrize("back", [1, 2, 3, 4, 5, RATE - 1, RATE, RATE + 1, 3 * RATE])
 @pytest.mark.parametrize("length", [4 * RATE - 1, 4 * RATE, 4 * RATE + 1])
 def test_a_rewind_leaves_nothing_behind(executor: LocalExecutor, library: Any, length: int, back: int) -> None:
-    """Tokens within windows are taken back, and others follow."""
+    """Tokens within compressed windows are rolled back, and other tokens follow."""
     executor.reset()
     start = length - back
     compute(executor, 1, row(0, 0, length))
@@ -129,7 +129,8 @@ def test_greedy_tokens_are_those_of_the_librarys_own_cache(executor: LocalExecut
 
 @pytest.mark.parametrize("what", ["index_topk", "compress", "tid2eid"])
 def test_the_checkpoint_tells_layers_from_others(library: Any, wanted: Tensor, what: str) -> None:
-    """So the tests above would notice an index that selects all, windows that are not seen, and other experts."""
+    """The model's logits depend on its index, its windows and its experts, so the tests above would notice an error in
+    each."""
     other = deepcopy(library)
     for layer in other.model.layers:
         compressor, gate = layer.self_attn.compressor, layer.mlp.gate
@@ -168,7 +169,7 @@ def test_eight_bits_are_too_few_for_windows() -> None:
 
 
 def test_halves_of_numbers_do_not_depend_on_chunks() -> None:
-    """Rounded numbers are read from the cache, those of a step's own tokens too."""
+    """Rounded keys and values are read from the cache, also those of a step's own tokens."""
     rounded = load(kv_cache_dtype="bfloat16")
     (whole,) = compute(rounded, 1, row(0, 0, LENGTH))
     rounded.reset()

@@ -180,14 +180,14 @@ CHANGES = st.tuples(st.integers(0, 5), st.sampled_from(["grow", "rewind", "other
 
 
 class Device:
-    """Keeps histories as the kernel does, and counts its calls."""
+    """Keeps token histories as the kernel does, and counts the tokens that it was sent."""
 
     def __init__(self, max_words: int) -> None:
         self.kept, self.histories = DeviceTokenHistory(CPU, max_words), Histories()
         self.num_told = 0
 
     def read(self, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
-        """The histories of these sequences, as the device has them after the step."""
+        """Return the histories of these sequences as the device has them after the step."""
         rows = [row(seq_id=each, presence_penalty=1.0) for each in tokens]
         fixed = [FixedTable().of(each.sampling) for each in rows]
         columns = columns_of(
@@ -208,7 +208,7 @@ class Device:
 
 @given(st.lists(st.lists(CHANGES, min_size=1, max_size=6), max_size=12), st.sampled_from([300, 1100, 1 << 14]))
 def test_kept_histories_are_the_sequences_own_whatever_happens_to_them(steps: list[Any], max_words: int) -> None:
-    """... even if there is room for few of them, or for none."""
+    """The histories are right even if memory holds few of them, or none."""
     device = Device(max_words)
     tokens: dict[int, list[int]] = {number: [number] * (200 + 20 * number) for number in range(6)}
     for step in steps:

@@ -2,8 +2,8 @@
 
 Random requests share prefixes, run in chunks next to each other's decodes, fork, and get preempted for lack of blocks.
 Random programs steer some of them with forced tokens, rewinds, forks and waits. Each sampled token must be the best
-allowed one under transformers' eager forward pass. That pass reads the tokens that stood before it at that moment. A
-difference counts only where the oracle's two best logits are clearly apart.
+allowed one under transformers' eager forward pass. That pass reads the tokens that preceded the sampled token at that
+moment. A difference counts only where the oracle's two best logits are clearly apart.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PROMPTS = [[5, 6, 7, 8, 9] * 6, [10, 11, 12], [40] * 17]
 
 
 def library_output(path: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    """Greedy continuation as the library's own `generate` gives it."""
+    """Return the greedy continuation by the library's own `generate`."""
     # By default some versions give Gemma 2 an attention that forgets to cap scores.
     settings = {"dtype": torch.float32, "attn_implementation": "eager"}
     model: Any = AutoModelForCausalLM.from_pretrained(path, **settings).eval()
@@ -51,7 +51,7 @@ def test_greedy_equals_generate(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "gpt_oss"])
 def test_a_model_that_is_loaded_beside_it_disturbs_nothing(family: str) -> None:
-    """Loading sets the library's default dtype for a moment, for the whole process."""
+    """Loading another model changes torch's default dtype for a moment, for the whole process."""
     executor = load(tiny_checkpoints.cached_checkpoint(family))
     want = NaiveDriver(executor, PROMPTS).generate(4)
     executor.reset()
@@ -267,7 +267,7 @@ def test_dense_families_are_lowered(family: str) -> None:
 
 
 def test_a_layer_of_another_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helium's layers look the same and turn other numbers of a head: the comparison must notice."""
+    """Helium's layers have the same structure but rotate other numbers of a head, and the comparison must notice it."""
     from bridle.model import dense_layer
 
     monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"helium"}))

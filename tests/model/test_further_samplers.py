@@ -32,7 +32,7 @@ PLAIN = [line.astype(np.float64) for line in LOGITS.numpy()]
 
 @pytest.fixture(autouse=True, scope="module")
 def same_numbers() -> Iterator[None]:
-    """The plain reference draws the numbers of the sampler, not those of the scripted model."""
+    """Within the block, the plain reference uses the sampler's random numbers instead of the scripted model's."""
     with patch("bridle.testing.sampler.uniform", lambda key, draw: float(uniforms([key], [draw])[0])):
         yield
 
@@ -53,7 +53,7 @@ NEUTRAL: list[dict[str, Any]] = [
 
 @st.composite
 def sampled(draw: st.DrawFn) -> tuple[SampleRow, list[int]]:
-    """A row with some of the samplers, and a history with repetitions."""
+    """A row that uses some of the samplers, and a history with repetitions."""
     fields = {
         "temperature": draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
         "top_n_sigma": draw(st.sampled_from([0.0, 0.7, 1.6])),
@@ -80,7 +80,8 @@ def sampled(draw: st.DrawFn) -> tuple[SampleRow, list[int]]:
 
 @given(sampled())
 def test_draws_agree_with_the_plain_reference(case: tuple[SampleRow, list[int]]) -> None:
-    """The token is the reference's, unless the number sampled lies within a rounding error of the edge between two."""
+    """Both must give the same token, unless the random number is within a rounding error of the edge between two
+    tokens."""
     single, history = case
     found = run(LOGITS, [single], histories={single.seq_id: (history, 2)})
     plain = PLAIN[single.logits_index]
@@ -124,7 +125,7 @@ def test_at_temperature_0_the_best_token_is_taken(fields: dict[str, Any]) -> Non
 
 @given(st.lists(st.integers(0, 2), max_size=120), st.sets(st.integers(0, 2), max_size=1))
 def test_repetitions_are_those_of_the_original_loop(tokens: list[int], breakers: set[int]) -> None:
-    """The loop over all earlier places of the last token, as DRY was first written down."""
+    """Compare with the original DRY loop over all earlier positions of the last token."""
     longest: dict[int, int] = {}
     for i in [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]:
         if tokens[-1] in breakers or tokens[i + 1] in breakers:
@@ -189,7 +190,7 @@ def test_top_n_sigma_does_not_depend_on_the_temperature() -> None:
 
 
 def test_a_dynamic_temperature_goes_from_its_least_to_its_most() -> None:
-    """All tokens equally likely: the most. One that is certain: the least."""
+    """If all tokens are equally probable, the temperature is the highest. If one token is certain, it is the lowest."""
     flat, sharp = torch.zeros(1, 50), torch.full((1, 50), -200.0)
     sharp[0, 3] = 0.0
     params = [SamplingParams(temperature=0.7, dynatemp_range=0.5)]

@@ -25,7 +25,7 @@ NORM = Norm(SimpleNamespace(weight=torch.ones(4), eps=1e-6))
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine that says it has a GPU, and Triton, whose kernels are right."""
+    """A fake machine with a GPU and Triton, whose kernels give right results."""
     machine = SimpleNamespace(capability=(9, 0), has_triton=True, is_right=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))

@@ -96,7 +96,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 8)), min_size=1,
 
 
 def packed(chunks: list[tuple[int, int]]) -> tuple[list[PackedRow], list[int]]:
-    """Rows of sequences in blocks of their own, and the positions of their tokens."""
+    """Return rows of sequences in separate blocks, and the positions of their tokens."""
     rows: list[PackedRow] = []
     positions: list[int] = []
     for number, (before, length) in enumerate(chunks):
@@ -146,7 +146,7 @@ MIXED = st.lists(st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 2, 32, 33
 def test_a_long_chunk_has_tiles_and_its_tokens_nothing(
     earlier: list[tuple[int, int]], chunks: list[tuple[int, int]]
 ) -> None:
-    """... whatever was there before; all other tokens are rows of their own."""
+    """Earlier content of the memory does not matter, and tokens of other chunks have rows of their own."""
     step = static()
     for each in (earlier, chunks):
         rows, positions = packed(each)
@@ -232,7 +232,7 @@ GEOMETRY = Geometry({0: LayerGeometry(4, 2, 64, 64)}, 300)
 
 
 class Graphs:
-    """Stands for graphs of which the one of `failing`, a kind and its tokens, cannot be captured."""
+    """Fake graphs, of which the one of `failing` (a kind and a number of tokens) cannot be captured."""
 
     failing, failure = (PLAIN, 0), RuntimeError("operation not permitted when stream is capturing")
 
@@ -323,7 +323,7 @@ def test_graphs_with_adapters_that_cannot_be_take_nothing(
 def test_graphs_with_long_chunks_are_counted_with_the_others(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of 64 and 96 tokens; where they cannot be captured, they take nothing, and the others stay."""
+    """A graph of a long chunk that cannot be captured needs no memory, and the other graphs stay."""
     free, own = [1_000, 700, 690, 690, 640, 630, 1_000], len(PLAIN.sizes(96)) - 1
     machine.free = [*free]
     assert loading().measure(replace_tokens(96)) == 300 + own * 10 + 50 + 10
@@ -388,7 +388,7 @@ def test_a_part_of_a_model_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others would wait for its sums."""
+    """If one rank continued without graphs, the other ranks would wait for its sums."""
     monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
     monkeypatch.setattr(Graphs, "failing", (PLAIN, 2))
     assert loading().load(INFO) is None, "what all ranks find, they find alike"
@@ -399,7 +399,7 @@ def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
 
 
 class OneRankFails(Graphs):
-    """Graphs with long chunks, which rank 1 cannot capture."""
+    """Fake graphs whose long chunks rank 1 cannot capture."""
 
     def capture(self, kind: GraphKind, sizes: list[int], report: Any) -> None:
         def record(work: Any) -> Any:
@@ -416,7 +416,7 @@ class OneRankFails(Graphs):
 def test_of_ranks_all_have_graphs_of_a_kind_or_none_has(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What one replays, the others would wait for."""
+    """If only one rank replayed a graph, the other ranks would wait."""
     monkeypatch.setattr(graph_loading, "StepGraphs", OneRankFails)
     ranks = Ranks(2).run(lambda rank: loading().load(replace_tokens(96)))
     assert [set(graphs.sizes) for graphs in ranks if isinstance(graphs, Graphs)] == [{PLAIN}, {PLAIN}]
