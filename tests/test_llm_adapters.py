@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
-    """Greedy text depends on the adapter. There are `french` and `german`."""
+    """The generated text depends on the adapter. There are `french` and `german`."""
     model = scripted_model(spread=4096)
     with_adapters(model)
     folder = write_adapter(tmp_path / "any")

@@ -79,7 +79,7 @@ def test_changes_that_come_too_fast_are_left_out(kernel: Display) -> None:
 
 
 class Writes(Controller):
-    """Forces a text, takes its end back, draws the rest."""
+    """Forces a text, rolls its end back, and samples the rest."""
 
     def __init__(self, llm: LLM) -> None:
         self.waiting = [Decision.splice(2, [5]), Decision.splice(0, llm.tokenizer.encode(HOSTILE))]

@@ -117,7 +117,7 @@ def run(how: str) -> list[int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the functions are glibc's")
 def test_large_buffers_are_kept_until_memory_is_returned() -> None:
-    """By page faults, huge pages or not."""
+    """Reuse is measured by page faults, with huge pages or without."""
     (fresh, _, _), (reused, held, returned) = run("fresh"), run("kept")
     assert reused < fresh / 4, (reused, fresh)
     assert held - returned > 40 << 20, (held, returned)

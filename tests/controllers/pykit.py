@@ -24,13 +24,13 @@ _BYTES = {HE: b"he", LL: b"ll", EOS: b"", BOS: b""}
 
 
 def text_of(tokens: Iterable[int]) -> str:
-    """The text of tokens of the test tokenizer."""
+    """Return the text of tokens of the test tokenizer."""
     return b"".join(_BYTES.get(token, bytes([token & 0xFF])) for token in tokens).decode(errors="replace")
 
 
 @dataclass
 class Parrot:
-    """Goes on as its lines go; ends after the last byte of one, or where nothing is like the text."""
+    """Continues a text as its lines do; ends after the last byte of a line, or if no line matches."""
 
     lines: tuple[str, ...]
 
@@ -53,7 +53,7 @@ def _common_end(first: str, second: str) -> int:
 
 
 class Scripts(Steered):
-    """An engine over a parrot, steered by scripts."""
+    """An engine over a `Parrot`, steered by scripts."""
 
     def __init__(self, pool: RuntimePool, module: str, lines: Iterable[str] = (), **limits: object) -> None:
         super().__init__(pool)
@@ -70,14 +70,14 @@ class Scripts(Steered):
         return "".join(line for line in super().logs(name, index).splitlines(True) if "⏳" not in line)
 
     def script(self, source: str, prompt: str = "", name: str = "a", **sampling: object) -> str:
-        """Run a script to its end; gives the text, the prompt's left out."""
+        """Run a script to its end; return the text without the prompt."""
         tokens = (BOS, *prompt.encode())
         self.add_module(name, self.module, textwrap.dedent(source), **{"max_tokens": 500, "prompt": tokens, **sampling})
         self.run()
         return self.text(name)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """As ever, but a controller may take its time to start."""
+        """Run until `until()` is true or no work is left; a controller may take long to start."""
         while self.engine.has_work and not until():
             self._news.clear()
             events = self.engine.step()
@@ -92,7 +92,7 @@ class Scripts(Steered):
         return text_of(self.tokens(name, index))
 
     def error(self, name: str = "a", index: int = 0) -> str:
-        """Why it failed; empty if it did not."""
+        """Return the error of an output; empty if it did not fail."""
         end = self.end(name, index)
         return str(end.error) if end.reason is FinishReason.ERROR else ""
 
@@ -109,6 +109,6 @@ PRELUDE = "import pyaici.server as aici\nimport pyaici.server_native as native\n
 
 
 def script(body: str, *, call: str = "start") -> str:
-    """`body` as the lines of a coroutine."""
+    """Return a script that runs `body` as a coroutine."""
     lines = "".join(f"    {line}\n" for line in body.strip("\n").split("\n"))
     return f"{PRELUDE}async def main():\n{lines}aici.{call}(main())\n"

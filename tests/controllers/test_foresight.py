@@ -22,7 +22,7 @@ from tests.fakes.controller_runtime import Reply, View
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No copy is left out because the machine was slow."""
+    """Lookahead must not skip copies because the machine was slow."""
     monkeypatch.setattr("bridle.controllers.pool.SLOW_SECONDS", 60.0)
     monkeypatch.setattr("bridle.controllers.pool.ENOUGH_SECONDS", 60.0)
 

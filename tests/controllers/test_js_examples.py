@@ -81,7 +81,7 @@ def test_banned_phrases_are_taken_back(run: Example) -> None:
 
 
 def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
-    """One answers the other's question; what the model wrote before is never computed again."""
+    """One tool call uses the result of the other; the text before the calls is never computed again."""
     output = run("agent")
     assert output.text.endswith('{"time":"12:34"}It is 12:34 in Tokyo.')
     assert output.storage == {"answer": b"It is 12:34 in Tokyo."}
@@ -92,7 +92,7 @@ def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
 def test_a_human_is_asked_in_the_middle_of_a_text(
     run: Example, llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:  # `run`, so that the controller is compiled
-    """A program of its own: it reads a stream, and answers what that asks."""
+    """`human.py` runs as a separate program: it reads a stream, and answers the questions in it."""
     questions: list[str] = []
     human = runpy.run_path(str(FOLDER / "human.py"))
     with served(lent(llm.model)) as url:

@@ -79,7 +79,7 @@ def test_the_tool_call_example_forces_its_form(run: RunExample) -> None:
 
 
 def test_an_agent_calls_two_servers_of_tools(run: RunExample) -> None:
-    """One answers the other's question; what the model wrote before is never computed again."""
+    """One tool call uses the result of the other; the text before the calls is never computed again."""
     output = run("agent")
     assert output.text.endswith('{"time": "12:34"}It is 12:34 in Oslo.')
     assert output.storage["answer"] == b"It is 12:34 in Oslo."

@@ -40,7 +40,7 @@ def _save(folder: Path, merges: Sequence[str], has_prefix: bool) -> None:
 
 @dataclass
 class Wish:
-    """A model that would like to say one word, and something else even more."""
+    """A model that prefers one word, but prefers another token even more."""
 
     tokens: list[int]
     other: int
@@ -72,7 +72,7 @@ def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class YesOrNo(Controller):
-    """The controller that a program of one's own needs for the same."""
+    """The Python controller that a program needs for the same task."""
 
     def __init__(self, *words: list[int]) -> None:
         self.words = words  # each a list of tokens, as many as the tokenizer makes of it

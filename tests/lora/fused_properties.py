@@ -87,7 +87,7 @@ def watched() -> Iterator[tuple[list[tuple[np.ndarray, int]], list[Tensor]]]:
 @settings(max_examples=30)
 @given(st.integers(0, 1 << 30), st.sampled_from(DTYPES))
 def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
-    """On a GPU that would be somebody else's memory, or the end of the process."""
+    """On a GPU, an address outside of the tensors would belong to other data or crash the process."""
     random, like = Random(seed), torch.empty(0, dtype=dtype)
     sites = random_sides(random)
     segments, num_tokens = random_segments(random, random_adapters(random, sites, like, 6), 150)
@@ -112,7 +112,8 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 30), st.sampled_from(DTYPES))
 def test_tiles_at_a_fixed_place_give_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
-    """One captured step after another, whose launches know nothing of its adapters; no program leaves its tensors."""
+    """Captured steps follow each other, whose launches know nothing of their adapters; no kernel program leaves its
+    tensors."""
     random, like = Random(seed), torch.empty(0, dtype=dtype)
     sites = random_sides(random)
     places = places_of(sites)
@@ -154,7 +155,7 @@ def _ranks(segment: Segment) -> int:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_are_divided_where_a_step_has_few_tiles(dtype: torch.dtype) -> None:
-    """One tile over many inputs, and the same as one of many."""
+    """One tile over many inputs gives the same result as one of many tiles."""
     sites = [Sides(2100, (40, 16))]
     kernel, layouts = FusedKernel(CPU), LayoutCache(places_of(sites))
     kernel.machine.enough = 8

@@ -73,7 +73,7 @@ SECONDS = PATIENCE
 
 
 class FakeDevice:
-    """Remembers its calls; may be held up, made to fail, or lost."""
+    """A fake device that remembers its calls, and may be delayed, made to fail, or lost."""
 
     def __init__(self) -> None:
         self.layers: Mapping[str, LayerShape] = LAYERS
@@ -144,13 +144,13 @@ class Bench:
                 self.pool.open(key)
 
     def step(self, *keys: str) -> set[str]:
-        """One step that wants `keys` and lets all that are there compute."""
+        """Begin one step that wants `keys`; return the adapters that it may use."""
         available = self.pool.begin_step(keys)
         assert available <= self.device.device, "the step would not find what it was promised"
         return available
 
     def step_until(self, wanted: set[str], *keys: str) -> int:
-        """Steps until one has all of `wanted`; gives their number."""
+        """Run steps until one has all of `wanted`; return their number."""
         for number in range(10_000):
             self.changed.clear()
             if wanted <= self.step(*keys):

@@ -36,7 +36,7 @@ def use(folder: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """Why an adapter is refused, at whatever stage."""
+    """Return the message with which an adapter is refused, at any stage."""
     with pytest.raises(AdapterRefused) as caught:
         use(folder)
     assert len(str(caught.value)) < 600
@@ -226,7 +226,7 @@ def test_damaged_weights_are_refused(tmp_path: Path, damage: Callable[[bytes], b
 
 @given(st.data())
 def test_no_damage_is_anything_but_a_refusal(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """One flipped byte: it is refused, or it is a number like any other."""
+    """After one flipped byte, the adapter is refused, or the byte is part of a valid number."""
     folder = tmp_path_factory.mktemp("flipped")
     write_adapter(folder, {name: one for name, one in LAYERS.items() if ".0." in name}, targets=("q_proj",))
     name = data.draw(st.sampled_from(["adapter_config.json", "adapter_model.safetensors"]))
@@ -317,7 +317,7 @@ def test_where_the_hubs_cache_lies_is_not_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_hub_ids_go_to_the_hub_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Offline, what is not in the cache cannot be had; nothing is made up for it."""
+    """Offline, an adapter that is not in the cache is refused with that reason."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(

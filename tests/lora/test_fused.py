@@ -68,7 +68,7 @@ def test_an_old_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
 
 
 class Claimed:
-    """A kernel that says it is fused: a right one, with `error` added, or raising `failure`."""
+    """A kernel that claims to be fused: a right one, with `error` added, or one that raises `failure`."""
 
     def __init__(self, error: float = 0.0, failure: Exception | None = None) -> None:
         self._torch = TorchKernel()
@@ -86,7 +86,7 @@ class Claimed:
 
 
 class Off:
-    """A product that is wrong by so much in its last row's last column."""
+    """A product that is wrong by `error` in the last column of its last row."""
 
     def __init__(self, product: Product, error: float) -> None:
         self._product, self._error = product, error
@@ -191,7 +191,8 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_within_registers_and_shared_memory(
     capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In all sizes, without a GPU, within the registers and the shared memory that one program may have."""
+    """Kernels of all sizes are compiled without a GPU, and must fit into the registers and the shared memory of one
+    program."""
     from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, compile_all, num_spilled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -225,7 +226,7 @@ def test_a_model_on_a_gpu_says_what_peft_says(family: str, tmp_path: Path) -> No
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sides_of_a_large_model(dtype: torch.dtype) -> None:
-    """As of a model of 8 billion weights, decoding and with a prompt beside."""
+    """The sizes are those of a model of 8 billion weights, which decodes beside a prompt."""
     from random import Random
 
     sites = [Sides(4096, (4096, 1024, 1024)), Sides(4096, (4096,)), Sides(4096, (14336, 14336)), Sides(14336, (4096,))]

@@ -82,7 +82,7 @@ def checkpoint_of(family: str) -> Path:
 
 
 def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
-    """An executor without any sequence, which computes by the short form."""
+    """Return an executor without any sequence, whose short step computes the layers."""
     if (family, quantization) not in _executors:
         path = checkpoint_of(family)
         config = ModelConfig(str(path), dtype="float32", num_blocks=64, block_size=BLOCK, quantization=quantization)
@@ -95,7 +95,7 @@ def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
 
 
 def row(seq_id: int, start: int, end: int, state: int, first_block: int, **fields: Any) -> PlanRow:
-    """A row that computes part of the prompt, every position of which gives logits."""
+    """Return a row that computes part of the prompt, with logits of every position."""
     first, last = -(-start // BLOCK), -(-end // BLOCK)
     blocks = tuple(range(first_block + first, first_block + last))
     return PlanRow(
@@ -160,7 +160,7 @@ def mixers_of(short: HybridModel) -> list[Any]:
 @settings(max_examples=examples(3), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: int) -> None:
-    """Rows of any length among any neighbors, whose states hold NaN, and copies made on the way."""
+    """Rows of any length run among any neighbours, whose states hold NaN, and with copies of states made on the way."""
     executor, rng = executor_of(family, quantization), random.Random(seed)
     (want,) = logits_of(executor, [row(0, 0, 40, 0, 0)], 1)
     whole, pool = states_in(executor, 0), executor.runner.attention.states

@@ -44,7 +44,7 @@ def row(seq_id: int, length: int) -> PlanRow:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_every_sampled_token_is_the_oracles(family: str) -> None:
-    """Forks, rewinds, chunks, preemption and prefix hits over a cache that is too small."""
+    """The run has forks, rewinds, chunks, preemption and prefix hits, over a cache that is too small."""
     path = tiny_checkpoints.cached_checkpoint(family)
     check_run(Oracle(path), *run(path, random.Random(5), 300))
 

@@ -29,7 +29,7 @@ def test_cpu_kernel_equals_reference(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_flash_kernel_calls_as_documented(data: st.DataObject) -> None:
-    """Without the device: the library's function is replaced by what its documentation says it computes."""
+    """No device is used: the library's function is replaced by the computation that its documentation states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "PAGE_MULTIPLE", 1)  # the restriction is the device's
         patch.setattr("torch.nn.attention.varlen.varlen_attn", documented_varlen_attn)
@@ -86,7 +86,7 @@ def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
 
 
 def test_reference_is_plain_softmax() -> None:
-    """The oracle itself, against numbers worked out by hand."""
+    """Compare the reference kernel with numbers that were computed by hand."""
     pool = Pool(LayerGeometry(1, 1, 2, 1), 2, [3, 1])
     pool.mirrors, pool.computed = [CachedRequestState()], [0]
     step, _ = pool.compute([pool.grow(0, 2)])

@@ -91,7 +91,7 @@ def test_a_device_and_the_host_have_one_format() -> None:
 
 @pytest.mark.gpu
 def test_a_copy_is_of_the_time_when_it_was_asked_for() -> None:
-    """Steps that come later overwrite the block before the host has its copy."""
+    """Later steps overwrite the block before the host has its copy."""
     device = torch.device("cuda")
     cache = KVCache(Geometry({0: LayerGeometry(2, 1, 64, 64, 1.0)}, 10), 5, 16, torch.float32, device)
     blocks = DeviceBlocks(cache, str)

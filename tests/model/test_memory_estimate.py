@@ -23,7 +23,7 @@ CPU, GPU = ModelConfig(device="cpu"), ModelConfig(device="cuda")
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A machine with so much free, and a GPU."""
+    """Free memory of a fake machine with a GPU, by kind of device."""
     sizes = {"cpu": 800 * GIB, "cuda": 80 * GIB}
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: sizes[device.type])
     monkeypatch.setattr(memory_estimate, "choose_device", torch.device)
@@ -56,7 +56,7 @@ def test_defaults_leave_most_of_a_small_machine_alone(free: dict[str, int]) -> N
 
 
 def test_what_was_settled_stays(free: dict[str, int]) -> None:
-    """Models that are loaded later get as much as was counted for them, whatever is free by then."""
+    """Models that are loaded later get the memory that was counted for them, whatever is free by then."""
     for loader in (EngineLoader(), ReplicaLoader(2, 0, EngineConfig(), ControlSettings("off"))):
         free["cpu"] = 4 * GIB
         first = loader.make_room(CPU)

@@ -49,7 +49,7 @@ def kept_models() -> list[CacheFile]:
 
 
 def check_twice(path: Path, **settings: Any) -> LocalExecutor:
-    """Load a model twice, compare all that there is, and return the second one."""
+    """Load a model twice, compare all results, and return the second executor."""
     first, want = run(path, **settings)
     second, have = run(path, **settings)
     assert not is_restored(first) and is_restored(second)

@@ -26,7 +26,7 @@ BLOCK = 4
 
 @pytest.fixture(scope="module", params=[("llama", "none"), ("llama", "int8"), ("gemma2", "none"), ("granite", "q8_0")])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An executor with the one-call step and two adapters on its device."""
+    """An executor with the native step, and two adapters on its device."""
     family, quantization = request.param
     path = tiny_checkpoints.cached_checkpoint(family, head_dim=16, hidden_size=64)
     executor = load_executor(ModelConfig(str(path), num_blocks=64, block_size=BLOCK, quantization=quantization))

@@ -146,7 +146,7 @@ def test_hostile_rows_do_not_reach_the_kernels() -> None:
 
 
 def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    """`kv_cache_dtype` and `quantization` are the loader's, all else the model's."""
+    """`kv_cache_dtype` and `quantization` in `settings` are settings of the loader, all others change the model."""
     if not is_native:
         monkeypatch.setattr("bridle.model.dense_model.try_native_step", lambda layers: None)
         settings["kernel"] = "cpu"
@@ -203,7 +203,8 @@ def prefill(executor: Any, tokens: list[int], chunks: list[int]) -> torch.Tensor
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("family", ["gemma2", "qwen3", "olmo2"])
 def test_types_of_keys_and_values_agree_with_torch(family: str, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """... written by the kernels as torch rounds them, read alike, and never a matter of how a prompt was cut."""
+    """Kernels write keys and values rounded as torch rounds them, and the result does not depend on how a prompt is
+    divided."""
     tokens = [(11 * i) % 240 + 12 for i in range(70)]
     plain = load(family, False, monkeypatch, kv_cache_dtype=kv)
     want = prefill(plain, tokens, [70])

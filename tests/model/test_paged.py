@@ -41,7 +41,7 @@ DECODE_REGISTERS = 168
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine that says it has a GPU, and Triton."""
+    """A fake machine with a GPU and Triton."""
     machine = SimpleNamespace(capability=(9, 0), has_triton=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))
@@ -94,7 +94,7 @@ def test_an_older_torch_has_no_flash_attention_over_pages(
 
 
 class Wrong(CpuKernel):
-    """Says it is ours: right ones, with `error` added, or raising `failure`."""
+    """A kernel that claims to be bridle's own: a right one, with `error` added, or one that raises `failure`."""
 
     name = "paged"
 
@@ -214,7 +214,7 @@ class Device:
         self._shape = (num_seats, width)
 
     def step(self, rows: list[PackedRow]) -> int:
-        """Takes what is new, and checks that it knows all of each row; returns how much was new."""
+        """Take the changed block table entries, and check that each row is then known; return their number."""
         numbers, news = self.seats.place(rows, 1)
         if self._shape != (shape := (self.seats.num_seats, self.seats.width)):
             self.pages, self._shape = {}, shape  # another table

@@ -74,7 +74,7 @@ def test_tied_embeddings_give_the_same_logits(tmp_path: Path) -> None:
 
 
 def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check itself: a kernel that forgets the oldest position of long contexts is not equal."""
+    """A kernel that forgets the oldest position of long contexts must be found."""
     from bridle.model.kernels import cpu
 
     honest = cpu.VisibleRow.read

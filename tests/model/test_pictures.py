@@ -123,7 +123,7 @@ def test_rows_of_pictures_go_through_their_own_experts(family: str, eyes: Any) -
 
 
 def unlike(mine: Eyes, prompt: Prompt) -> Prompt:
-    """The same tokens with another first image, one that makes the model say something else."""
+    """Return a prompt of the same tokens with another first image, to which the model answers differently."""
     answer = mine.logits(prompt)[-1, : vision_checkpoints.IMAGE].argmax()
     for seed in range(5, 200):
         other = mine.prompt("look ", mine.picture(seed), " here ", prompt.pictures[1], " say")
@@ -151,7 +151,8 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
 )
 @pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
 def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:
-    """Together and alone, in a pool that is too small for all, again from the prefix cache, and with other pixels."""
+    """Prompts run together and alone, in a pool that is too small for all, again from the prefix cache, and with other
+    pixels."""
     mine: Eyes = eyes(family)
     first = mine.prompt("look ", mine.picture(1), " here ", mine.picture(2), " say")
     prompts = {
@@ -303,7 +304,7 @@ def test_positions_are_those_of_the_library(family: str, eyes: Any) -> None:
 def test_pictures_are_encoded_behind_the_steps(
     family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a thread that ends, and with it the workers that computed for it."""
+    """A separate thread encodes each image and then ends, so that its OpenMP workers end as well."""
     threads: list[threading.Thread] = []
     encode = MediaEncoder.encode
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class LateQueue:
-    """Copies nothing before somebody waits for a mark behind it."""
+    """A device queue that copies nothing before the host waits for a later event."""
 
     def __init__(self) -> None:
         self.todo: list[Callable[[], Any]] = []

@@ -49,7 +49,7 @@ def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list
 
 
 class Watcher(Eyes):
-    """As `Eyes`, for videos as well."""
+    """Reads videos as well as the images that `Eyes` reads."""
 
     def prompt(self, *parts: str | Picture) -> Prompt:
         places = PLACES.get(self.family, PLACES["qwen"])

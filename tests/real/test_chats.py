@@ -83,7 +83,7 @@ def test_a_script_writes_the_prompt_that_a_chat_gets(llm: LLM, kind: str, tools:
 
 
 def run(client: TestClient, **body: Any) -> str:
-    """The text of a run."""
+    """Run a controller over HTTP; return the text of its outputs."""
     with client.stream("POST", "/v1/run", json=body) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
     forks = [fork for line in lines for fork in json.loads(line).get("forks", ())]

@@ -111,7 +111,7 @@ def test_a_forward_pass_is_spent_on_choices_only() -> None:
 
 
 class OneByOne(Controller):
-    """The same constraint, its forced tokens one per step."""
+    """Gives the same constraint, with its forced tokens one per step."""
 
     def __init__(self, start: Matcher) -> None:
         self.matcher, self.queue = start, []
