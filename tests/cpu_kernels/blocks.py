@@ -1,4 +1,4 @@
-"""Blocks of arbitrary bytes with scales that are numbers: what any file may hold."""
+"""Quantized blocks of arbitrary bytes with finite scales, as any GGUF file may hold them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCALES = {
 
 
 def random_blocks(name: str, num_outputs: int, num_inputs: int, seed: int) -> np.ndarray:
-    """[out, bytes per row]; weights of about the size of real ones."""
+    """Return random blocks [out, bytes per row], whose weights are about as large as those of real models."""
     kind = TYPES[name]
     rng = np.random.default_rng(seed)
     parts = rng.integers(0, 256, (num_outputs, num_inputs // kind.inputs, kind.num_bytes), dtype=np.uint8)

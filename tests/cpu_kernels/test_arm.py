@@ -1,5 +1,5 @@
-"""The kernels for Arm, run by an emulator: what they give is what those for AVX2 give, which have as many lanes. And
-nothing in them is undefined or reaches beyond its memory."""
+"""Tests of the Arm kernels in an emulator: their results equal those of AVX2, which has as many lanes. Sanitizers find
+no undefined behaviour and no access outside of their memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @cache
 def program(name: str, *flags: str) -> Path:
-    """The program for that object, which is linked to run without libraries."""
+    """Build the test program for this Arm target, linked to run without shared libraries."""
     (target,) = [each for each in TARGETS if each.name == name]
     system = f"{target.machine}-linux-musl"
     made = kept_folder("bridle-arm-") / name
@@ -61,7 +61,8 @@ def test_kernels_for_arm_give_what_those_for_avx2_give(name: str) -> None:
 
 
 def test_both_objects_for_arm_give_the_same_bits() -> None:
-    """Two rows at once are summed like one: sums of integers are exact, and those of groups keep their order."""
+    """The two Arm objects sum one or two rows at once: sums of integers are exact, and sums of groups keep their
+    order."""
     one, other = map(figures, ARM)
     assert one == other
 

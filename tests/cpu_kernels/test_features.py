@@ -1,4 +1,4 @@
-"""Tests of features read from a processor's description."""
+"""Tests of the CPU features that are read from a processor's description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block formats against the `gguf` package's own reading of them."""
+"""Tests that block formats decode to the same numbers as in the `gguf` package."""
 
 from __future__ import annotations
 

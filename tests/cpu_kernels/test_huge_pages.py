@@ -1,4 +1,5 @@
-"""Memory that stays: tensors lie apart, at cache lines, and regions go with their last tensor."""
+"""Tests of memory on huge pages: tensors lie apart and begin at cache lines, and a region is freed with its last
+tensor."""
 
 from __future__ import annotations
 

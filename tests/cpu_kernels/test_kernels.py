@@ -1,4 +1,5 @@
-"""Every object that this machine can run, against plain torch and against itself row by row."""
+"""Tests of every kernel object that this machine can run, compared with plain torch and with each row computed
+alone."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ FORMS = ["int8", *TYPES, "float32"]
 
 
 def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int):
-    """A matrix and its weight in float64."""
+    """Return a packed random matrix of a form, and its weight in float64."""
     bias = torch.randn(num_outputs, generator=torch.Generator().manual_seed(seed))
     if form == "int8":
         generator = torch.Generator().manual_seed(seed)
@@ -50,7 +51,7 @@ def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int
 
 
 def rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Rows [n, in] as 8-bit integers with a scale per group stand for them, in float64."""
+    """Return the float64 values of rows [n, in] after rounding to 8-bit integers with one scale per group."""
     groups = rows.view(rows.shape[0], -1, group)
     scale = groups.abs().amax(-1, keepdim=True).div(127).clamp_min(1e-12)
     return (torch.round(groups / scale).double() * scale.double()).view(rows.shape)
@@ -112,7 +113,7 @@ def scale_of(rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("lanes", "zero"), [(8, 0), (8, 128), (16, 128)])
 @pytest.mark.parametrize("shape", [(16, 64), (21, 64), (16, 50), (3, 7)])
 def test_integers_are_packed_wherever_they_lie(shape: tuple[int, int], lanes: int, zero: int) -> None:
-    """... in the middle of other memory, or with their sides exchanged; and what was added is zeros."""
+    """Packing gives the same bytes for a view into other memory and for a transposed tensor, and pads with zeros."""
     generator = torch.Generator().manual_seed(0)
     integers = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
     memory = torch.cat([torch.ones(3, dtype=torch.int8), integers.flatten()])
@@ -184,7 +185,7 @@ def test_matrices_that_lie_side_by_side_are_one() -> None:
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_no_number_stays_none(name: str, form: str) -> None:
-    """... and harms its own row only."""
+    """A row with NaN or infinity gives no finite result, and the results of other rows do not change."""
     found = kernels(name)
     matrix, _ = make(found, form, 20, 256, 1)
     rows = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
@@ -250,7 +251,7 @@ def test_hostile_shapes_and_types_do_not_reach_the_kernels(name: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_largest_sums_do_not_overflow(name: str) -> None:
-    """As many inputs as are allowed, all of them as large as can be, of one sign."""
+    """The test sums the largest allowed number of inputs, all with the largest value and the same sign."""
     found = kernels(name)
     num_inputs = 1 << 16
     for sign in (-1, 1):

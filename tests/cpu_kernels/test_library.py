@@ -1,4 +1,4 @@
-"""Tests of the choice of an object, and of the fallback without one."""
+"""Tests of the choice of a kernel object for this processor, and of the fallback without one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_object_that_gives_other_numbers_is_left_alone(
 
 
 def test_sources_name_every_kind() -> None:
-    """The numbers of kinds are written down twice, in C and in Python."""
+    """The numbers of block types in the C source equal those in Python."""
     from bridle.cpu_kernels.packing import KINDS
 
     text = (SOURCES / "linear.h").read_text(encoding="utf-8")

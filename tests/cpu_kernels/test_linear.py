@@ -1,4 +1,4 @@
-"""Quantized linear layers, with the instructions that this machine has."""
+"""Tests of quantized linear layers, with the instructions that this machine has."""
 
 from __future__ import annotations
 

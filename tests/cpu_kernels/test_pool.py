@@ -1,4 +1,4 @@
-"""The threads of the kernels: one that is late or never comes costs its share of the work and not the step."""
+"""Tests of the kernels' thread pool: a step does not wait for a worker that is late or never starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 @cache
 def program() -> Path:
-    """The pool with places where its threads are held up."""
+    """Build the thread pool with points at which the test delays its threads."""
     made = kept_folder("bridle-pool-") / "pool"
     source = Path(__file__).with_name("pool.c")
     flags = ("-std=gnu11", "-O1", "-w", "-fsanitize=undefined", "-fsanitize-trap=undefined", f"-I{SOURCES}")
@@ -38,6 +38,7 @@ def program() -> Path:
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(1, 1 << 30))
 def test_every_chunk_is_computed_once_whoever_comes(seed: int) -> None:
-    """In random orders, with several callers, after a fork, and with no worker at all."""
+    """The C program tests random orders of threads, several callers, a pool after a fork, and a pool without
+    workers."""
     done = subprocess.run([program(), str(seed)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "all ran\n"), done.stderr[-2000:]

@@ -1,4 +1,5 @@
-"""Tests of every object that this machine can run on rows of logits, against plain torch and row by row."""
+"""Tests of the sampling functions of every kernel object that this machine can run, compared with plain torch and row
+by row."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def functions(name: str) -> SamplingKernels:
 
 
 def random_rows(seed: int, num_rows: int, num_blocks: int, *, levels: int = 0, forbidden: float = 0.0) -> Tensor:
-    """Random logits; with `levels` there are few different values, and a share may be forbidden."""
+    """Return random logits; `levels` limits the number of different values, `forbidden` is the share that is -inf."""
     generator = torch.Generator().manual_seed(seed)
     shape = num_rows, num_blocks * COLUMNS
     work = torch.randn(shape, generator=generator) * 4
@@ -50,7 +51,7 @@ def spread(seed: int, count: int) -> Tensor:
 
 
 def unknown(count: int) -> Tensor:
-    """Totals that have to be counted."""
+    """Return weight totals of -1, which tell the kernel to compute the totals."""
     return torch.full((count, 1), -1.0, dtype=torch.float64)
 
 
@@ -60,7 +61,7 @@ def unknown(count: int) -> Tensor:
 )
 @invariant
 def test_draws_are_those_of_torch(name: str, seed: int, num_rows: int, num_blocks: int, forbidden: float) -> None:
-    """Unless the number falls within rounding of where one token ends and the next begins."""
+    """Tokens equal torch's unless the random number is within a rounding error of the edge between two tokens."""
     work = random_rows(seed, num_rows, num_blocks, forbidden=forbidden)
     work[:, seed % work.shape[1]] = 1.0  # one is always left
     best, temperature, uniform = work.amax(1), spread(seed, num_rows), uniforms(seed, num_rows)
@@ -97,7 +98,7 @@ def test_draws_are_those_of_torch(name: str, seed: int, num_rows: int, num_block
 def test_draws_after_cuts_are_those_of_torch(
     name: str, seed: int, num_blocks: int, levels: int, forbidden: float, params: list[SamplingParams]
 ) -> None:
-    """The remaining tokens follow from the totals: two sums of few weights are not equal by chance."""
+    """Equal totals after top-k, top-p and min-p show that the same tokens remained."""
     count = len(params)
     work = random_rows(seed, count, num_blocks, levels=levels, forbidden=forbidden)
     work[:, seed % work.shape[1]] = 1.0
@@ -147,7 +148,7 @@ def test_a_row_gives_alone_what_it_gives_among_others(name: str, seed: int, num_
 def test_the_best_and_ranks_are_those_of_the_whole_row(
     name: str, seed: int, num_blocks: int, size: int, levels: int, forbidden: float
 ) -> None:
-    """Of equal values the earliest come first, so that ids are the same on every processor."""
+    """Of equal values the first ones come first, so that token ids are the same on every processor."""
     work, found = random_rows(seed, 3, num_blocks, levels=levels, forbidden=forbidden), functions(name)
     tokens = [seed % work.shape[1], int(work[1].argmax()), int(work[2].argmin())]
     told = found.survey(work, tokens, unknown(3), size)
@@ -215,7 +216,7 @@ def test_wrong_arguments_never_leave_python(name: str) -> None:
 
 
 def random_masks(seed: int, num_rows: int, columns: int) -> list[bytes | None]:
-    """Masks of all, of few, of nothing and of some, shorter and longer than a row; None is no mask."""
+    """Return random masks, shorter or longer than a row, that allow all, few, some or no tokens; None is no mask."""
     generator = torch.Generator().manual_seed(seed)
     masks: list[bytes | None] = []
     for _ in range(num_rows):
@@ -229,7 +230,7 @@ def random_masks(seed: int, num_rows: int, columns: int) -> list[bytes | None]:
 
 
 def allowed(work: Tensor, mask: bytes | None) -> Tensor:
-    """The row, with -inf where the mask has no bit."""
+    """Return the logits row with -inf for each token that the mask forbids."""
     if mask is None:
         return work
     bits = [i // 8 < len(mask) and bool(mask[i // 8] >> i % 8 & 1) for i in range(len(work))]

@@ -1,4 +1,5 @@
-"""Kernels under the sanitizers for addresses and undefined behaviour: many shapes, in memory of just their size."""
+"""Tests of the kernels under the address and undefined-behaviour sanitizers, for many shapes in memory of exact
+size."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def test_no_undefined_behaviour(target: IsaTarget, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_nothing_beside_its_memory_is_touched(target: IsaTarget, tmp_path: Path) -> None:
-    """The compiler of the kernels marks accesses, the system's brings the library that looks at them."""
+    """Zig's compiler instruments the kernels' memory accesses, and the system's gcc links the AddressSanitizer
+    library."""
     linker = shutil.which("gcc")
     if linker is None:
         pytest.skip("no gcc here, whose libasan is needed")

@@ -1,4 +1,4 @@
-"""torch is limited to one thread around kernels: in the calling thread alone, and for the given time."""
+"""Tests that torch is limited to one thread around kernels, only in the calling thread and only meanwhile."""
 
 from __future__ import annotations
 

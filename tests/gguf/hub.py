@@ -1,4 +1,5 @@
-"""A fake hub whose repositories are folders. It has the routes that the hub's client needs to fetch a snapshot."""
+"""A fake Hugging Face hub whose repositories are folders, with the routes that `huggingface_hub` needs for a
+snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def hub(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub with the repositories `root/owner/name`, and the files whose bytes were asked for."""
+    """Yield the URL of a hub with the repositories `root/owner/name`, and the list of files that clients downloaded."""
     sent: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
@@ -57,7 +58,7 @@ def hub(root: Path) -> Iterator[tuple[str, list[str]]]:
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Small models that tests write as GGUF files, and their logits."""
+"""Small models that tests write as GGUF files, and functions that compute their logits."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ _made: dict[str, tuple[Path, Path]] = {}
 
 @cache
 def folder() -> Path:
-    """A folder that lives as long as the process."""
+    """Return a folder that lives as long as the process."""
     return kept_folder("bridle-gguf-")
 
 
 def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
-    """A checkpoint and the same as a GGUF file of type `kind`. Of an architecture that is read but not written, it
-    is written as that all the same."""
+    """Return the paths of a checkpoint and of the same model as a GGUF file of type `kind`. Architectures that bridle
+    reads but does not write are written under an alias."""
     if family in ALIASES:
         alias = ALIASES[family]
         with patch.dict("bridle.gguf.families.BY_MODEL_TYPE", {alias.model_type: alias}):
@@ -157,14 +157,14 @@ def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
 
 
 def load(name: Path) -> nn.Module:
-    """A model as the loader reads it, in float32."""
+    """Load a model in float32 as the loader reads it."""
     checkpoint = inspect_checkpoint(resolve_model(str(name)))
     return loader.read_model(checkpoint, support_checks.read_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 @torch.inference_mode()
 def logits(model: Any, tokens: list[int] = PROMPT) -> Tensor:
-    """[T, V], with a plain attention over all of them."""
+    """Return the logits [T, V] of the tokens, computed with plain attention in one pass."""
     ids = torch.tensor([tokens])
     with attention_handler(_attend):
         output = model(input_ids=ids, position_ids=torch.arange(len(tokens))[None], use_cache=False)
@@ -190,7 +190,7 @@ def _attend(
 
 
 def split_file(file: Path, stem: Path) -> None:
-    """A GGUF file as two, called `stem-00001-of-00002.gguf` and so on."""
+    """Split a GGUF file into two, called `stem-00001-of-00002.gguf` and `stem-00002-of-00002.gguf`."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     from bridle.gguf import open_gguf
@@ -215,7 +215,7 @@ def split_file(file: Path, stem: Path) -> None:
 
 
 def mxfp4_file(file: Path) -> Path:
-    """A copy of a GGUF file whose experts are of type MXFP4, as gpt-oss is published."""
+    """Copy a GGUF file with its experts converted to MXFP4, the type in which gpt-oss is published."""
     return rewritten(file, "mxfp4", "_exps.weight")
 
 
@@ -227,8 +227,8 @@ def rewritten(
     tensors: Mapping[str, Tensor] | None = None,
     without: tuple[str, ...] = (),
 ) -> Path:
-    """A copy of a GGUF file in F32 called `name`, with more `metadata` and `tensors`; those whose names end in `mxfp4`
-    become of that type. What ends as one of `without` does is left out."""
+    """Copy a GGUF file in F32 under `name`, with `metadata` and `tensors` added. Tensors whose names end in `mxfp4` are
+    converted to MXFP4. Metadata and tensors whose names end in one of `without` are left out."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 

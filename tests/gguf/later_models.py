@@ -1,4 +1,4 @@
-"""Small models with recurrent layers, and later ones with experts, as GGUF files can hold them."""
+"""Small checkpoints of models with recurrent layers, and of newer models with experts, that GGUF files can hold."""
 
 from __future__ import annotations
 

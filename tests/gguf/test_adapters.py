@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF files equal the same adapters as saved by PEFT."""
+"""Tests that LoRA adapters in GGUF files equal the same adapters as PEFT saved them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEADS = {"attn_q": 4, "attn_k": 2}
 
 
 def as_file(folder: Path, path: Path, arch: str, alpha: float | None = None, **changes: Any) -> Path:
-    """The adapter in `folder` as llama.cpp's converter writes it; with an `alpha` of 0 the scale is in B."""
+    """Write the adapter in `folder` as llama.cpp's converter does; with `alpha` 0 the scale is already in matrix B."""
     from gguf import GGUFWriter
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -135,7 +135,8 @@ def test_files_are_named_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_rows_and_columns_of_a_delta_rule_are_put_in_order(tmp_path: Path) -> None:
-    """Two heads of keys and four of values of eight numbers: in files the second head of each key head comes last."""
+    """Value heads that GGUF stores in llama.cpp's order are put back into transformers' order (2 key heads, 4 value
+    heads)."""
     import gguf
 
     rows = [head * 8 + number for head in (0, 2, 1, 3) for number in range(8)]
@@ -161,6 +162,6 @@ def test_rows_and_columns_of_a_delta_rule_are_put_in_order(tmp_path: Path) -> No
 
 
 def test_layers_are_counted_by_their_kinds() -> None:
-    """Nemotron's configuration has no number of layers."""
+    """Nemotron's configuration lists the kinds of layers and has no number of layers."""
     places = dict(places_of(BY_MODEL_TYPE["nemotron_h"], {"layers_block_type": ["mlp", "mlp"]}))
     assert places["blk.1.ffn_up"][0] == "model.layers.1.mixer.up_proj"

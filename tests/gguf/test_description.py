@@ -1,4 +1,4 @@
-"""Descriptions of models from the headers of their files: a GGUF file and the checkpoint that it came from agree."""
+"""Tests that the description of a GGUF file equals the description of the checkpoint that it was made from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_and_its_checkpoint_agree(family: str) -> None:
 
 
 def test_layers_without_attention_have_no_keys() -> None:
-    """One of three layers attends, with two heads of eight numbers."""
+    """Only one of LFM2's three layers has keys and values, with two heads of width 8; Mamba 2 has none."""
     assert describe(pair("lfm2")[1]).kv_values == 2 * 2 * 8
     assert describe(pair("mamba2")[1]).kv_values == 0
 

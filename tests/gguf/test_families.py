@@ -1,4 +1,4 @@
-"""A model written to a GGUF file and read back computes what it computed before, family by family."""
+"""Tests that a model written to a GGUF file and read back gives the same logits, for each family."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_a_file_of_a_variant_gives_its_logits(changes: dict[str, Any]) -> None:
 
 
 def test_yarn_of_gpt_oss() -> None:
-    """Its ramp begins and ends between two frequencies; no field of a file says so."""
+    """YaRN of gpt-oss does not truncate its ramp to whole frequencies; the reader knows this, as GGUF has no field for
+    it."""
     rope = {**YARN, "rope_theta": 150_000.0, "factor": 32.0, "truncate": False}
     original, file = pair("gpt_oss", rope_parameters=rope)
     want = logits(load(original))
@@ -101,7 +102,7 @@ def test_yarn_of_gpt_oss() -> None:
 
 
 def test_experts_of_type_mxfp4() -> None:
-    """They become 8 bits without loss, with gates, biases and all, and their rounding is that of the file alone."""
+    """MXFP4 experts become 8-bit blocks without loss, with gates and biases."""
     file = mxfp4_file(pair("gpt_oss", **EXPERT_SIZES)[1])
     model = load(file)
     checkpoint = inspect_checkpoint(resolve_model(str(file)))
@@ -199,7 +200,7 @@ def test_parts_that_do_not_fit_are_refused(family: str, tensor: str, shape: tupl
 
 
 def test_the_context_chooses_minicpms_factors() -> None:
-    """Its two lists of divisors; which of them holds depends on the context."""
+    """The context length decides which of MiniCPM's two lists of RoPE factors the model uses."""
     _, file = pair("minicpm")
     rows = {"long": [1.0, 2.0, 4.0, 8.0], "short": [1.0, 1.1, 1.2, 1.3]}
     lists = {f"rope_factors_{name}.weight": torch.tensor(row) for name, row in rows.items()}
@@ -211,7 +212,7 @@ def test_the_context_chooses_minicpms_factors() -> None:
 
 
 def test_an_older_file_of_deepseek() -> None:
-    """The matrix that makes keys and values is whole in it, and heads are described as they are."""
+    """Older files of DeepSeek have one undivided matrix for keys and values, and the sizes of the undivided heads."""
     original, file = pair("deepseek_v3")
     whole: Any = load(original)
     weights = {
@@ -230,7 +231,7 @@ def test_an_older_file_of_deepseek() -> None:
 
 
 def test_exaone_4_without_a_window(tmp_path: Path) -> None:
-    """All of its layers are rotated then, which none without a window would be otherwise."""
+    """EXAONE 4 without a sliding window applies RoPE in all layers; otherwise layers without a window have no RoPE."""
     original, file = pair("exaone4")
     folder = Path(shutil.copytree(original, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
@@ -246,7 +247,7 @@ def test_exaone_4_without_a_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_positions", [512, 64])
 def test_two_scalings_of_phi_3(max_positions: int) -> None:
-    """A list of divisors for long contexts and one for short ones; which of them holds depends on the context."""
+    """The context length decides which of Phi-3's two lists of RoPE factors, long or short, the model uses."""
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10_000.0,
@@ -290,7 +291,7 @@ def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q5_0"])
 def test_experts_stay_packed_and_close(family: str, kind: str) -> None:
-    """Every expert's products are quantized, and by the kernels a token's result is the same alone and among others."""
+    """All experts stay quantized, and the kernels give a token the same result alone and among other tokens."""
     original, file = pair(family, kind, **EXPERT_SIZES)
     model, want = load(file), logits(load(original))
     mixtures = [module for module in model.modules() if isinstance(module, PackedExperts)]
@@ -310,7 +311,7 @@ def test_experts_stay_packed_and_close(family: str, kind: str) -> None:
 
 
 def test_packed_experts_are_those_of_the_file() -> None:
-    """Each expert computes what the file's numbers say, as closely as 8 bits do."""
+    """Each expert's result equals the product with the dequantized weights of the file, up to the error of 8 bits."""
     _, file = pair("mixtral", "Q8_0", **EXPERT_SIZES)
     model = load(file)
     checkpoint = inspect_checkpoint(resolve_model(str(file)))
@@ -336,7 +337,8 @@ _AGAIN = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma3_te
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
-    """The engine's equality property, with programs, forks, rewinds and preemption, over the file."""
+    """Random programs with forks, rewinds and preemption run on the file, and each token is the original model's
+    choice."""
     original, file = pair(family)
     check_run(Oracle(original), *run(file, random.Random(seed), 300))
 
@@ -353,7 +355,7 @@ def test_texts_of_a_file_are_those_of_the_checkpoint() -> None:
 
 
 def test_a_packed_model_in_the_engine_is_lean() -> None:
-    """Joined products where the blocks are alike, and none unpacked."""
+    """An engine joins linear layers of one block type into one product, and leaves all weights packed."""
     from bridle.config import ModelConfig
     from bridle.model.loading import load_executor
 
@@ -383,7 +385,7 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
     ],
 )
 def test_a_file_passes_the_check_of_its_attention(family: str, kind: str) -> None:
-    """Both passes decode the same blocks, whatever takes the place of the layers in between."""
+    """The loader's comparison of attention with transformers decodes the same quantized blocks in both passes."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     assert check_model(resolve_model(str(pair(family, kind, **EXPERT_SIZES if "moe" in family else sizes)[1]))).is_equal
 
@@ -398,7 +400,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
 
 
 def test_the_vision_tower_next_to_a_model_is_not_one(tmp_path: Path) -> None:
-    """Text is answered; images need the model's own folder."""
+    """A folder with a model and an `mmproj` file loads as the text model; images need the original checkpoint."""
     original, file = pair("qwen2vl")
     shutil.copy(file, tmp_path / "model-F32.gguf")
     (tmp_path / "mmproj-model-F32.gguf").write_bytes(b"GGUF")
@@ -435,7 +437,7 @@ def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any],
 
 
 def test_models_whose_tokens_see_later_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either backend: the key alone tells an encoder from a model that writes."""
+    """Both backends refuse a file whose metadata says that attention is not causal."""
     monkeypatch.setitem(TRAITS, "biases", (TRAITS["biases"][0], lambda config, put: put("attention.causal", False)))
     file = quantize_model(str(tiny_checkpoints.cached_checkpoint("llama")), folder() / "encoder.gguf", "F32")
     with pytest.raises(UnsupportedModel, match="this 'llama' has bidirectional attention"):

@@ -1,4 +1,4 @@
-"""Types of GGUF files in hub repositories, fetched from a stand-in of the hub: one file, several, and how far it is."""
+"""Tests of GGUF types in hub repositories, downloaded from a fake hub: one file, split files, and progress reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with shown("Loading it"):
 
 @pytest.fixture
 def address(tmp_path: Path) -> Path:
-    """The root of the hub's repositories."""
+    """Return the folder of the fake hub's repositories, with files of three types in one repository."""
     repository = tmp_path / "repositories" / "owner" / "tiny"
     repository.mkdir(parents=True)
     shutil.copy(pair("llama")[1], repository / "tiny-F32.gguf")
@@ -53,7 +53,7 @@ def address(tmp_path: Path) -> Path:
 
 
 def _run(program: str, names: list[str], url: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A process of its own, since the client reads where the hub is when it is imported."""
+    """Run a program in a new process, because `huggingface_hub` reads the hub's URL when it is imported."""
     environment = os.environ | {
         "HF_ENDPOINT": url,
         "HF_HOME": str(folder / "home"),

@@ -1,4 +1,5 @@
-"""Models with recurrent layers, and later ones with experts, written to GGUF files and read back."""
+"""Tests of models with recurrent layers, and of newer models with experts, that are written to GGUF files and read
+back."""
 
 from __future__ import annotations
 
@@ -62,14 +63,14 @@ def test_a_file_is_served_as_the_folder_is(name: str) -> None:
     [("lfm2", "shortconv.conv.weight"), ("mamba", "ssm_conv1d.weight"), ("nemotron_h", "ssm_norm.weight")],
 )
 def test_convolutions_and_decays_stay_floats(name: str, ends: str) -> None:
-    """llama.cpp computes them in no other type."""
+    """Convolutions and decays of recurrent layers are written as F32, the only type that llama.cpp accepts for them."""
     tensors = open_model(_pair(name, "Q8_0")[1]).tensors
     kinds = {each: entry.kind.name for each, entry in tensors.items() if each.endswith((ends, "ssm_a"))}
     assert kinds and set(kinds.values()) == {"F32"}
 
 
 def test_rows_of_a_delta_rule_lie_where_llamacpp_has_them() -> None:
-    """Two heads of keys and four of values, each of eight numbers."""
+    """Value heads of Qwen 3.5 are written in llama.cpp's order, for a layer with two key heads and four value heads."""
     original, file = _pair("qwen3_5")
     layer: Any = load(original).model.layers[0].linear_attn  # type: ignore[union-attr]
     turns = [0, 2, 1, 3]  # the first head of values of each key head, then the second ones
@@ -85,7 +86,8 @@ def test_rows_of_a_delta_rule_lie_where_llamacpp_has_them() -> None:
 
 
 def test_rows_of_qwen3_next_lie_where_llamacpp_has_them() -> None:
-    """The library has queries, keys, values and gates of one key head together: 8, 8, 16 and 16 rows."""
+    """Qwen3-Next's joined matrix of queries, keys, values and gates is split into the matrices that llama.cpp
+    expects."""
     original, file = _pair("qwen3_next")
     weight = load(original).model.layers[0].linear_attn.in_proj_qkvz.weight  # type: ignore[union-attr]
     first, second = weight[:48], weight[48:]
@@ -95,7 +97,8 @@ def test_rows_of_qwen3_next_lie_where_llamacpp_has_them() -> None:
 
 
 def test_rows_of_falcon_lie_where_llamacpp_has_them() -> None:
-    """The library has two queries, a key and a value of eight rows for each of two key heads."""
+    """Falcon's joined matrix, which is grouped by key head in transformers, is written as all queries, keys, then
+    values."""
     original, file = _pair("falcon")
     weight = load(original).transformer.h[0].self_attention.query_key_value.weight  # type: ignore[union-attr]
     first, second = weight[:32], weight[32:]
@@ -119,7 +122,8 @@ def test_older_forms_that_are_not_read(name: str, key: str, value: Any, reason: 
 
 
 def test_factors_of_frequencies_are_not_left_out_silently() -> None:
-    """They would be unused tensors, and positions would be wrong."""
+    """The loader refuses RoPE factors for a family that cannot use them, as ignoring them would give wrong
+    positions."""
     factors = {"rope_factors_long.weight": torch.ones(4)}
     with pytest.raises(UnsupportedModel, match="phimoe with a RoPE factor for each frequency is not supported"):
         load(rewritten(_pair("phimoe")[1], "factors", tensors=factors))
@@ -139,7 +143,7 @@ def test_a_mamba_layer_as_llamacpp_has_it() -> None:
 
 
 def test_nemotron_has_both_epsilons() -> None:
-    """llama.cpp does not load a file without that of layer norms."""
+    """The file has the epsilon of RMS norms and that of layer norms, as llama.cpp requires both."""
     original, file = _pair("nemotron_h_moe")
     metadata, wanted = open_model(file).metadata, load(original).config.layer_norm_epsilon  # type: ignore[union-attr]
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
@@ -172,7 +176,7 @@ def test_packed_files_stay_packed_and_close(name: str, sizes: dict[str, Any], ki
 
 
 def test_a_mixer_of_a_packed_file_is_that_of_its_numbers() -> None:
-    """Reordered rows and columns give what the numbers of the file give in the library's layer."""
+    """Products with reordered quantized weights equal those of transformers' layer, up to the quantization error."""
     original, file = _pair("qwen3_5", "Q8_0", **_WIDE, linear_key_head_dim=64, linear_value_head_dim=64)
     packed: Any = load(file).model.layers[0].linear_attn  # type: ignore[union-attr]
     whole: Any = load(original).model.layers[0].linear_attn  # type: ignore[union-attr]

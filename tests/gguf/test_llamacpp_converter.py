@@ -1,6 +1,6 @@
-"""Files that llama.cpp's own converter writes of tiny checkpoints give the logits of these.
+"""Tests that files written by llama.cpp's own converter from tiny checkpoints give the checkpoints' logits.
 
-`BRIDLE_LLAMACPP_SOURCES` names the folder of its sources."""
+`BRIDLE_LLAMACPP_SOURCES` names the folder with llama.cpp's sources."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NAMES = sorted(_MODELS.keys() - _LEFT_OUT)
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the file of each model; one process writes all of them."""
+    """Convert all models in one process; return the folder with their files."""
     pytest.importorskip("sentencepiece")  # which the converter imports
     root = tmp_path_factory.mktemp("converted")
     for name in NAMES:

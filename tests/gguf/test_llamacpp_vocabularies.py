@@ -1,6 +1,6 @@
-"""The vocabulary files that llama.cpp tests itself with: the tokens of its own texts are those that it expects.
+"""Tests that llama.cpp's own vocabulary files give the tokens that llama.cpp expects for its test texts.
 
-`BRIDLE_LLAMACPP_VOCABULARIES` names the folder of its sources that has them (`models`)."""
+`BRIDLE_LLAMACPP_VOCABULARIES` names the folder `models` of llama.cpp's sources, which has these files."""
 
 from __future__ import annotations
 

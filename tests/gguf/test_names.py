@@ -1,4 +1,4 @@
-"""Tests of names of GGUF models: a file, a folder, a type in a hub repository; and of the command line with them."""
+"""Tests of names of GGUF models on the command line and elsewhere: a file, a folder, or a type in a hub repository."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_a_damaged_pointer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pointer_in_somebody_elses_folder_means_nothing(tmp_path: Path) -> None:
-    """A checkpoint from the hub may bring any JSON file; it cannot make a file of this machine its weights."""
+    """A pointer file is followed only in bridle's own cache: a checkpoint from the hub cannot name other files as its
+    weights."""
     _, file = pair("llama")
     folder_of_others = shutil.copytree(resolve_model(str(file)), tmp_path / "made")
     assert weights_of(folder_of_others) is None

@@ -1,4 +1,4 @@
-"""Decoders that do not need transformers compute what transformers' decoders compute."""
+"""Tests that bridle's own decoders, which need no transformers, compute the same as transformers' decoders."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GGUF files from any source: damaged and hostile ones are refused with a message, and no bytes outside the file are
-read."""
+"""Tests that damaged and hostile GGUF files are refused with a message, and that no bytes outside the file are read."""
 
 from __future__ import annotations
 
@@ -144,7 +143,7 @@ def _flip(rng: random.Random, data: bytearray, header: int) -> None:
 
 
 def _overwrite(rng: random.Random, data: bytearray, header: int) -> None:
-    """A number of some width becomes an extreme one."""
+    """Overwrite a random place of the header with an extreme number of 1, 4 or 8 bytes."""
     value = rng.choice([0, 1, 2, 255, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
     size = rng.choice([1, 4, 8])
     at = rng.randrange(header - size)
@@ -166,7 +165,7 @@ def _remove(rng: random.Random, data: bytearray, header: int) -> None:
 
 
 def _swap(rng: random.Random, data: bytearray, header: int) -> None:
-    """Two pieces of the header change places: valid numbers where they do not belong."""
+    """Exchange two pieces of the header, so that valid numbers are in wrong places."""
     size = rng.choice([4, 8, 16])
     first, second = rng.randrange(header - size), rng.randrange(header - size)
     data[first : first + size], data[second : second + size] = (
@@ -188,8 +187,8 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray, int], None], ...] = (
 
 @pytest.mark.timeout(1_200)
 def test_mutants_load_or_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of small damages to a real file: each is refused by an error of ours, or loads, and then every tensor
-    lies within the file. The search for what else is wrong goes all the way to the model and its tokenizer."""
+    """Each of thousands of mutated files is refused with bridle's own error, or loads with all tensors within the file.
+    A file that loads is also read as a model and a tokenizer."""
     monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "cache"))
     _, file = pair("llama", num_hidden_layers=1, vocab_size=300)
     whole = file.read_bytes()

@@ -1,4 +1,4 @@
-"""GGUF files as models: in requests to a server that loads on demand, and on the command line."""
+"""Tests of GGUF files as models, on the command line and in requests to a server that loads models on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files of models whose vision towers are in separate files give transformers' logits, also with images."""
+"""Tests that GGUF models with a vision tower in a separate file give transformers' logits, also with images."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def seeing(family: str, folder: Path) -> Path:
 
 
 def check_seen(original: Path, file: Path) -> None:
-    """Compare the logits of prompts with images with those of the library for the original. The image processor is
-    that of the file."""
+    """Compare logits of prompts with images with the original model in transformers, using the file's image
+    processor."""
     family, unpacked = original.name, resolve_model(str(file))
     assert tower_of(unpacked) is not None
     reader, whole = open_reader(unpacked), AutoModelForImageTextToText.from_pretrained(original).eval()
@@ -99,7 +99,7 @@ def check_seen(original: Path, file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a folder of each model, and its files; one process writes all of them."""
+    """Convert all vision models in one process; return the root of the folders with checkpoints and files."""
     pytest.importorskip("sentencepiece")  # which the converter imports
     root = tmp_path_factory.mktemp("converted")
     folders = [seeing(name, root / f"of-{name}") for name in CONVERTED]
@@ -150,7 +150,7 @@ def _put_sizes(writer: Any, family: str, vision: Any, text: Any) -> None:
 
 
 def _tensors(family: str, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """llama.cpp's names for a weight of a tower."""
+    """Yield llama.cpp's names and tensors for one weight of a vision tower."""
     changes = {
         "idefics3": (
             *(("vision_model.", "v."), ("embeddings.patch_embedding", "patch_embd"), ("encoder.layers", "blk")),
@@ -176,7 +176,7 @@ def _tensors(family: str, name: str, tensor: torch.Tensor) -> Iterator[tuple[str
 
 
 def write_files(original: Path, folder: Path) -> Path:
-    """The text of a model as a GGUF file, with the tower's next to it."""
+    """Write a model's text part as a GGUF file, and its vision tower as a second file in the same folder."""
     from gguf import GGUFWriter
 
     family, whole = original.name, AutoModelForImageTextToText.from_pretrained(original, dtype=torch.float32)

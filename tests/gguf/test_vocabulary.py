@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files: the same tokens and the same text as the original, for pairs made here."""
+"""Tests that tokenizers in GGUF files give the same tokens and texts as the tokenizers that the test trained."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def corpus() -> list[str]:
 
 
 def _written(tokenizer: Any, name: str) -> tuple[tokenizers.Tokenizer, GgufVocabulary]:
-    """The tokenizer of a file that was written from `tokenizer`."""
+    """Write `tokenizer` to a GGUF file; return the tokenizer and vocabulary that are read from the file."""
     from gguf import GGUFWriter
 
     fields = vocabulary_fields(json.loads(tokenizer.to_str()), ROLES, NUM_ROWS, CHAT_TEMPLATE)
@@ -80,7 +80,7 @@ def _finish(tokenizer: Any) -> Any:
 
 
 def byte_level(name: str) -> Any:
-    """A trained tokenizer that cuts words as files called `name` do."""
+    """Train a byte-level BPE tokenizer with the pre-tokenizer that GGUF calls `name`."""
     rule = PRE_TOKENIZERS[name]
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=rule.is_whole))
     spec = json.loads(tokenizer.to_str()) | {"pre_tokenizer": pre_tokenizer_spec(name)}
@@ -95,7 +95,8 @@ def byte_level(name: str) -> Any:
 
 
 def sentencepiece(prefix: bool) -> Any:
-    """BPE over whole texts with bytes to fall back on, as Llama 2 (with a blank in front) and Gemma have it."""
+    """Train a BPE tokenizer with byte fallback and no pre-tokenizer, like Gemma's; `prefix` adds Llama 2's leading
+    space."""
     pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     lead = [normalizers.Prepend("\u2581")] if prefix else []
@@ -184,7 +185,7 @@ def test_roles_ends_and_template_are_kept(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama-bpe", "spm"])
 def test_marks_behind_a_gap_keep_their_ids(kind: str) -> None:
-    """A file names each id's token; the library renumbers added tokens behind a gap, but not those of a vocabulary."""
+    """An added token keeps its id after a gap in the ids, although `tokenizers` would renumber it."""
     spec = json.loads(both(kind)[0].to_str())
     spec["model"]["vocab"]["<far>"] = NUM_ROWS - 3
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": NUM_ROWS - 3, "content": "<far>"})
@@ -204,7 +205,8 @@ def test_marks_behind_a_gap_keep_their_ids(kind: str) -> None:
     ],
 )
 def test_kinds_that_are_only_read(kind: str, text: str, want: list[str], around: list[str]) -> None:
-    """Merged pieces of whole texts, and pieces of words, of which files mark the first one."""
+    """Vocabulary types that bridle does not write are read from files: BPE of Gemma 4, WordPiece of BERT, and
+    whitespace BPE."""
     tokens = [*around, "<unk>", "[UNK]", *"the\u2581", "th", "the", "\u2581the", "\u2581in"]
     both("llama-bpe")
     model = _with(
@@ -300,7 +302,7 @@ def test_more_tokens_than_rows_are_refused() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2"])
 def test_an_unpacked_tokenizer_is_that_of_the_library(family: str) -> None:
-    """It is read without transformers, and gives what transformers makes of the same folder."""
+    """The tokenizer of an unpacked file, read without transformers, equals the one that transformers loads."""
     unpacked = resolve_model(str(pair(family)[1]))
     own, loaded = read_tokenizer(unpacked), load_fast_tokenizer(unpacked)
     for text in [*corpus()[:20], "<s>a</s> <|im_start|>b", "", "  \n\n a"]:

@@ -1,4 +1,4 @@
-"""The real `gguf` package reads what `bridle quantize` writes: every tensor, its type and its numbers."""
+"""Tests that the `gguf` package reads each tensor that `bridle quantize` writes, with its type and its numbers."""
 
 from __future__ import annotations
 
