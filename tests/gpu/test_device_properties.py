@@ -1,10 +1,8 @@
-"""The properties of the whole engine where models compute: each runs on a CPU, and marked `gpu` on CUDA with its own
-kernels.
+"""Tests of the engine's properties on each device: on a CPU, and marked `gpu` on CUDA with bridle's own kernels.
 
-Kernels are compared with the reference. Models are compared with transformers' attention over many pages, the engine
-under random requests with transformers' choices. What a row gives does not depend on its batch. A step's draw waits for
-the device no more than once.
-"""
+Kernels are compared with the reference kernel. Models are compared with transformers' attention over many pages.
+Engines under random requests are compared with transformers' choices. A row's result must not depend on its batch.
+Sampling for a step waits for the device at most once."""
 
 from __future__ import annotations
 
@@ -71,7 +69,8 @@ SHAPES = [
 
 
 def kernel_of(name: str, device: str, dtype: torch.dtype) -> str:
-    """`name`, unless this device or this version of torch lacks what it needs."""
+    """Return the attention kernel called `name`; skip the test if this device or version of torch does not support
+    it."""
     if name == "varlen" and (missing := missing_for_varlen(torch.device(device), dtype)) is not None:
         pytest.skip(f"varlen needs {missing}")
     return name
@@ -88,7 +87,7 @@ def test_a_kernel_gives_what_the_reference_gives(device: str, name: str, dtype: 
 
 @pytest.mark.parametrize(("family", "dtype", "device", "name"), MODELS)
 def test_a_model_gives_what_the_library_gives(family: str, dtype: str, device: str, name: str) -> None:
-    """Over many pages; with torch's own kernel, which has long ones, over two."""
+    """On CUDA a sequence has 600 tokens, which fill many pages, or two of the long pages of torch's own kernel."""
     kernel = kernel_of(name, device, getattr(torch, dtype))
     report = check_model(
         tiny_checkpoints.cached_checkpoint(family, max_position_embeddings=1_024),
@@ -103,7 +102,7 @@ def test_a_model_gives_what_the_library_gives(family: str, dtype: str, device: s
 
 @pytest.mark.parametrize(("family", "seed", "device"), RUNS)
 def test_every_drawn_token_is_the_oracles(family: str, seed: int, device: str) -> None:
-    """Under forks, rewinds, forced tokens, masks and preemption."""
+    """Each token equals transformers' choice under forks, rewinds, forced tokens, masks and preemption."""
     path = tiny_checkpoints.cached_checkpoint(family)
 
     def load(config: ModelConfig) -> Executor:
@@ -116,7 +115,7 @@ def test_every_drawn_token_is_the_oracles(family: str, seed: int, device: str) -
 @pytest.mark.parametrize("kind", [GraphKind(), GraphKind(has_long=True)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
 def test_a_graph_gives_the_bits_of_the_step_without(family: str, kind: GraphKind) -> None:
-    """Holds if both have the same tokens."""
+    """Logits of a step in a CUDA graph have the same bits as those of the step without a graph, for the same tokens."""
     config = ModelConfig(
         str(tiny_checkpoints.cached_checkpoint(family)), device="cuda", dtype="bfloat16", num_blocks=128
     )
@@ -141,7 +140,7 @@ def test_a_graph_gives_the_bits_of_the_step_without(family: str, kind: GraphKind
 
 @pytest.mark.gpu
 def test_steps_with_adapters_have_graphs_too() -> None:
-    """Where memory is set aside for adapters."""
+    """Steps with adapters have graphs, too, if memory is reserved for adapters."""
     executor = load_executor(
         ModelConfig(
             str(tiny_checkpoints.cached_checkpoint("llama")),
@@ -161,7 +160,7 @@ def test_steps_with_adapters_have_graphs_too() -> None:
 def filled_with(
     shape: StepShape, longest: int, block_size: int, vocab_size: int
 ) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Prompts that fill a step, also in logits: one of `longest` tokens, and short ones."""
+    """Return rows of prompts that fill a step's tokens and logits: one prompt of `longest` tokens, all others short."""
     plans: list[PlanRow] = []
     mirrors: list[CachedRequestState] = []
     num_tokens, num_logits, block = shape.num_tokens, shape.num_logits, 0
@@ -225,7 +224,7 @@ def test_a_request_draws_the_same_alone_and_among_others(device: str) -> None:
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """Inside the block, whatever waits for the device is an error."""
+    """Make each wait for the GPU inside the block an error."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -234,7 +233,7 @@ def no_waits() -> Iterator[None]:
 
 
 def ready(device: str) -> tuple[LocalExecutor, StepPlan]:
-    """An executor after a prompt, and the plan of a decode step."""
+    """Return an executor that has computed three prompts, and the plan of the decode step that follows."""
     config = ModelConfig(str(tiny_checkpoints.cached_checkpoint("llama")), device=device, num_blocks=64, block_size=16)
     executor = load_executor(config)
     assert isinstance(executor, LocalExecutor)

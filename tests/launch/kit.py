@@ -1,4 +1,4 @@
-"""Streams over a shard that is killed while they run, and checks of the state afterwards."""
+"""Helpers for tests that kill a shard while streams run and then check its state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch(*arguments: str, timings: Timings = QUICK, **options: bool) -> Launch
 
 
 def requests(count: int, num_tokens: int, max_n: int = 2, **fields: object) -> list[Request]:
-    """Half of them drawn, all with prompts that begin alike; every fifth has `max_n` outputs."""
+    """Return requests whose prompts begin alike; every second one samples, and every fifth has `max_n` outputs."""
     never = {31: float("-inf")}
     made = []
     for i in range(count):
@@ -44,7 +44,7 @@ def requests(count: int, num_tokens: int, max_n: int = 2, **fields: object) -> l
 
 
 class Reader(threading.Thread):
-    """Reads one stream to its end."""
+    """Reads one stream to its end in a thread."""
 
     def __init__(self, stream: EventStream, on_token: Callable[[], None] = lambda: None) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ class Reader(threading.Thread):
 
 
 class Crowd:
-    """Many readers; `wait(n)` comes back when they have read `n` more tokens in all, or are over."""
+    """Many readers of streams; `wait(n)` returns when they have read `n` more tokens in all, or all have ended."""
 
     def __init__(self, engine: EngineClient, made: list[Request]) -> None:
         self._more = threading.Condition()
@@ -98,7 +98,7 @@ class Crowd:
             return self._more.wait_for(lambda: self.num_tokens >= goal or self.is_over, PATIENCE)
 
     def wait_each(self) -> bool:
-        """Until every unfinished stream has resumed."""
+        """Wait until every unfinished stream has a new token; return False after the time limit."""
         before = [reader.num_tokens for reader in self.readers]
 
         def have_gone_on() -> bool:
@@ -119,7 +119,7 @@ class Crowd:
 
 
 def expected(made: list[Request]) -> list[dict[int, list[int]]]:
-    """Return the outputs of an engine with its model in this process."""
+    """Return the outputs of the requests from an engine in this process."""
     with AsyncEngine(Engine(make_executor())) as engine:
         crowd = Crowd(engine, made)
         crowd.join()
@@ -131,7 +131,7 @@ def num_descriptors() -> int:
 
 
 def await_spare(child: SupervisedProcess) -> int:
-    """The process that stands by, once there is one."""
+    """Wait for the standby process; return its process id."""
     spare = child.spare
     assert spare is not None
     with spare.changed:
@@ -141,7 +141,7 @@ def await_spare(child: SupervisedProcess) -> int:
 
 
 def children_of(module: str) -> list[int]:
-    """Return the processes below this one that run the module."""
+    """Return the ids of this process's descendants that run the module."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

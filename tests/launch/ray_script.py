@@ -1,7 +1,7 @@
-"""Checks of the application on a real Ray; run by `test_ray_cluster` in an environment that has it.
+"""Checks of the application on a real Ray, which `test_ray_cluster` runs in an environment with Ray. The script prints
+a line for each check that holds.
 
-Prints a line for each check that holds. The first argument is a folder for Ray's files; others name what to check.
-"""
+The first argument is a folder for Ray's files; all others name the checks to run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ replacement = "***"
 
 
 def operator_files() -> dict[str, str]:
-    """The files of tools and policies."""
+    """Write the operator's files of tools and policies; return their paths by setting."""
     folder = Path(sys.argv[1], "operator")
     folder.mkdir(exist_ok=True)
     (folder / "town.py").write_text(TOOLS)
@@ -72,7 +72,7 @@ def settings() -> dict[str, Any]:
 
 
 class Reader(threading.Thread):
-    """Reads one stream to its end."""
+    """Reads one stream to its end in a thread."""
 
     def __init__(self, url: str, number: int, **more: Any) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def engines() -> list[int]:
-    """The processes of the engines."""
+    """Return the process ids of the engines."""
     return [p.pid for p in psutil.process_iter(["cmdline"]) if ENGINE in " ".join(p.info["cmdline"] or ())]
 
 
@@ -166,7 +166,7 @@ def check_what_cannot_be_is_refused(url: str) -> None:
 
 
 def check_wasm_controllers_run_on_every_engine(url: str) -> None:
-    """A module that is uploaded once, by its hash and by its tag; and a script."""
+    """Both engines run a script and a Wasm module that was uploaded once, by the module's hash and by its tag."""
     made = httpx.post(f"{url}/v1/controllers", content=SHORT, timeout=PATIENCE)
     assert made.status_code == 200, made.text
     module = made.json()["module_id"]
@@ -185,7 +185,7 @@ def check_wasm_controllers_run_on_every_engine(url: str) -> None:
 
 
 def scripted(url: str, script: str, **more: Any) -> dict[str, Any]:
-    """Return a script's answer; the interpreter may have to be compiled first."""
+    """Return a script's answer; repeat the request while the interpreter is being compiled."""
     body = {"prompt": "Say", "controller": "jsctrl", "controller_arg": script, "max_tokens": 60} | more
     answers: list[httpx.Response] = []
 
@@ -211,7 +211,7 @@ def check_scripts_call_tools_of_the_front(url: str) -> None:
 
 
 def check_no_call_is_made_twice_when_its_engine_is_lost(url: str) -> None:
-    """The engine is killed while its script waits; another one runs the script again, and gets the same answers."""
+    """Engines are killed while a script waits for a tool; a new engine runs the script again with the same answers."""
     folder = Path(sys.argv[1], "operator")
     (folder / "closed").touch()
     (folder / "calls").write_text("")
@@ -254,7 +254,7 @@ def check_policies_hold(url: str) -> None:
 
 
 def check_nothing_is_lost_with_an_engine(url: str) -> None:
-    """One of two engines is killed under 12 streams: every one continues, with the text it would have had."""
+    """One of two engines is killed under 12 streams, and every stream continues with the same text."""
     expected = [reader.text for reader in run(url, range(12))]
     readers = [Reader(url, number) for number in range(12)]
     wait_for(lambda: all(len(reader.items) > 5 for reader in readers), "streaming")
@@ -282,7 +282,7 @@ def check_a_rolling_update_breaks_no_stream(url: str) -> None:
 
 
 def check_the_log_tells_of_no_probe(url: str) -> None:
-    """Nor of calls between fronts and engines; a client's request is logged once, by its front."""
+    """The log has no health probes and no calls between fronts and engines. A front logs a client's request once."""
     httpx.get(f"{url}/health/ready", timeout=60)
     wait_for(lambda: bool(logged()), "logging")
     told = "".join(logged())
@@ -291,13 +291,13 @@ def check_the_log_tells_of_no_probe(url: str) -> None:
 
 
 def logged() -> list[str]:
-    """Return the replicas' logs."""
+    """Return the text of each replica's log."""
     folder = Path(sys.argv[1], "session_latest", "logs", "serve")
     return [path.read_text(errors="replace") for path in folder.glob("replica_*")]
 
 
 def check_a_configuration_with_several_applications(url: str) -> None:
-    """As `serve deploy` deploys a file, twice: the second time one of the two has changed."""
+    """Deploy a file with two applications twice, as `serve deploy` does; the second file has changed."""
     serve.delete("bridle")
     for words in ("", "changed"):
         deploy_file(words)

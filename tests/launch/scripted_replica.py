@@ -1,4 +1,4 @@
-"""A replica process over a scripted executor, for tests of loss."""
+"""A replica process with a scripted executor instead of a model, for tests of lost replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard process over a scripted executor, for tests of loss: it starts quickly and its steps take a while."""
+"""A shard process with a scripted executor, for tests of lost shards: it starts quickly, and its steps are slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLY_TOKEN = 31  # who computes it ends the process
 
 
 def make_executor(**options: Any) -> ScriptedExecutor:
-    """Return the executor of the shard, and of a reference in the test's own process."""
+    """Return the scripted executor, which the shard and the reference in the test's process both use."""
     return ScriptedExecutor(**{"vocab_size": 32, "num_blocks": 2048, "block_size": 4, **options})
 
 

@@ -1,5 +1,5 @@
-"""`/v1/embeddings` of a whole `bridle serve`, with the model in any process: it gives the vectors that the model gives
-here."""
+"""Tests of `/v1/embeddings` of `bridle serve` with the model in any process: vectors equal those of the model in this
+one."""
 
 from __future__ import annotations
 

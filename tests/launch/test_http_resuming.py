@@ -1,4 +1,4 @@
-"""HTTP clients that ask for it get a notice that their shard was lost, and still get the whole text."""
+"""Tests that HTTP clients that ask for it are notified of a lost shard, and still get the whole text."""
 
 from __future__ import annotations
 

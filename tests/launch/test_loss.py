@@ -1,4 +1,4 @@
-"""A shard that is killed or stopped while streams run: every stream continues at its position."""
+"""Tests that every stream continues at its position when its shard is killed or stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shard() -> Iterator[LaunchedShard]:
 
 
 def lose(shard: LaunchedShard, how: signal.Signals, crowd: Crowd) -> None:
-    """Take the shard away; come back when the next one computes."""
+    """Send a signal to the shard's process; return when every unfinished stream has resumed."""
     before = shard.num_losses
     assert shard.child.pid is not None
     os.kill(shard.child.pid, how)
@@ -225,7 +225,7 @@ def test_a_model_is_loaded_there_as_it_would_be_here() -> None:
 
 
 class _Unwanted(Exception):
-    """Somebody gave up waiting for a model."""
+    """Raised when a caller stops waiting for a model."""
 
 
 def test_a_shard_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

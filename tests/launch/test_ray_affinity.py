@@ -1,4 +1,4 @@
-"""Tests of the choice of an engine in a cluster, and of the number of engines. Nothing here needs Ray."""
+"""Tests of the choice of an engine and of the number of engines in a Ray cluster; they need no Ray."""
 
 from __future__ import annotations
 

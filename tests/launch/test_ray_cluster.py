@@ -1,7 +1,6 @@
-"""The application on a real Ray of this machine: two engines of the demo model, one of them killed under its streams.
+"""Tests of the application on a real Ray on this machine, with two engines of the demo model.
 
-Ray is installed into an environment of its own, over this one, the first time; nothing else needs it.
-"""
+The first run installs Ray into a separate environment on top of this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools on a cluster, without Ray: both ends over a carrier in this process, with engines at one of them."""
+"""Tests of tools on a Ray cluster without Ray: front and engines exchange messages within this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["tools"]  # a fixture
 
 
 class LocalEngine:
-    """Parts that run in an engine's process."""
+    """An engine with the parts for tool calls that run in an engine's process."""
 
     def __init__(self, desk: ToolExecutor, address: str) -> None:
         far = RemoteToolExecutor(ToolsElsewhere(desk.names, desk.of_clients, desk.limits))
@@ -51,7 +51,7 @@ class LocalEngine:
 
 
 class Cluster:
-    """A front over engines at addresses."""
+    """A front for tool calls, and engines by address."""
 
     def __init__(self, desk: ToolExecutor, *addresses: str) -> None:
         self.engines = {address: LocalEngine(desk, address) for address in addresses}
@@ -67,7 +67,7 @@ class Cluster:
         self.engines[address].calls.answer(again)
 
     async def run(self, address: str, request: Request, until_asked: asyncio.Event | None = None) -> Replay | None:
-        """One request on one engine, to its end, or until it has asked."""
+        """Run a request on one engine to its end; with `until_asked` given, stop at its first tool call."""
         events: list[Event] = []
         async with contextlib.aclosing(self.engines[address].generate(request)) as stream:
             async for news in stream:
@@ -90,7 +90,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(desk: ToolExecutor, *addresses: str) -> Iterator[Cluster]:
-    """Within an event loop."""
+    """Yield a cluster of engines; the caller must be in an event loop."""
     made = Cluster(desk, *addresses)
     try:
         yield made
@@ -129,7 +129,7 @@ def test_an_answer_that_does_not_arrive_is_sent_again(tools: Tools) -> None:
 
 
 def test_a_lost_engines_calls_are_not_made_again(tools: Tools) -> None:
-    """One that was under way continues, and its answer goes to where the request runs now."""
+    """A tool call of a lost engine continues, and its answer goes to the engine that runs the request now."""
 
     async def main() -> None:
         with cluster(desk_of(tools), "one", "two") as made:

@@ -1,4 +1,4 @@
-"""Wasm controllers with several replicas: one store, a runtime for each, and an output that outlives its replica."""
+"""Tests of Wasm controllers with several replicas, which share one store, have a runtime each, and may be lost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_output_goes_on_when_its_replica_is_killed(model: LoadedModel) -> Non
 
 
 def logs(reader: Reader) -> str:
-    """Return the controller's log without the runtime's remarks on lateness."""
+    """Return the controller's log without the runtime's warnings about late answers."""
     said = "".join(event.text for event in reader.events if isinstance(event, Log))
     return "".join(line for line in said.splitlines(True) if "⏳" not in line)
 

@@ -1,5 +1,4 @@
-"""A replica that is killed or stopped while streams run: the streams continue elsewhere, and the replica is
-restarted."""
+"""Tests that streams continue on another replica when one is killed or stopped, and that the lost one is restarted."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedReplicas]:
 
 
 def lose(replicas: LaunchedReplicas, number: int, how: signal.Signals, crowd: Crowd) -> None:
-    """Take a replica away; come back when it was missed and streams continue."""
+    """Send a signal to a replica's process; return when its loss was noticed and every unfinished stream has
+    resumed."""
     before, pid = replicas.num_losses, replicas.children[number].pid
     if pid is not None:
         os.kill(pid, how)
@@ -66,7 +66,7 @@ def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: sig
 
 
 def test_the_next_replica_has_as_many_blocks(replicas: LaunchedReplicas) -> None:
-    """It is reported: what is free by then is what the others have left."""
+    """A restarted replica gets the first one's number of KV blocks, since free memory is less while others run."""
     assert [child.command[-2:] for child in replicas.children] == [["--num-blocks", str(1 << 15)]] * 2
 
 

@@ -1,4 +1,5 @@
-"""`bridle serve --replicas 2` in normal use: tools, tools of clients, and policies, read again while streams run."""
+"""Tests of `bridle serve --replicas 2` without losses: tools of the server and of clients, and policies that are
+reloaded while streams run."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def policies(most: int, word: str) -> str:
 
 
 class Server:
-    """The server, over the demo model twice."""
+    """A `bridle serve` process with two replicas of the demo model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +162,7 @@ def test_a_client_answers_while_its_stream_waits(server: Server) -> None:
 
 
 def test_policies_hold_in_each_replica_and_are_read_again(server: Server) -> None:
-    """Without dropping a stream: what runs keeps what it began with."""
+    """Reloading policies ends no stream: running requests keep the policies with which they began."""
     for seed in range(6):  # on both
         choice = server.complete(seed=seed, prompt=f"Number {seed}")
         assert choice["usage"]["completion_tokens"] <= 12, choice

@@ -1,4 +1,4 @@
-"""A shard that was started separately has memory for steps of a certain size, and gets no larger steps."""
+"""Tests that a shard that was started separately gets no steps larger than it has memory for."""
 
 from __future__ import annotations
 

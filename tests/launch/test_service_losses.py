@@ -1,8 +1,7 @@
-"""Kill -9 and SIGSTOP behind a whole `bridle serve`, under a hundred streams, twenty times in a row.
+"""Tests of `bridle serve` under a hundred streams while its processes get SIGKILL and SIGSTOP, twenty times in a row.
 
-BRIDLE_LOSSES and BRIDLE_STREAMS change the numbers. The times are printed (`pytest -s`); the tests assert that every
-awaited event comes, no stream loses or gains a token, and no process remains.
-"""
+BRIDLE_LOSSES and BRIDLE_STREAMS change these numbers. The times are printed (`pytest -s`). The tests assert that no
+stream loses or gains a token, and that no process remains."""
 
 from __future__ import annotations
 

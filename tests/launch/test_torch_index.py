@@ -1,8 +1,7 @@
-"""Tests of the PyTorch build that `make` installs: the one without CUDA on machines without an NVIDIA driver, where its
-index answers.
+"""Tests of the PyTorch build that `make install` chooses: the one without CUDA if there is no NVIDIA driver and the
+package index answers.
 
-A checkout in miniature, with our Makefile, installs tiny wheels from folders and from a server on this machine.
-"""
+A small checkout with the project's Makefile installs tiny wheels from folders and from a local server."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
-    """An empty package."""
+    """Write a wheel without code that requires the packages `needs`."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{info}/METADATA": "\n".join(
@@ -94,7 +93,7 @@ def pinned(checkout: Path) -> str:
 
 @pytest.fixture
 def usual(tmp_path: Path, pinned: str) -> Path:
-    """Return pip's configured folder: it has the build for CUDA, which needs another package."""
+    """Return the folder that pip is configured to use: it has torch for CUDA, which requires another package."""
     folder = tmp_path / "usual"
     wheel(folder, "torch", pinned, "nvidia_cuda")
     wheel(folder, "nvidia_cuda", "13")
@@ -103,8 +102,7 @@ def usual(tmp_path: Path, pinned: str) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, pinned: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """PyTorch's on this machine: folders of files, as a web server lists them. What its torch needs is in a mirror that
-    pip is configured to look at, too."""
+    """Yield the URL of a local copy of PyTorch's package index; a dependency of its torch is in pip's extra index."""
     wheel(tmp_path / "web" / "cpu" / "torch", "torch", f"{pinned}+cpu", "mirrored")
     wheel(tmp_path / "web" / "mirror" / "mirrored", "mirrored", "1")
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
@@ -118,7 +116,7 @@ def index(tmp_path: Path, pinned: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def install(checkout: Path, usual: Path, index: str, path: str = os.environ["PATH"]) -> tuple[set[str], str]:
-    """Return the packages after `make install`, and its output. pip reaches the folder `usual` and no network."""
+    """Run `make install` without a network; return the installed packages and the command's output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
     env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(usual), "PIP_INDEX_URL": usual.as_uri(), "PATH": path}
     done = subprocess.run(
@@ -179,7 +177,7 @@ def test_no_index_is_asked_where_none_is_named() -> None:
 
 
 def asked(index: str) -> tuple[str, str]:
-    """Return the script's output and errors where no package is installed."""
+    """Run `torch_index.py` in a Python without packages; return its output and its errors."""
     script = [sys.executable, "-S", str(ROOT / "scripts" / "torch_index.py"), index]
     done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout, done.stderr
@@ -188,7 +186,7 @@ def asked(index: str) -> tuple[str, str]:
 @pytest.mark.slow
 @without_driver
 def test_what_is_installed_stays(checkout: Path, usual: Path, index: str, pinned: str) -> None:
-    """Another target, or a changed pin of something else, keeps the build that is there."""
+    """A second `make install` with another index, or a change to another pin, keeps the installed build of torch."""
     first, _ = install(checkout, usual, "")
     (checkout / "constraints.txt").write_text(f"torch=={pinned}\nnone==1\n")
     again, said = install(checkout, usual, index)

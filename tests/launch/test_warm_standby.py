@@ -1,4 +1,4 @@
-"""A standby process waits until the serving process ends, takes its place, and leaves nothing behind."""
+"""Tests that a standby process takes the place of a serving process that ended, and that no process remains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ signal.pause()
 
 
 class Worker:
-    """A child over the program, and the pipe through which it tells when it continues."""
+    """A supervised process with a standby, and the pipe through which each process reports when it continues."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -39,7 +39,7 @@ class Worker:
         self.child = SupervisedProcess("worker", [sys.executable, "-c", PROGRAM, str(path)], stands_by=True)
 
     def await_next(self) -> int:
-        """The process that continues next."""
+        """Return the id of the process that continues next."""
         assert select.select([self._pipe], [], [], 60)[0], "nobody goes on"
         pid, _, self.told = self._pipe.readline().decode().rstrip("\n").partition(" ")
         with self.child.changed:  # it may be quicker than who let it go
@@ -70,7 +70,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def prove(worker: Worker) -> int:
-    """The process that runs has done something; gives the one that stands by then."""
+    """Tell the supervisor that the running process works; return the id of the new standby process."""
     assert worker.child.pid is not None
     worker.child.prove(worker.child.pid)
     return await_spare(worker.child)
@@ -105,7 +105,7 @@ def test_it_comes_after_those_who_were_waiting(worker: Worker, monkeypatch: pyte
 
 
 def test_the_next_ones_are_told_more(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that replaces one of ours applies to our child alone."""
+    """A supervisor's variable overrides the user's variable in the child process only."""
     first = worker.await_next()
     worker.child.keep()
     monkeypatch.setenv("BRIDLE_TOLD", "by the user")
@@ -139,8 +139,8 @@ def test_without_the_word_it_ends() -> None:
 
 
 def test_children_are_told_by_their_command_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag that the command line has set back to its default would come again through the environment. The form of
-    logs is that of this process, whatever the environment says."""
+    """A child process gets no settings from environment variables, since the command line may have reset a flag to its
+    default. The log format of the child is that of this process."""
     monkeypatch.setattr("bridle.logs.shown", {"BRIDLE_LOG_FORMAT": "json", "BRIDLE_LOG_LEVEL": "info"})
     monkeypatch.setenv("BRIDLE_LOG_FORMAT", "console")
     monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")

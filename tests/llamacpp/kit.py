@@ -1,4 +1,4 @@
-"""llama.cpp executors for tests."""
+"""Functions that make llama.cpp executors for tests."""
 
 from __future__ import annotations
 

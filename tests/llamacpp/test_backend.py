@@ -1,4 +1,4 @@
-"""The backend over llama.cpp, in the places where it differs from torch: slots, adapters, settings; and over HTTP."""
+"""Tests of the llama.cpp backend where it differs from torch: slots, adapters, settings, and answers over HTTP."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
 
 class Recorder:
-    """Slots as lists of tokens would be, from what `Slots` says alone. A recurrent state is the number of tokens that
-    went into it."""
+    """A fake of llama.cpp's memory: each slot has a length, and a recurrent state is the number of its tokens."""
 
     num_slots = 6
 
@@ -68,8 +67,8 @@ class Recorder:
 
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_slots_follow_any_plans(seed: int, is_recurrent: bool) -> None:
-    """Random sequences come, grow, rewind, fork and go: each slot has as much KV as its sequence, and none is lost. A
-    recurrent state is of as many tokens."""
+    """Random sequences start, grow, rewind, fork and end; each slot has as much KV as its sequence, and no slot is
+    lost. A recurrent state has the same number of tokens."""
     rng = random.Random(seed)
     memory, size = Recorder(is_recurrent), Recorder.num_slots
     slots = Slots(memory, 50, 64)
@@ -129,7 +128,8 @@ def test_plans_that_fit_nothing_are_refused(plan: StepPlan, error: type[BridleEr
 
 
 def test_a_recurrent_state_is_kept_before_drafts_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a rewind computes few tokens again; what was dropped to save memory is not used."""
+    """Kept copies of a recurrent state let a rewind recompute few tokens; copies dropped for lack of memory are not
+    used."""
     memory = Recorder(is_recurrent=True)
     slots = Slots(memory, 50, 4_096)
 
@@ -188,7 +188,8 @@ def test_steps_larger_than_a_batch_are_computed_in_parts() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_adapters_say_what_they_say_on_torch(family: str, tmp_path: Path) -> None:
-    """Several in one batch, over the original, over its file on torch, and over its file in llama.cpp."""
+    """Adapters in one batch give the same tokens on the checkpoint, on its file in torch, and on its file in
+    llama.cpp."""
     original, file = pair(family)
     adapters = {
         "few": write_adapter(tmp_path / "few", seed=1),
@@ -206,7 +207,7 @@ def test_adapters_say_what_they_say_on_torch(family: str, tmp_path: Path) -> Non
 
 
 def test_adapters_name_no_layers_that_llama_cpp_leaves_as_they_are() -> None:
-    """It computes the attention of DeepSeek without any, and would say nothing of it."""
+    """llama.cpp ignores adapters in DeepSeek's attention without an error, so these layers are not offered."""
     executor = started("deepseek_v2")
     layers = set(executor.adapters.layers)
     executor.close()
@@ -316,7 +317,7 @@ def _answers(config: ModelConfig, name: str) -> dict[str, Any]:
 
 
 def _bare(value: Any, key: str = "") -> Any:
-    """Return an answer without request ids, times, seeds, and the last digits of floats."""
+    """Return an answer without ids, times, seeds and counts of cached tokens, and with rounded floats."""
     if isinstance(value, dict):
         dropped = ("id", "created", "created_at", "system_fingerprint", "completed_at", "seed")
         dropped += ("input_tokens", "cache_read_input_tokens", "cached_tokens")  # no prefix cache by sequence
@@ -355,7 +356,7 @@ async def test_streams_of_lmtp_over_a_file(settings: dict[str, Any]) -> None:
 
 
 class Shuttle(Controller):
-    """Forces, forks, rewinds and waits by turns, so that every verb reaches the backend."""
+    """A controller that forces, forks, rewinds and waits in turn, so that the backend gets every kind of decision."""
 
     def __init__(self) -> None:
         self.turn = 0

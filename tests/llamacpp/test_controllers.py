@@ -1,6 +1,6 @@
-"""The same controllers, prompts and constraints give the same tokens on torch in float32, on the native kernels and on
-llama.cpp. A difference counts only if the logits of the two tokens are clearly apart.
-"""
+"""Tests that controllers and constraints give the same tokens on torch in float32, on the CPU kernels and on llama.cpp.
+
+A difference counts only if the logits of the two tokens are clearly apart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 class Program(Controller):
-    """Forces, forks, masks, rewinds and waits, as a seed says; the same at each turn on every backend."""
+    """A controller that forces, forks, masks, rewinds and waits as a seed decides, in the same order on every
+    backend."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -60,7 +61,7 @@ class Program(Controller):
 
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LLM]]:
-    """The same weights three times, each with a runtime for Wasm controllers. The first is plain torch."""
+    """Yield the same model on three backends, each with a Wasm runtime; the first is plain torch."""
     original, file = pair("llama")
     settings: list[tuple[Path, dict[str, Any]]] = [
         (original, {"kernel": "reference"}),
@@ -90,12 +91,12 @@ def _tokens(llm: LLM, **steering: Any) -> list[list[list[int]]]:
 
 
 def _without_end(tokens: list[int]) -> list[int]:
-    """A file names more tokens that end a text than its original: any of them may be the last."""
+    """Return the tokens without an end token, since a file may name more end tokens than its checkpoint."""
     return tokens[:-1] if tokens[-1:] and tokens[-1] in ENDS else tokens
 
 
 def check_same(backends: list[LLM], found: list[list[list[list[int]]]]) -> None:
-    """Each backend's outputs equal the first one's, up to a token that was nearly another."""
+    """Check that each backend's outputs equal the first one's, up to a token whose logit was nearly equal."""
     for other in found[1:]:
         for prompt, want, have in zip(PROMPTS, found[0], other, strict=True):
             before = backends[0].tokenizer.encode(prompt)

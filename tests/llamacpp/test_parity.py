@@ -1,4 +1,4 @@
-"""llama.cpp and torch agree about a file: logits, draws and whole generations, with and without programs."""
+"""Tests that llama.cpp and torch agree on a GGUF file: logits, samples, and generations with and without programs."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def test_logits_of_llama_3s_positions() -> None:
 
 @pytest.mark.parametrize("kind", FILE_TYPES)
 def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> None:
-    """The most probable token after each of a text's is that of torch wherever it is ahead by more than rounding can
-    be."""
+    """Greedy tokens of llama.cpp and torch are equal wherever the two largest logits differ by more than rounding."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     _, file = pair("llama", kind, **sizes)
     tokens = PROMPT * 4
@@ -127,7 +126,8 @@ def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> N
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
-    """The engine's equality property over KV by sequence: programs, forks, rewinds, waits, chunks and preemption."""
+    """Each token of an engine over llama.cpp is transformers' choice, under programs, forks, rewinds, waits and
+    preemption."""
     original, file = pair(family)
 
     def load_small(config: ModelConfig) -> LlamaExecutor:
@@ -139,7 +139,8 @@ def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> Non
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "jamba", "mamba2"])
 def test_recurrent_states_are_forked_and_rewound(name: str) -> None:
-    """The same over families with recurrent layers, whose states llama.cpp cannot cut."""
+    """Each token is transformers' choice also for families with recurrent layers, whose states llama.cpp cannot
+    truncate."""
     family, fields = RECURRENT[name]
     original, file = pair(family, **fields)
 
@@ -151,7 +152,8 @@ def test_recurrent_states_are_forked_and_rewound(name: str) -> None:
 
 
 def test_the_same_seeds_give_the_same_texts() -> None:
-    """Sampled, with penalties, a mask, several outputs and log-probabilities: one sampler draws for both backends."""
+    """Both backends share one sampler, so equal seeds give equal texts with penalties, masks, several outputs and
+    logprobs."""
     original, file = pair("qwen2")
     requests: list[dict[str, Any]] = [
         {"temperature": 0.8, "seed": 5, "n": 3},

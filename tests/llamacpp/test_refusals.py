@@ -1,5 +1,5 @@
-"""Tests of features that llama.cpp's backend lacks: requests are refused over HTTP with a message and the status of
-each API, before anything is computed; and the server keeps running."""
+"""Tests that requests for features that llama.cpp's backend lacks are refused over HTTP before anything is computed.
+Each API gives a message and its own status, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def steps() -> Iterator[list[int]]:
-    """The numbers of the steps that the backend was given."""
+    """Yield a list that receives the number of each step that the backend runs."""
     seen: list[int] = []
     forward = LlamaExecutor.forward
 
@@ -62,7 +62,7 @@ def steps() -> Iterator[list[int]]:
 
 @pytest.fixture(scope="module")
 def server(steps: list[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over llama.cpp, with LMTP on its port and a folder of adapters."""
+    """Serve a model on llama.cpp, with LMTP on the same port and a folder of adapters."""
     adapters = tmp_path_factory.mktemp("adapters")
     write_adapter(adapters / "fits")
     write_adapter(adapters / "head", {"lm_head": _head()}, targets=("lm_head",))
@@ -222,7 +222,7 @@ def test_settings_are_refused_before_a_model_is_looked_for(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the command line and by `LLM` in the same words, before anything is fetched or loaded."""
+    """The command line and `LLM` refuse a setting with the same words, before they look for the model."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the model was looked for")

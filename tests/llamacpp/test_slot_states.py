@@ -1,4 +1,4 @@
-"""The KV of llama.cpp's slots in a store: read after a restart, with the same tokens, also where it cannot be cut."""
+"""Tests of a KV store for llama.cpp: after a restart, slots are restored from the store and give the same tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILIES = ["llama", "gemma3_text", "lfm2"]
 
 
 def answers(family: str, folder: Path | None, prompts: list[list[int]]) -> list[tuple[list[int], int]]:
-    """Tokens and cached tokens, of one engine."""
+    """Start an engine and run the prompts; return each output's tokens and its number of cached tokens."""
     kind, fields = RECURRENT.get(family, (family, {}))
     _, file = pair(kind, "F32", **fields)
     options: dict[str, Any] = {"backend": "llamacpp", "dtype": "float32", "num_blocks": 60, "num_threads": 1}
