@@ -1,4 +1,4 @@
-"""The fused adapter kernels, compiled for a GPU that the machine may lack, in all sizes that `fused` uses."""
+"""Compiles the fused adapter kernels for a GPU that the machine may lack, in all sizes that `fused` uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
 def compile_all(capability: int, dtype: str) -> Iterator[Any]:
-    """Both kernels, for both sizes of tiles, the fewest and the most ranks; arguments aligned as they mostly are."""
+    """Compile both kernels for both tile sizes and for the smallest and largest rank, with arguments aligned as
+    usual."""
     from bridle.lora import fused_kernels
 
     for tile, ranks in product((SHORT_TILE, LONG_TILE), (MIN_RANKS, MAX_RANKS)):
@@ -34,12 +35,12 @@ def compile_all(capability: int, dtype: str) -> Iterator[Any]:
 
 
 def num_spilled(kernel: Any, capability: int, folder: Path) -> int:
-    """Bytes that did not fit into registers."""
+    """Return the number of bytes that a kernel spills from registers."""
     return usage(kernel, capability, folder)[1]
 
 
 def usage(kernel: Any, capability: int, folder: Path) -> tuple[int, int]:
-    """Registers of a thread, and bytes that did not fit into them."""
+    """Return a kernel's registers per thread and the bytes that it spills from registers."""
     from triton import knobs
     from triton.backends.nvidia.compiler import sm_arch_from_capability
 
@@ -53,7 +54,7 @@ def usage(kernel: Any, capability: int, folder: Path) -> tuple[int, int]:
 
 
 def _assembler(knobs: Any, capability: int) -> str:
-    """Triton brings one of its own for the newest GPUs."""
+    """Return the path of `ptxas`; Triton contains a separate one for the newest GPUs."""
     return str((knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas).path)
 
 
@@ -71,7 +72,7 @@ def compile_kernel(
     aligned: set[str],
     options: dict[str, Any],
 ) -> Any:
-    """`kernel` for `sizes`; other arguments are int32 where `pointers` does not say what they are."""
+    """Compile `kernel` with the constants `sizes`; arguments whose type `pointers` does not state are int32."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

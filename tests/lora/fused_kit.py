@@ -23,7 +23,7 @@ LENGTHS = (1, 1, 1, 1, 2, 3, 15, 16, 17, 40, 64, 65, 130)
 
 @dataclass(frozen=True)
 class Sides:
-    """Inputs of a site, the columns of its parts, and columns that no part has."""
+    """Sizes of a group of layers with a common input: inputs, columns of each layer, and columns of no layer."""
 
     num_inputs: int
     columns: tuple[int, ...]
@@ -45,7 +45,7 @@ def random_sides(random: Random) -> list[Sides]:
 
 
 def places_of(sites: list[Sides]) -> dict[str, AdapterPlacement]:
-    """Each part is a layer called by its site and number."""
+    """Return the placement of each layer, whose name has the numbers of its group and of the layer."""
     places = {}
     for site, sides in enumerate(sites):
         begin = 0
@@ -86,7 +86,7 @@ def random_adapters(random: Random, sites: list[Sides], like: Tensor, count: int
 
 
 def random_segments(random: Random, adapters: list[PlacedAdapter], max_tokens: int) -> tuple[list[Segment], int]:
-    """Segments with gaps, in any order of adapters, which may come again; and the number of rows."""
+    """Return random segments with gaps between them, whose adapters may repeat, and the number of rows."""
     position, segments = 0, []
     for adapter in random.choices(adapters, k=random.randint(1, len(adapters))):
         position += random.choice((0, 0, 0, 1, 5))
@@ -123,7 +123,7 @@ def check_step(kernel: AdapterKernel, segments: list[Segment], num_tokens: int, 
 
 
 def check_any_step(kernel: AdapterKernel, seed: int, like: Tensor, *, max_tokens: int) -> None:
-    """One random step after another, as adapters come and go."""
+    """Check two random steps with different segments of the same adapters."""
     random = Random(seed)
     sites = random_sides(random)
     adapters = random_adapters(random, sites, like, 6)

@@ -1,4 +1,4 @@
-"""A whole model with adapters, compared with PEFT."""
+"""A check of a whole model with adapters, compared with PEFT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.model.loaded_adapters import Loaded, all_logits
 
 
 def check_model(family: str, folder: Path, **settings: Any) -> None:
-    """Rows of three adapters, of different makes, and one without: each has the logits that PEFT gives."""
+    """Check that rows of three adapters and rows without an adapter get the logits that PEFT computes."""
     loaded = Loaded(family, folder, num_blocks=64, **settings)
     try:
         loaded.place_all()

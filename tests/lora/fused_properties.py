@@ -1,5 +1,6 @@
-"""Properties of the fused kernels, in Triton's interpreter. `test_fused.py` runs this file in a process of its own,
-where TRITON_INTERPRET is set before anything imports Triton."""
+"""Tests of properties of the fused kernels in Triton's interpreter.
+
+`test_fused.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports Triton."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def test_any_step_gives_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
 
 @contextmanager
 def watched() -> Iterator[tuple[list[tuple[np.ndarray, int]], list[Tensor]]]:
-    """Record the reads and writes of kernels meanwhile: addresses with the size of an element there; and sums
-    between kernels."""
+    """Record the addresses that kernels read and write, with the element size, and the sums passed from one kernel to
+    the next."""
     touched: list[tuple[np.ndarray, int]] = []
     hidden: list[Tensor] = []
 
@@ -112,7 +113,7 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 30), st.sampled_from(DTYPES))
 def test_tiles_at_a_fixed_place_give_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
-    """Captured steps follow each other, whose launches know nothing of their adapters; no kernel program leaves its
+    """Steps replay launches with tiles at fixed addresses and with changing adapters; no kernel program leaves its
     tensors."""
     random, like = Random(seed), torch.empty(0, dtype=dtype)
     sites = random_sides(random)
@@ -155,7 +156,8 @@ def _ranks(segment: Segment) -> int:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_are_divided_where_a_step_has_few_tiles(dtype: torch.dtype) -> None:
-    """One tile over many inputs gives the same result as one of many tiles."""
+    """A step with one tile splits the sum over inputs among programs, and gives the same result as a step with many
+    tiles."""
     sites = [Sides(2100, (40, 16))]
     kernel, layouts = FusedKernel(CPU), LayoutCache(places_of(sites))
     kernel.machine.enough = 8

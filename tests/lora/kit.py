@@ -1,4 +1,4 @@
-"""Adapters whose files a test writes: valid ones, as PEFT writes them, and invalid ones."""
+"""Valid and invalid adapter files that tests write, and fakes of the device and of the adapter pool's surroundings."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def write_adapter(
     ranks: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> Path:
-    """An adapter for the layers whose names end in one of `targets`, large enough to change what is said. `tensors`
-    adds to its tensors or replaces them (None: leaves one out), `ranks` sets those of single layers, `fields` are those
-    of its configuration."""
+    """Write an adapter for the layers whose names end in one of `targets`, large enough to change outputs.
+
+    `tensors` adds or replaces tensors (None leaves one out), `ranks` sets the rank of single layers, and `fields` are
+    fields of the adapter's configuration."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in layers.items():
@@ -73,7 +74,7 @@ SECONDS = PATIENCE
 
 
 class FakeDevice:
-    """A fake device that remembers its calls, and may be delayed, made to fail, or lost."""
+    """A fake device that records its calls and can be delayed, made to fail, or lost."""
 
     def __init__(self) -> None:
         self.layers: Mapping[str, LayerShape] = LAYERS
@@ -116,12 +117,13 @@ class FakeDevice:
 
 
 def size_of(files: AdapterFiles) -> int:
-    """What it takes where the model computes."""
+    """Return the bytes that an adapter takes on the device."""
     return AdapterLimits(LAYERS, 4, 0, 0).device_bytes(files)
 
 
 class Bench:
-    """A pool over a fake device, with room for the given number of adapters of one size on either tier."""
+    """An adapter pool over a fake device, with memory for given numbers of equal adapters on the device and on the
+    host."""
 
     def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
         self.files = files
@@ -144,13 +146,13 @@ class Bench:
                 self.pool.open(key)
 
     def step(self, *keys: str) -> set[str]:
-        """Begin one step that wants `keys`; return the adapters that it may use."""
+        """Begin one step that needs the adapters `keys`; return the adapters that the step may use."""
         available = self.pool.begin_step(keys)
         assert available <= self.device.device, "the step would not find what it was promised"
         return available
 
     def step_until(self, wanted: set[str], *keys: str) -> int:
-        """Run steps until one has all of `wanted`; return their number."""
+        """Run steps until one may use all `wanted` adapters; return the number of steps."""
         for number in range(10_000):
             self.changed.clear()
             if wanted <= self.step(*keys):

@@ -1,4 +1,4 @@
-"""Untrusted adapter files: a fault is reported in one sentence, and none of the file's data is kept."""
+"""Tests of untrusted adapter files: an error is reported in one sentence, and no data of a wrong file is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 def use(folder: Path) -> None:
-    """All stages that an adapter goes through."""
+    """Open an adapter, check that it fits the layers, and read its weights."""
     files = open_adapter(folder)
     check_fits(files, LAYERS)
     read_weights(files)
@@ -54,7 +54,8 @@ def test_a_plain_adapter_is_understood(tmp_path: Path) -> None:
 
 
 def test_adapters_of_one_form_share_what_is_known_of_it(tmp_path: Path) -> None:
-    """Thousands may be known, of hundreds of layers each."""
+    """Adapters with equal layers and ranks share one description in memory, as a server may know thousands of
+    adapters."""
     first, second, other = (
         open_adapter(write_adapter(tmp_path / name, rank=rank, seed=seed))
         for name, rank, seed in (("a", 4, 0), ("b", 4, 1), ("c", 8, 0))

@@ -1,6 +1,7 @@
-"""The fused kernels of adapters: when they are chosen, their fallback if they fail, and their input. If Triton is
-installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also
-run."""
+"""Tests of the fused adapter kernels: when they are chosen, their fallback after an error, and their input.
+
+If Triton is installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU
+the tests also run the kernels."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_an_old_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
 
 
 class Claimed:
-    """A kernel that claims to be fused: a right one, with `error` added, or one that raises `failure`."""
+    """A kernel that claims to be fused: its results are right up to `error`, or it raises `failure`."""
 
     def __init__(self, error: float = 0.0, failure: Exception | None = None) -> None:
         self._torch = TorchKernel()
@@ -226,7 +227,7 @@ def test_a_model_on_a_gpu_says_what_peft_says(family: str, tmp_path: Path) -> No
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sides_of_a_large_model(dtype: torch.dtype) -> None:
-    """The sizes are those of a model of 8 billion weights, which decodes beside a prompt."""
+    """Sizes of layers are those of a model with 8 billion parameters, for decodes alone and beside a prompt."""
     from random import Random
 
     sites = [Sides(4096, (4096, 1024, 1024)), Sides(4096, (4096,)), Sides(4096, (14336, 14336)), Sides(14336, (4096,))]

@@ -1,4 +1,5 @@
-"""Failed loads are remembered until files change or time has passed, up to a limit, without the file's data."""
+"""Tests that a failed load of an adapter is remembered until its files change or time has passed, for a limited
+number."""
 
 from __future__ import annotations
 

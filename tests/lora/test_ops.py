@@ -1,4 +1,4 @@
-"""Both ways to multiply by many adapters at once give the results of each row's own matrices."""
+"""Tests that both ways to multiply by many adapters at once give the product of each row with its own adapter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_adapter(layouts: LayoutCache, names: tuple[str, ...], rank: int, seed: 
 
 
 def naive(segments: list[Segment], site: int, rows: Tensor) -> Tensor:
-    """Row by row, part by part."""
+    """Return the adapters' results of one group of layers, computed row by row and layer by layer."""
     out = torch.zeros(rows.shape[0], WIDTHS[site][1])
     for segment in segments:
         weights = segment.adapter.sites.get(site)
@@ -48,7 +48,7 @@ def naive(segments: list[Segment], site: int, rows: Tensor) -> Tensor:
 
 
 def random_segments(random: Random, adapters: list[PlacedAdapter]) -> tuple[list[Segment], int]:
-    """Segments with gaps, in any order of adapters, some long."""
+    """Return random segments with gaps between them, some of them long, and the number of rows."""
     position, segments = 0, []
     for adapter in random.sample(adapters, random.randint(1, len(adapters))):
         position += random.choice([0, 0, 0, 1, 5])
@@ -76,7 +76,7 @@ def check(segments: list[Segment], num_tokens: int, kernel: AdapterKernel) -> No
 
 @given(st.integers(0, 1 << 30))
 def test_any_mixture_gives_what_each_row_has(seed: int) -> None:
-    """Several layouts and ranks; the same stacks through many steps, as adapters come and go."""
+    """Adapters have several layouts and ranks, and the kernel keeps its stacked weights over four steps."""
     random, layouts, kernel = Random(seed), LayoutCache(PLACES), TorchKernel()
     kinds = [("q", "v"), ("q", "v"), ("q", "k", "v", "down"), ("down",)]
     adapters = [

@@ -1,5 +1,5 @@
-"""Two tiers of adapters within their memory: loads, evictions and waits. No request waits for the load of another's
-adapter."""
+"""Tests of the adapter pool, which keeps adapters on device and host within two limits: loads, evictions and waits. No
+request waits for the load of another request's adapter."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_what_can_never_fit_is_refused_at_once(files: AdapterFiles, tmp_path: Pa
 
 @pytest.mark.parametrize("rank", [1, 7, 8, 9])
 def test_what_is_counted_is_what_it_takes(rank: int, tmp_path: Path) -> None:
-    """Ranks are padded where the model computes."""
+    """The bytes that the pool counts for an adapter equal its layout's size on the device, where ranks are padded."""
     files = open_adapter(write_adapter(tmp_path, rank=rank))
     places = {
         name: AdapterPlacement(
@@ -239,7 +239,8 @@ def test_what_is_counted_is_what_it_takes(rank: int, tmp_path: Path) -> None:
 
 @given(st.data())
 def test_books_stay_within_their_memory(files: AdapterFiles, data: st.DataObject) -> None:
-    """Any order of steps, reads and placements: no tier overflows, and nothing leaves that the step may use."""
+    """After any order of steps, reads and placements, both memories are within their limits, and a step's adapters
+    stay."""
     size, num = files.num_bytes, 6
     books = Residency(data.draw(st.integers(1, 4)) * size, data.draw(st.integers(1, 4)) * size)
     for number in range(num):
@@ -272,7 +273,8 @@ def test_books_stay_within_their_memory(files: AdapterFiles, data: st.DataObject
 
 
 def test_what_came_and_went_is_counted(bench: Bench) -> None:
-    """Two places on the device, three on the host."""
+    """The pool counts reads, placements and evictions with two adapters' memory on the device and three adapters' on
+    the host."""
     for number, key in enumerate("abcde"):
         bench.add(key)
         bench.step_until({key}, key)

@@ -1,4 +1,5 @@
-"""Work on a separate stream during steps: it is done when its block ends, in memory that steps are known to read."""
+"""Tests of work on a separate CUDA stream during steps. The work is complete at the end of its block. Its memory is not
+reused while steps may read it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the calls to a fake GPU."""
+    """Replace torch's CUDA streams by fakes; return the list of their calls."""
     found: list[str] = []
 
     class Stream:

@@ -1,4 +1,4 @@
-"""Clips, and how transformers samples their frames."""
+"""Video clips for tests, and transformers' functions that sample their frames."""
 
 from __future__ import annotations
 import __future__
@@ -22,7 +22,7 @@ from tests.fakes import audio_checkpoints
 
 
 def library(family: str, name: str, **more: Any) -> Any:
-    """A function of the library's video processor, whose module cannot be imported without torchvision."""
+    """Return a function of transformers' video processor, whose module cannot be imported without torchvision."""
     path = Path(transformers.__file__).parent / "models" / family / f"video_processing_{family}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)

@@ -1,4 +1,4 @@
-"""Hostile files of images, sounds and videos."""
+"""Hostile image, audio and video files for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.errors import MediaRefused
 
 
 def header_of_png(width: int, height: int) -> bytes:
-    """A PNG that claims this size; its data is a few zeros."""
+    """Return a PNG whose header claims this size, and whose data is only a few zeros."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -22,8 +22,8 @@ def header_of_png(width: int, height: int) -> bytes:
 
 
 def check_changed_headers(files: Sequence[bytes], read: Callable[[bytes], None], count: int = 200) -> None:
-    """Files with some bytes changed, mostly in their heads, and sometimes cut off: `read` takes them or refuses them,
-    and raises nothing else."""
+    """Change bytes of valid files, mostly in their headers, and truncate some. Check that `read` accepts each file or
+    raises bridle's refusal."""
     random = Random(7)
     outcomes = {"read": 0, "refused": 0}
     for _ in range(count):

@@ -23,7 +23,7 @@ def png() -> bytes:
 
 
 class Files(BaseHTTPRequestHandler):
-    """`/to/x_y` sends on to `x/y`, `/hangs` begins an answer and waits."""
+    """Answers requests for images: `/to/x_y` redirects to `x/y`, `/hangs` begins an answer and never ends it."""
 
     asked: ClassVar[list[str]] = []
 
@@ -57,14 +57,14 @@ class Files(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log no requests."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, address: object) -> None:
-        """Say nothing: clients that refuse a certificate hang up."""
+        """Print no errors, since clients that reject a certificate close the connection."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Files)
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def served_pictures(certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
-    """Yield the server's address and port. With a certificate it uses https."""
+    """Yield the address and port of a server of images; with a certificate the server uses https."""
     server = _Server()
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

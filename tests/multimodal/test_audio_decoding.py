@@ -1,4 +1,4 @@
-"""Audio files that are common, damaged or hostile: they are read, or refused with a message of bridle's."""
+"""Tests that common, damaged and hostile audio files are decoded, or refused with bridle's own error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def saved(samples: np.ndarray[Any, Any], kind: str = "WAV", rate: int = RATE, **
 
 
 def loudest(samples: np.ndarray[Any, Any], rate: int = RATE) -> float:
-    """The frequency that is heard most."""
+    """Return the strongest frequency of the samples, in Hz."""
     return float(np.argmax(np.abs(np.fft.rfft(samples)))) * rate / len(samples)
 
 
@@ -56,7 +56,7 @@ def test_channels_are_mixed() -> None:
 
 
 def header_of_wav(rate: int = RATE, channels: int = 1, num_bytes: int = 0, actual: bytes = b"") -> bytes:
-    """A WAV file of 8 bits that claims `num_bytes` bytes."""
+    """Return the header of an 8-bit WAV file that claims `num_bytes` bytes of samples."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, rate * channels, channels, 8)
     head = form + struct.pack("<4sI", b"data", num_bytes)
     return b"RIFF" + struct.pack("<I", 4 + len(head) + len(actual)) + b"WAVE" + head + actual

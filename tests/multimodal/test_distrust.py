@@ -1,4 +1,5 @@
-"""Files that are damaged or hostile: each is refused with a message of bridle's, before it is unpacked."""
+"""Tests that common image files are decoded, and damaged or hostile ones refused with bridle's own error before they
+are decompressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos whose frames are shown like images: frames, sizes and texts are those of transformers."""
+"""Tests of video frames that a model reads like images: frames, sizes and texts equal those of transformers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_internvl_numbers_frames(place: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "rate"), [*CLIPS, (9_000, 30.0), (9_001, 30.0)])
 def test_glm_sees_frames_by_seconds(count: int, rate: float) -> None:
-    """A frame that the library has twice at the end stands once, and counts for the size."""
+    """A last frame that transformers repeats is used once, but counts for the image size."""
     family = WATCHING["glm4v"]
     wanted = sampled("glm4v", {"fps": 2, "max_duration": 300}, count, rate)
     assert list(family.sample(clip(count, rate), family.base, 768)) == list(dict.fromkeys(wanted))
@@ -168,7 +168,7 @@ def test_glm_says_seconds_behind_frames(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["internvl", "smolvlm"])
 def test_a_still_frame_is_a_picture(family: str, tmp_path: Path) -> None:
-    """Of the size of a tile, so that nothing is made larger or smaller."""
+    """A video of one frame, as large as a tile, gives the same pixels as an image of this frame."""
     folder = vision_checkpoints.make_seeing(family, tmp_path)
     settings = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     small = {"size": {"longest_edge": 16}} if family == "smolvlm" else {"max_patches": 1}
@@ -193,7 +193,7 @@ def test_fewer_frames_are_seen_where_a_context_is_short(family: str, tmp_path: P
 
 
 def test_a_template_may_write_a_video_in_words(tmp_path: Path) -> None:
-    """The text becomes the placeholder of videos, not that of images, and no one else may write it."""
+    """A template's text for a video becomes the placeholder for videos, and users cannot write this text."""
     reader, tokenizer = opened("smolvlm", tmp_path)
     assert tokenizer.id_of("<video>") is None
     places = {name: tokenizer.token_text(sense.placeholder) for name, sense in reader.senses.items()}
@@ -209,7 +209,7 @@ def test_a_template_may_write_a_video_in_words(tmp_path: Path) -> None:
 
 
 def test_pictures_are_read_without_a_token_for_videos(tmp_path: Path) -> None:
-    """Of InternVL it is in the tokenizer alone; older checkpoints have none."""
+    """InternVL's token for videos is only in its tokenizer; older checkpoints without the token read images only."""
     vision_checkpoints.make_seeing("internvl", tmp_path)
     text = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(text.replace("<video>", "<|free|>"), encoding="utf-8")

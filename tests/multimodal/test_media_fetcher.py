@@ -1,5 +1,4 @@
-"""Images on other servers: fetched from hosts that are listed, at addresses that were checked, and from nowhere
-else."""
+"""Tests that images are fetched only from listed hosts, at addresses that were checked."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def fetch(hosts: ImageHosts, url: str, max_bytes: int = 2048, seconds: float = P
 
 
 def test_a_picture_of_a_listed_host_is_fetched(place: str) -> None:
-    """Also after having been sent on within it; what is said of its type does not count."""
+    """An image is fetched also after redirects within its host, whatever content type the server states."""
     hosts = ImageHosts([f"http://{place}"])
     for path in ("it.png", "to/_it.png", f"to/http:__{place}_it.png"):
         assert fetch(hosts, f"http://{place}/{path}") == png()
@@ -39,7 +38,7 @@ def test_a_picture_of_a_listed_host_is_fetched(place: str) -> None:
 
 
 def test_a_certificate_is_trusted_as_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `SSL_CERT_FILE`, or else by what the system trusts; and it must be that of the name that was asked."""
+    """The certificate must be valid for the host name, and trusted by `SSL_CERT_FILE` or else by the system."""
     files = make_certificate(tmp_path)
     with served_pictures(*files) as place:
         port = place.partition(":")[2]
@@ -88,13 +87,13 @@ def test_what_goes_wrong_is_told(place: str, path: str, kind: type[Exception], w
 
 
 def test_a_server_that_hangs_ends_the_wait(place: str) -> None:
-    """Also one that has begun its answer: the whole of it has its time."""
+    """The time limit covers the whole answer, including one whose first bytes have arrived."""
     with pytest.raises(MediaRefused, match="it cannot be fetched: "):
         fetch(ImageHosts([f"http://{place}"]), f"http://{place}/hangs", seconds=0.2)
 
 
 def test_an_answer_that_was_given_up_is_none(place: str) -> None:
-    """A connection cut off by `abort` looks like an answer without headers and without a body."""
+    """A fetch that `abort` ended fails with a message, although the connection looks like an empty answer."""
     Files.asked.clear()
     bounds = HttpLimits(timeout=PATIENCE, private=networks_of(["127.0.0.1"]))
     exchange = HttpExchange(bounds, HttpTarget.of(f"http://{place}/hangs"))
@@ -106,7 +105,7 @@ def test_an_answer_that_was_given_up_is_none(place: str) -> None:
 
 
 def test_no_other_host_is_asked(place: str) -> None:
-    """A name is no address, a port no other, and http no https."""
+    """A host name is not accepted for an address, nor another port, nor http for https."""
     port = place.partition(":")[2]
     Files.asked.clear()
     for listed, url in (

@@ -1,6 +1,7 @@
-"""Prompts whose tokens attend to the whole prompt. They are written as transformers' processor writes them, computed in
-one chunk, and found in the prefix cache only by equal prompts. If they cannot be computed correctly, the error says so
-in one sentence."""
+"""Tests of prompts whose tokens attend to the whole prompt.
+
+Token lists equal those of transformers' processor. A prompt is computed in one chunk, and only an equal prompt finds it
+in the prefix cache. An error says in one sentence why a prompt cannot be computed."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def test_prompts_are_those_of_the_librarys_processor(text: str, folder: Path) ->
 
 
 def placed_once(tokens: tuple[int, ...]) -> list[int]:
-    """The prompt with one placeholder for each image."""
+    """Return a prompt's tokens with one placeholder for each image instead of four."""
     places = [number for number, token in enumerate(tokens) if token == vision_checkpoints.IMAGE]
     assert len(places) % 4 == 0
     return [token for number, token in enumerate(tokens) if number not in places or places.index(number) % 4 == 0]

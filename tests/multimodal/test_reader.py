@@ -1,4 +1,4 @@
-"""Tests of a reader of images: the same result each time, cached, without torch."""
+"""Tests of the image reader: it gives the same result each time, has a cache, and does not need torch."""
 
 from __future__ import annotations
 
@@ -177,8 +177,7 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 def library_text(family: str, reader: MediaReader, results: Any) -> str:
-    """Return the library's own replacement of an image's placeholder, for processors that can compute it without
-    being created."""
+    """Return transformers' replacement for an image placeholder, computed without creating a processor."""
     names = vision_checkpoints.names_of(family)
     marks = SimpleNamespace(**MARKS.get(family, {}), image_token=names[0], image_processor=processor_of(reader))
     module, name = PROCESSORS[family]
@@ -204,7 +203,7 @@ def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, in
 
 
 def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
-    """As Aya Vision's does; the text becomes the placeholder, and no one else may write it."""
+    """Aya Vision's template writes images as text, which becomes the placeholder; users cannot write this text."""
     folder = vision_checkpoints.make_seeing("aya_vision", tmp_path)
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None and tokenizer.id_of("<image>") is None
@@ -224,7 +223,7 @@ def _words(look: Look) -> tuple[Mapping[str, str], bool, Mapping[str, str]]:
 
 
 class Lines:
-    """A tokenizer that takes neighbouring line ends together, as large vocabularies do."""
+    """A fake tokenizer that merges neighbouring line ends into one token, as large vocabularies do."""
 
     MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
@@ -245,7 +244,7 @@ class Lines:
 
 @pytest.mark.parametrize("text", ["user\n{}What?", "{}", "a\n\n{}\n\nb{}\n", "{}{}", "a {} b", "{}\n{}"])
 def test_line_ends_around_a_picture_are_taken_together(text: str, tmp_path: Path) -> None:
-    """As where all of the text is encoded at once, which is what the library does."""
+    """Line ends of the prompt and of an image's replacement are merged, as if the whole text were tokenized at once."""
     reader = open_reader(vision_checkpoints.make_seeing("gemma3", tmp_path))
     assert reader is not None
     start, end, row = Lines.MARKS

@@ -1,4 +1,4 @@
-"""Video files that are common, damaged or hostile: they are read, or refused with a message of bridle's."""
+"""Tests that common, damaged and hostile video files are decoded, or refused with bridle's own error."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_limits_of_files() -> None:
 
 
 def claiming(count: int) -> bytes:
-    """An MP4 that claims `count` samples of one size."""
+    """Return an MP4 file that claims `count` samples of one size."""
     head, table, rest = FILES["MP4"].partition(b"stsz")
     return head + table + bytes(4) + (1).to_bytes(4, "big") + count.to_bytes(4, "big") + rest[12:]
 
