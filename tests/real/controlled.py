@@ -1,4 +1,4 @@
-"""A real model with a control runtime, for tests of scripts."""
+"""A real model with a runtime for controllers, for tests of scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.real.material import model_path, num_threads
 def controlled(
     name: str, request: pytest.FixtureRequest, folder: Path, tools: ToolExecutor | None = None
 ) -> Iterator[LLM]:
-    """A model that scripts can steer, with time for the first one to be compiled. Compiled code is kept in pytest's
-    cache, or in `folder` where there is none."""
+    """Yield a model with a runtime for controllers that waits for the first script's compilation. Compiled code is kept
+    in pytest's cache, or in `folder` without a cache."""
     cache = getattr(request.config, "cache", None)
     store = folder if cache is None else Path(cache.mkdir("bridle-py-store"))
     limits = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=1200000", "--limit", "max_init_time=20000")

@@ -1,10 +1,8 @@
-"""What llama.cpp makes of a file: tokens of texts, logits and continuations of token lists. It runs in a Python that
-has its bindings.
+"""Computes a file's tokens of texts, its logits, and its greedy continuations with llama.cpp.
 
-    python llamacpp_peer.py REQUEST.json RESULT.npz
+python llamacpp_peer.py REQUEST.json RESULT.npz
 
-It imports nothing of bridle, because that Python need not have it.
-"""
+The script runs in a Python with llama.cpp's bindings, and imports nothing of bridle, which that Python may lack."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import numpy
 
 
 def continued(llm: llama_cpp.Llama, prompt: list[int], count: int) -> list[int]:
-    """The most probable tokens behind a prompt."""
+    """Return the `count` most probable tokens after a prompt, chosen greedily."""
     llm.reset()
     llm.eval(prompt)
     tokens: list[int] = []

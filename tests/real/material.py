@@ -1,4 +1,5 @@
-"""Paths of the real models and peers of these tests. If one is missing, its test is skipped and says how to get it."""
+"""Paths of the real models and programs that these tests need. A test whose file is missing is skipped, and the message
+says how to get the file."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ LLAMACPP = "BRIDLE_LLAMACPP_PYTHON"
 
 
 def variable_of(name: str) -> str:
-    """The environment variable that names the file of a model: `BRIDLE_GEMMA3_270M` for `gemma3:270m`."""
+    """Return the environment variable with a model's file: `BRIDLE_GEMMA3_270M` for `gemma3:270m`."""
     return "BRIDLE_" + re.sub(r"\W", "_", name).upper()
 
 
 @cache
 def model_path(name: str) -> Path:
-    """Return the checked file of a model, or its folder. Skips the test if it is not here."""
+    """Return a model's checked file or folder; skip the test if it is missing."""
     entry = find_entry(name)
     assert entry is not None
     path = _given(entry) or _pulled(entry)
@@ -47,7 +48,7 @@ def model_path(name: str) -> Path:
 
 
 def llamacpp_python() -> str:
-    """Return a Python that has llama.cpp's bindings. Skips the test if there is none."""
+    """Return a Python that has llama.cpp's bindings; skip the test if there is none."""
     if given := os.environ.get(LLAMACPP):
         return given
     if importlib.util.find_spec("llama_cpp") is None:
@@ -59,7 +60,7 @@ def llamacpp_python() -> str:
 
 
 def num_threads() -> int:
-    """The suite's setting of one thread is for tests side by side; a real model gets all cores."""
+    """Return the number of processors; small models have one thread, as their tests run in parallel."""
     return len(os.sched_getaffinity(0))
 
 

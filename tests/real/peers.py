@@ -1,4 +1,4 @@
-"""Results of transformers (float32, weights as the file rounds them) and of llama.cpp for a real model's file."""
+"""Results of transformers (in float32, with dequantized weights) and of llama.cpp for a real model's file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PEER = Path(__file__).with_name("llamacpp_peer.py")
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Greedy tokens, and the log-probabilities [NUM_GREEDY, V] that each was chosen from."""
+    """Greedy tokens, and the log-probabilities [NUM_GREEDY, V] from which they were chosen."""
 
     tokens: list[int]
     logprobs: Tensor
@@ -34,7 +34,8 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers makes of a file. `chats` has None where it has no template, or the template refuses."""
+    """Results of transformers for a file. An entry of `chats` is None if the file has no chat template or the template
+    rejects the chat."""
 
     tokens: list[list[int]]  # of TEXTS
     pages: list[list[int]]  # tokens of PAGES
@@ -45,7 +46,7 @@ class Reference:
 
 
 def load_dequantized(file: Path) -> Any:
-    """The file's model in transformers, in float32."""
+    """Load a file into transformers, with weights dequantized to float32."""
     torch.set_num_threads(num_threads())
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
@@ -55,12 +56,12 @@ def load_dequantized(file: Path) -> Any:
 
 
 def load_tokenizer(file: Path) -> Any:
-    """The file's tokenizer in transformers."""
+    """Load a file's tokenizer with transformers."""
     return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def reference_of(file: Path) -> Reference:
-    """All that the tests compare with; the model is freed."""
+    """Return transformers' results for a file; the model's memory is freed."""
     model, tokenizer = load_dequantized(file), load_tokenizer(file)
     pages = [tokenizer.encode(page) for page in PAGES]
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS[:NUM_CONTINUED]]
@@ -76,7 +77,7 @@ def reference_of(file: Path) -> Reference:
 
 @torch.inference_mode()
 def logprobs_of(model: Any, tokens: list[int]) -> Tensor:
-    """[T, V]"""
+    """Return the log-probabilities [T, V] of the next token after each token."""
     output: Tensor = model(input_ids=torch.tensor([tokens])).logits[0]
     return output.float().log_softmax(-1)
 
@@ -101,7 +102,8 @@ def _rendered(tokenizer: Any, messages: Any, tools: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """What llama.cpp makes of a file: tokens of TEXTS, log-probabilities [T, V] of each page, greedy continuations."""
+    """Results of llama.cpp for a file: tokens of TEXTS, log-probabilities [T, V] of each page, and greedy
+    continuations."""
 
     tokens: list[list[int]]
     logprobs: list[Tensor]
@@ -109,7 +111,7 @@ class LlamaCpp:
 
 
 def llamacpp_of(file: Path, reference: Reference, folder: Path) -> LlamaCpp:
-    """Run llama.cpp in its own Python. Skips the test if there is none."""
+    """Run llama.cpp in a Python of its own; skip the test if there is none."""
     python = llamacpp_python()
     request, result = folder / "request.json", folder / "result.npz"
     wanted = {"model": str(file), "texts": TEXTS, "pages": reference.pages, "prompts": reference.prompts}

@@ -1,4 +1,5 @@
-"""A LoRA adapter that PEFT trains on each real model but the largest, mixed with the base model in one batch."""
+"""Tests of a LoRA adapter that PEFT trains on a real model, in one batch with the base model. The largest model has no
+such test."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ NUM_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Folders of the base model in float32 and of the adapter, and what PEFT says of pages with it and without."""
+    """Folders of the base model in float32 and of the adapter, and PEFT's log-probabilities of pages with and without
+    it."""
 
     file: Path
     base: Path
@@ -65,7 +67,7 @@ def train(model: Any, tokens: list[int]) -> Any:
 
 
 def scored(model: Any, page: list[int]) -> list[float]:
-    """Log-probabilities of a page's tokens after the first."""
+    """Return the log-probabilities of a page's tokens, from the second token on."""
     found: list[float] = logprobs_of(model, page)[:-1].gather(1, torch.tensor(page[1:])[:, None])[:, 0].tolist()
     return found
 

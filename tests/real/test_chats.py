@@ -1,5 +1,5 @@
-"""What scripts and chats do with the templates of real models: conversations, tools that a template leaves out, a regex
-that ends, calls that repeat."""
+"""Tests of scripts and chats with real models' templates: conversations, tools that a template leaves out, the end of a
+regex, and repeated tool calls."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_tools_reach_the_prompt_or_are_refused(llm: LLM, client: TestClient) -> 
 
 
 def test_a_call_is_made_once(llm: LLM, client: TestClient) -> None:
-    """SmolLM2 copies what it sees: turns with three equal calls."""
+    """After turns with three equal calls, which SmolLM2 would copy, a required tool call is made only once."""
     said: list[dict[str, Any]] = []
     for city in ("Oslo", "Paris"):
         function = {"name": "weather", "arguments": json.dumps({"city": city})}

@@ -1,4 +1,4 @@
-"""Constraints on a real model: what they allow is also what the model means."""
+"""Tests that constrained answers of a real model are valid, and right where the model knows the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft tokens of a small real model for a large one of its family, and of the text itself, change no text."""
+"""Tests that draft tokens change no text of a real model, from a small model of the same family or from the text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_texts_are_the_same_with_draft_tokens(llm: LLM, temperature: float) -> N
 
 
 def test_left_to_the_engine_copies_come_from_the_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost no time, which the draft model does; where nothing is copied the draft model is all there is."""
+    """With `speculate="auto"` most accepted draft tokens are copied from the text; where nothing repeats, they come
+    from the draft model."""
     accepted: Counter[str] = Counter()
     learn = ProposerSelector.learn
 

@@ -1,4 +1,4 @@
-"""Vectors of a real embedding model, compared with transformers."""
+"""Tests that a real embedding model gives the same vectors as transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the playground on SmolLM2: each steers it to what the example says to expect."""
+"""Tests that each example of the playground steers SmolLM2 to the result that the example states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recipes on a real model: each does what it promises for every case, and the calculator makes wrong sums right."""
+"""Tests of the recipes on a real model: each meets its promise in every case, and the calculator corrects wrong
+sums."""
 
 from __future__ import annotations
 

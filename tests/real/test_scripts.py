@@ -1,4 +1,4 @@
-"""The scripts in `examples` run unchanged on a real model, and write sensible text."""
+"""Tests that the scripts in `examples` run unchanged on a real model and write sensible text."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_script_replays_to_the_token(llm: LLM, file: str, ran: str) -> None:
 
 
 def test_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that load a model by themselves."""
+    """The example programs that load a model themselves print the results that they describe."""
 
     def printed(name: str) -> list[str]:
         runpy.run_path(str(FOLDER / name))["main"](str(model_path("smollm2")))

@@ -1,4 +1,4 @@
-"""KV stored in 8 bits: how far the next tokens of a real model are from those after exact KV."""
+"""Tests of KV stored in 8 bits: how much a real model's next-token probabilities differ from those with exact KV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 16
 
 
 def distributions(executor: LocalExecutor, tokens: list[int], is_rounded: bool) -> Tensor:
-    """Log-probabilities [FOLLOWING, V] after each of the tokens that follow the stored ones."""
+    """Return the log-probabilities [FOLLOWING, V] after each of the tokens that follow the stored ones."""
     executor.reset()
     blocks = tuple(range(len(tokens) // BLOCK))
     size = len(tokens)

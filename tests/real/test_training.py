@@ -1,4 +1,5 @@
-"""The training loop of the examples makes a small real model better at questions of a recipe that it was not taught."""
+"""Tests that the example's training loop improves a small real model on a recipe's questions that were not in
+training."""
 
 from __future__ import annotations
 

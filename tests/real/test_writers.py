@@ -1,8 +1,7 @@
-"""Real models that write text, compared with transformers over the same weights in float32 and with llama.cpp.
+"""Tests of text-generating real models, compared with transformers in float32 and with llama.cpp on the same weights.
 
-Quantized arithmetic rounds what goes into a product, in llama.cpp as here, so probabilities differ a little from
-float32: at most 1.2 times as much as llama.cpp's do.
-"""
+Like llama.cpp, bridle rounds the inputs of quantized products. So bridle's probabilities may differ from float32, by at
+most 1.2 times llama.cpp's difference."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ PERPLEXITY_GAP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model's file with what transformers makes of it."""
+    """A model's file and transformers' results for it."""
 
     name: str
     file: Path
@@ -61,7 +60,7 @@ def llamacpp(case: Case, tmp_path_factory: pytest.TempPathFactory) -> LlamaCpp:
 
 @pytest.fixture(scope="module")
 def logprobs(case: Case) -> list[Tensor]:
-    """bridle's log-probabilities [T, V] of each page."""
+    """Return bridle's log-probabilities [T, V] of each page."""
     return pages_scored(case.file, case.reference.pages)
 
 
@@ -86,12 +85,12 @@ def pages_scored(file: Path, pages: list[list[int]]) -> list[Tensor]:
 
 
 def whole(logits: Tensor | PartialLogits) -> Tensor:
-    """Logits [T, V] of all positions at once."""
+    """Return the logits [T, V] of all positions, also if they are normally computed in parts."""
     return logits.head(logits.hidden) if isinstance(logits, PartialLogits) else logits
 
 
 def divergence(reference: list[Tensor], others: list[Tensor]) -> float:
-    """Mean Kullback-Leibler divergence over all positions."""
+    """Return the mean Kullback-Leibler divergence over all positions."""
     parts = [
         (want.exp() * (want - have[:, : want.shape[1]])).sum(-1) for want, have in zip(reference, others, strict=True)
     ]
@@ -99,13 +98,14 @@ def divergence(reference: list[Tensor], others: list[Tensor]) -> float:
 
 
 def agreement(reference: list[Tensor], others: list[Tensor]) -> float:
-    """Share of positions with the same most probable token."""
+    """Return the share of positions with the same most probable token."""
     parts = [want.argmax(-1) == have.argmax(-1) for want, have in zip(reference, others, strict=True)]
     return float(torch.cat(parts).float().mean())
 
 
 def check_tokens(case: Case, llm: LLM, theirs: list[list[int]], but: dict[str, tuple[str, ...]]) -> None:
-    """Compare tokens of all texts but those with a word that the peer is known to read otherwise."""
+    """Compare the tokens of all texts, except for texts with a word that the other program is known to tokenize
+    differently."""
     known = next((words for name, words in but.items() if case.name.startswith(name)), ())
     differ = [text for text, want in zip(TEXTS, theirs, strict=True) if llm.tokenizer.encode(text) != want]
     assert not [text for text in differ if not any(word in text for word in known)]
@@ -132,7 +132,7 @@ def test_probabilities_are_as_close_to_float32_as_llamacpps(
 
 
 def score(pages: list[list[int]], logprobs: list[Tensor]) -> float:
-    """Mean log-probability of the pages' tokens after the first."""
+    """Return the mean log-probability of the pages' tokens, from the second token on."""
     rows = [of[:-1].gather(1, torch.tensor(page[1:])[:, None]) for page, of in zip(pages, logprobs, strict=True)]
     return float(torch.cat(rows).mean())
 

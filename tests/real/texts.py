@@ -1,7 +1,6 @@
-"""Texts on which real models are compared: strings for tokenizers, pages to score, prompts to continue, conversations.
+"""Texts on which real models are compared: strings to tokenize, pages to score, prompts to continue, and conversations.
 
-The pages are our own words, so that no licence comes with them, and short, so that a run on two cores takes minutes.
-"""
+The pages were written for this project, so they need no licence, and are short, so a run on two cores takes minutes."""
 
 from __future__ import annotations
 
