@@ -1,1 +1,2 @@
-"""Clients that others wrote, unmodified, against a running server. Each lives in an environment of its own."""
+"""Tests of unmodified third-party clients with a running server; each client is installed in an environment of its
+own."""

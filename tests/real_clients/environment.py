@@ -1,4 +1,5 @@
-"""Environments for Python and Node programs that conflict with bridle's, made once and kept in the user's cache."""
+"""Environments for Python and Node programs whose packages conflict with bridle's. Each is made once and kept in the
+user's cache."""
 
 from __future__ import annotations
 
@@ -22,19 +23,20 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 def foreign_python(*packages: str) -> Path:
-    """The interpreter of an environment with exactly `packages`, pinned as `name==version`, and what they need."""
+    """Return the Python of an environment with only `packages`, pinned as `name==version`, and their dependencies."""
     return _made(_folder(packages), packages)
 
 
 def layered_python(*packages: str) -> Path:
-    """The interpreter of an environment with `packages` over all that is installed in this one, bridle included."""
+    """Return the Python of an environment with `packages` on top of all packages of this environment, bridle
+    included."""
     here = sysconfig.get_path("purelib")
     folder = _folder((*packages, f"over {here}"))
     return _made(folder, (*packages, "-c", str(CONSTRAINTS)), f"import site; site.addsitedir({here!r})")
 
 
 def _made(folder: Path, arguments: Sequence[str], path_line: str | None = None) -> Path:
-    """The interpreter of a folder's environment, made if it is not there; `path_line` is run at each start."""
+    """Return the Python of an environment, which is made if missing; Python runs `path_line` at each start."""
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         venv.create(folder, with_pip=False, clear=True, symlinks=True)
@@ -54,8 +56,8 @@ MIN_NODE = 20
 
 
 def foreign_node(*packages: str) -> dict[str, str]:
-    """The environment variables with which Node finds exactly `packages`, pinned as `name@version`, and what they need.
-    Skips where there is no Node."""
+    """Return the environment variables with which Node finds only `packages`, pinned as `name@version`, and their
+    dependencies. Skip the test if Node is missing."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("node and npm are not installed, and these clients are written in JavaScript")
@@ -76,12 +78,12 @@ def foreign_node(*packages: str) -> dict[str, str]:
 
 
 def run_in_node(variables: Mapping[str, str], script: Path, *arguments: str) -> str:
-    """Return the output of a script run in Node with these further variables; fails with its errors."""
+    """Run a script in Node with additional environment variables; return its output, or fail with its errors."""
     return _printed(["node", str(script), *arguments], _environment() | variables)
 
 
 def run_script(python: Path, script: Path, *arguments: str) -> str:
-    """Return the output of a script; fails with its errors."""
+    """Run a script in another Python; return its output, or fail with its errors."""
     return _printed([str(python), str(script), *arguments], _environment())
 
 
@@ -101,7 +103,7 @@ def _folder(packages: tuple[str, ...]) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours on the path of theirs, nor in their settings."""
+    """Return the environment variables without settings of this process's Python and of Hugging Face packages."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
 
 

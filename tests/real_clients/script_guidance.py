@@ -1,5 +1,4 @@
-"""Run with the real guidance and its clients of servers; the argument is a server's address. Fails if anything is
-off."""
+"""Checks with the real guidance and its clients of servers; the argument is a server's address."""
 
 import json
 import os
@@ -78,8 +77,8 @@ def check_stateful_functions() -> None:
 
 
 def check_a_turn_is_one_edit() -> None:
-    """guidance's clients of servers send nothing for a second edit of the assistant's turn: they refuse it themselves.
-    The same in one edit, or in two turns, is answered."""
+    """guidance's clients refuse a second edit of an assistant's turn themselves; one edit, or two turns, gets an
+    answer."""
     for model in (vllm, sglang, plain):
         said = asked(model)
         try:

@@ -1,5 +1,5 @@
-"""Run with the real instructor, in each of its modes that an OpenAI or Anthropic client has; the argument is a
-server's address. Fails if anything is off."""
+"""Checks with the real instructor in each mode that an OpenAI or Anthropic client has; the argument is a server's
+address."""
 
 import asyncio
 import sys
@@ -56,7 +56,8 @@ async def _later() -> None:
 
 
 def check_modes_that_ask_for_it() -> None:
-    """Requests of instructor are answered; whether so small a model copies what it reads is up to the model."""
+    """The server accepts requests in instructor's prompting modes; the small model need not answer them with a valid
+    object."""
     for mode in (Mode.JSON, Mode.MD_JSON, Mode.PARALLEL_TOOLS):
         kind = Iterable[get_weather] if mode is Mode.PARALLEL_TOOLS else Person
         messages = WEATHER if mode is Mode.PARALLEL_TOOLS else ABOUT

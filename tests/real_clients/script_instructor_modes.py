@@ -1,5 +1,5 @@
-"""Run with the real instructor against a model that writes what a good one would; the argument is a server's
-address. Each mode that instructor has for clients of OpenAI and Anthropic gives the object; fails if one does not."""
+"""Checks with the real instructor and a scripted model that answers as a good model would; the argument is a server's
+address. Each of instructor's modes for OpenAI and Anthropic clients must give the object."""
 
 import asyncio
 import sys
@@ -36,7 +36,7 @@ EXPECTED = {"name": "Ada", "age": 36}
 
 
 def modes(provider):
-    """The modes of a provider, by all of their names."""
+    """Return the modes that instructor has for a provider, under all their names."""
     return [mode for mode in Mode if mode_registry.is_registered(provider, normalize_mode(provider, mode))]
 
 

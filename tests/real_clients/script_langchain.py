@@ -1,4 +1,4 @@
-"""Run with the real LangChain clients; the argument is a server's address. Fails if anything is off."""
+"""Checks with the real LangChain clients; the argument is a server's address."""
 
 import asyncio
 import sys

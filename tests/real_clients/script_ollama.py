@@ -1,5 +1,5 @@
-"""Run by another Python with the genuine client of Ollama; the argument is a server's address. Fails if anything is
-off. The last part asks what Open WebUI asks, as its source has it."""
+"""Checks with the real Ollama client; the argument is a server's address. The last check sends the requests that Open
+WebUI's source code sends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run by another Python that has oterm; the argument is a server's address. What oterm asks a server when a chat begins
-and when a message is sent, by its own functions, without its screen. Fails if anything is off."""
+"""Checks with the real oterm; the argument is a server's address. oterm's own functions send the requests of a new chat
+and of a message, without oterm's screen."""
 
 from __future__ import annotations
 

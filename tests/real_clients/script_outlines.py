@@ -1,5 +1,4 @@
-"""Run with the real outlines, through its clients of servers; the argument is a server's address. Fails if anything
-is off."""
+"""Checks with the real outlines and its clients of servers; the argument is a server's address."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Run with the real `huggingface_hub` client; the arguments are the addresses of servers: one that embeds, one that
-classifies, one that ranks. Fails if anything is off."""
+"""Checks with the real `huggingface_hub` client; the arguments are the addresses of servers for embeddings, for
+classification and for ranking."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Run with the real pydantic-ai; the argument is a server's address. Fails if anything is off."""
+"""Checks with the real pydantic-ai; the argument is a server's address."""
 
 import asyncio
 import sys
@@ -52,7 +52,7 @@ async def check_streams() -> None:
 
 
 def weather(asked: list[str]):
-    """A tool that notes what it was asked."""
+    """Return a tool that appends the city of each call to `asked`."""
 
     def get_weather(city: Literal["Rome", "Oslo"]) -> str:
         """Get the weather in a city."""

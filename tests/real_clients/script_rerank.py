@@ -1,5 +1,5 @@
-"""Run with the real `cohere` client; the arguments are the addresses of servers: one that ranks, one that embeds.
-Fails if anything is off."""
+"""Checks with the real `cohere` client; the arguments are the addresses of a server for ranking and one for
+embeddings."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""Run with the real `huggingface_hub` and `text-generation` clients against a model that sees; the arguments are a
-server's address, a file with an image and another one. Fails if anything is off."""
+"""Checks with the real `huggingface_hub` and `text-generation` clients and a model that takes images; the arguments are
+a server's address and two image files."""
 
 import asyncio
 import base64
@@ -53,7 +53,7 @@ def check_text() -> None:
 
 
 def check_event_loop() -> None:
-    """And the names that OpenAI's client has."""
+    """The asyncio client works under the method names of OpenAI's client."""
 
     async def ask() -> str:
         loop_client = AsyncInferenceClient(model=url, token="none")
@@ -82,7 +82,7 @@ def check_other_tasks() -> None:
 
 
 def check_text_generation() -> None:
-    """TGI's own client: an image of Markdown in the text, whole and streamed."""
+    """TGI's own client sends an image in Markdown, and gets the same text whole and streamed."""
     prompts = [f"![](data:image/png;base64,{picture})What is it?" for picture in (FIRST, SECOND)]
     own = Client(url, timeout=60)
     texts = [own.generate(prompt, max_new_tokens=8).generated_text for prompt in prompts]

@@ -1,8 +1,7 @@
-"""Coding agents from their packages, those that are installed: each starts, streams, calls a tool, sends the result and
-comes to its end. The model is a script that knows what each client's tools are called.
+"""Tests of coding agents that are installed: each starts, streams, calls a tool, sends the result and ends its turn.
+The model is a script that knows the names of each client's tools.
 
-`BRIDLE_AGENTS` names the folder that `python -m dev.agents.run MODEL --prefix FOLDER --install` has filled.
-"""
+`BRIDLE_AGENTS` names the folder that `python -m dev.agents.run MODEL --prefix FOLDER --install` has filled."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ SECONDS = 400.0
 
 
 def after_results(client: Client) -> Callable[[Any], int]:
-    """Says what the client needs first, and that it is done once the file's content is in the prompt."""
+    """Return a model that first writes the client's tool call, and that it is done once the file's content is in the
+    prompt."""
     text = tokenizer()
     end = text.eos_token_ids[0]
     first, last = (text.encode(each, add_special_tokens=False) for each in (client.says, "All is done."))

@@ -1,4 +1,4 @@
-"""`llm-comply` from the package index against the demo models: its suites for Open Responses and OpenAI's chats."""
+"""Tests with `llm-comply` and the demo models: its test suites for Open Responses and for OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEYOND = {"demo": "image-input", "demo-sees": "tool-calling"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server of both, so that requests have to name one."""
+    """Serve both demo models, so that each request must name one."""
     models = [load_model(ModelConfig(name, kv_memory=32 << 20)) for name in BEYOND]
     for model in models:
         model.defaults = {**model.defaults, "temperature": 0.0}  # what they say is the same each time

@@ -1,5 +1,5 @@
-"""Frameworks in front of servers, and the clients in JavaScript, as their package indexes have them, against the demo
-model. Each script fails if anything is off; what it tried it prints."""
+"""Tests of frameworks and JavaScript clients, unmodified, with the demo model. Each test runs a script, which prints
+its checks and fails if one does not hold."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OpenAI's real client sends sounds and videos to served models, streaming too: sounds as its documentation shows,
-the rest as plain parts, in the shapes that vLLM has."""
+"""Tests that OpenAI's real client sends audio and video to served models, whole and streamed. Audio is sent as in
+OpenAI's documentation, video as in vLLM's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEARD, SEEN = "What is in this recording?", "What happens?"
 
 @pytest.fixture(scope="module")
 def ears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """A client of a model that hears."""
+    """Yield a client of a model that takes audio."""
     folder = audio_checkpoints.make_hearing(tmp_path_factory.mktemp("ears") / "ears")
     with served(load_model(_config(folder), control=ControlSettings("off"))) as url, _client(url) as client:
         yield client
@@ -35,7 +35,7 @@ def ears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """A client of a model that watches."""
+    """Yield a client of a model that takes video."""
     folder = vision_checkpoints.make_seeing("qwen3_vl", tmp_path_factory.mktemp("eyes") / "eyes")
     with served(load_model(_config(folder), control=ControlSettings("off"))) as url, _client(url) as client:
         yield client
@@ -54,7 +54,7 @@ LOW, HIGH = 440, 3_000
 
 
 def wav(hertz: int) -> str:
-    """A tone in 16 bits, in base64."""
+    """Return a tone as a 16-bit WAV file in base64."""
     file = io.BytesIO()
     tone = 0.3 * np.sin(2 * np.pi * hertz / audio_checkpoints.RATE * np.arange(5_000))
     soundfile.write(file, tone, audio_checkpoints.RATE, format="WAV", subtype="PCM_16")
@@ -66,7 +66,7 @@ def spoken(data: str) -> dict[str, Any]:
 
 
 def moving(seed: int, count: int = 4) -> str:
-    """A video of a few frames, as a `data:` URL."""
+    """Return a video of a few frames as a `data:` URL."""
     numbers = np.random.RandomState(seed).randint(0, 255, (count, 24, 30, 3), dtype=np.uint8)
     first, *rest = (Image.fromarray(frame) for frame in numbers)
     file = io.BytesIO()
@@ -80,7 +80,8 @@ def asked(part: dict[str, Any], text: str, **more: Any) -> Any:
 
 
 def check_chats(client: openai.OpenAI, model: str, text: str, first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Return the answer to the first part, checked whole and streamed; the second, as long, has another answer."""
+    """Check that the answer to the first part is the same whole and streamed, and differs from the answer to the second
+    part. Return the answer."""
     chat = client.chat.completions
     answers = [chat.create(model=model, **asked(part, text)) for part in (first, second)]
     texts = [answer.choices[0].message.content for answer in answers]
@@ -132,7 +133,7 @@ def test_videos_in_chats(eyes: openai.OpenAI) -> None:
 
 
 def test_what_a_model_does_not_read_is_refused(ears: openai.OpenAI, eyes: openai.OpenAI) -> None:
-    """And the file's content affects the answer."""
+    """A server says which input its model takes, and refuses all other input and invalid base64."""
     models = [client.models.retrieve(name).model_dump() for client, name in ((ears, "ears"), (eyes, "eyes"))]
     assert [model["input_modalities"] for model in models] == [["text", "audio"], ["text", "image", "video"]]
     with pytest.raises(openai.BadRequestError, match="reads only text, images and videos"):

@@ -1,5 +1,5 @@
-"""instructor in all of its modes, as its package index has it, against a model that writes what it is asked for: in a
-fence, bare, or as a call. What the demo model is too small for is thereby shown to be right on the wire."""
+"""Tests of all modes of the real instructor with a scripted model that writes the object in a code fence, bare, or as a
+call. So the server is tested also in modes for which the demo model is too small."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL = '{"name": "Person", "arguments": ' + BARE + "}"
 
 
 def writes_what_is_asked_for(prefix: Any) -> int:
-    """The next token of a fence, of a call, or of the bare object, as the prompt and the text so far have it."""
+    """Return the next token of a code fence, a call or a bare object, as the prompt and the text so far require."""
     said = tokenizer().decode(list(prefix), skip_special_tokens=False)
     prompt, _, begun = said.rpartition("assistant")
     if "<tool_call>" in begun or "Call it." in prompt:

@@ -1,4 +1,4 @@
-"""text-generation's and huggingface_hub's clients, from the package index, against the demo model."""
+"""Tests of the real clients of text-generation and huggingface_hub with the demo model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The demo model, with an adapter that answers otherwise."""
+    """Serve the demo model with an adapter whose answers differ from the model's."""
     model = load_model(ModelConfig("demo"))
     add_adapters(model, [AdapterSpec("pirate", str(write_demo_adapter(tmp_path_factory.mktemp("pirate"))))])
     with served(model) as url:

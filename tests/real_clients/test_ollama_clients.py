@@ -1,4 +1,4 @@
-"""Ollama's clients, from the package indexes, against the demo model; and what `docs/ollama.md` shows, run."""
+"""Tests of Ollama's real clients with the demo model, and of the commands in `docs/ollama.md`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_in_javascript(demo: str) -> None:
 
 
 def test_oterms_calls(demo: str) -> None:
-    """A chat program for terminals, by the part of it that talks to a server."""
+    """The requests of oterm, a chat program for terminals, are answered as oterm's own code expects."""
     printed = run_script(foreign_python("oterm==0.26.1"), HERE / "script_oterm.py", demo)
     assert printed.endswith(" ok\n")
 

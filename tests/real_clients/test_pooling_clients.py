@@ -1,5 +1,5 @@
-"""OpenAI's, Cohere's and huggingface_hub's clients, from the package index, against models that give vectors, labels
-and scores."""
+"""Tests of the real clients of OpenAI, Cohere and huggingface_hub with models for embeddings, classification and
+ranking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPT, RERANK = HERE / "script_pooled.py", HERE / "script_rerank.py"
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[str]]:
-    """Servers of an embedding model, a classifier and a cross-encoder."""
+    """Serve an embedding model, a classifier and a cross-encoder."""
     with ExitStack() as stack:
         yield [stack.enter_context(served(loaded(folder()))) for folder in (embedder, sorter, ranker)]
 

@@ -1,4 +1,4 @@
-"""The real clients send images to a served model as their documentation shows, streaming too."""
+"""Tests that real clients send images to a served model as their documentation shows, whole and streamed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTION = "What is in this image?"
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    """Serve images that have a URL."""
+    """Serve images on another port; yield the URL."""
     with served_pictures() as place:
         yield f"http://{place}"
 
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, elsewhere: str) -> Iterator
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two images of one size."""
+    """Write two images of one size; return their paths."""
     folder = tmp_path_factory.mktemp("pictures")
     for seed in range(2):
         numbers = np.random.RandomState(seed).randint(0, 255, (24, 30, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image that has an address, as a file."""
+    """Write the image that the other server has to a file; return its path."""
     file = tmp_path_factory.mktemp("drawn") / "it.png"
     file.write_bytes(png())
     return file
@@ -85,7 +85,7 @@ def test_openais_client(server: str, files: list[Path]) -> None:
 
 
 async def test_openais_helpers(server: str, files: list[Path]) -> None:
-    """The helpers that collect a stream, and the asyncio client; low detail is a smaller image."""
+    """OpenAI's helpers for streams and its asyncio client take images; with low detail an image has fewer tokens."""
     url = f"data:image/png;base64,{encoded(files[0])}"
     parts: Any = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
     asked: Any = {
@@ -113,7 +113,7 @@ async def test_openais_helpers(server: str, files: list[Path]) -> None:
 
 
 def test_addresses_of_pictures(server: str, elsewhere: str, drawn: Path) -> None:
-    """As the clients' documentation shows them first; the answer is that to the image itself."""
+    """An image's URL, as in the clients' documentation, gets the same answer as the image's data."""
     address, data = f"{elsewhere}/it.png", f"data:image/png;base64,{encoded(drawn)}"
     with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
         texts = set()
@@ -177,7 +177,8 @@ def test_anthropics_client(server: str, files: list[Path]) -> None:
 
 
 async def test_anthropics_tools_and_counts(server: str, files: list[Path]) -> None:
-    """A tool that answers with an image, how many tokens that makes, and a stream of plain events."""
+    """Anthropic's client sends an image as a tool's result, counts the prompt's tokens, and reads the events of a
+    stream."""
     source = {"type": "base64", "media_type": "image/png", "data": encoded(files[0])}
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
