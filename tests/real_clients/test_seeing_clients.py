@@ -85,7 +85,7 @@ def test_openais_client(server: str, files: list[Path]) -> None:
 
 
 async def test_openais_helpers(server: str, files: list[Path]) -> None:
-    """OpenAI's helpers for streams and its asyncio client take images; with low detail an image has fewer tokens."""
+    """OpenAI's helpers for streams and its asyncio client give equal answers to a prompt with an image."""
     url = f"data:image/png;base64,{encoded(files[0])}"
     parts: Any = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
     asked: Any = {
