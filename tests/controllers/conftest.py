@@ -1,4 +1,4 @@
-"""Control runtimes that all scripts share, as users share a server: one for JavaScript and JSON, one for Python."""
+"""Runtimes that all tests of scripts share, as users share a server: one for JavaScript and JSON, one for Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[..., Scripts]
 
 @pytest.fixture(scope="session")
 def script_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared store of compiled scripts."""
+    """Return the folder of compiled scripts, which all tests share."""
     return tmp_path_factory.mktemp("script-store")
 
 
@@ -36,7 +36,7 @@ def runner(pool: RuntimePool, name: str) -> Run:
 
 
 def named(pool: RuntimePool, module: str) -> Run:
-    """Runs scripts with a controller that the runtime knows by this name."""
+    """Return a function that runs scripts with the controller `module` of the runtime."""
 
     def run(source: str, *lines: str, prompt: str = "", **sampling: object) -> Scripts:
         scripts = Scripts(pool, module, lines)
@@ -53,7 +53,7 @@ def js(script_pool: RuntimePool) -> Run:
 
 @pytest.fixture(scope="session")
 def py_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Store of compiled interpreters, which outlives the session because compiling is slow."""
+    """Return the folder of compiled interpreters, which is kept after the tests because compiling is slow."""
     cache = getattr(request.config, "cache", None)  # its plugin can be turned off
     return tmp_path_factory.mktemp("py-store") if cache is None else Path(cache.mkdir("bridle-py-store"))
 

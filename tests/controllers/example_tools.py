@@ -1,5 +1,5 @@
-"""The tools of `examples/tools.toml` for tests. The example's own server runs unchanged. The reference server for times
-is replaced by a fake whose time never changes, or runs unchanged too."""
+"""Tools of `examples/tools.toml` for tests. The example's own server runs unchanged. The reference server for times
+also runs unchanged, or is replaced by a fake whose time never changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ STAND_IN = ROOT / "tests" / "controller_tools" / "mcp_server.py"
 
 
 def example_tools(starts: Path | None) -> ToolExecutor:
-    """`starts` is a folder for the stand-in to note its starts in; None: the reference server itself."""
+    """Return the example's tools. A fake time server notes its starts in the folder `starts`; with None the real one
+    runs."""
     content = tomllib.loads((ROOT / "examples" / "tools.toml").read_text(encoding="utf-8"))
     for table in content["tools"].values():
         program, *arguments = table["mcp"]

@@ -1,8 +1,7 @@
-"""Python scripts in the sandbox, over a model that knows some lines by heart.
+"""Runs Python scripts in the sandbox, over a fake model that has memorized some lines.
 
-`Parrot` reads the text so far and continues as the line goes that it reminds it of: the one that shares the longest
-end with it. So a test says in plain text what the model would like to write, and sees what a script makes of it.
-"""
+`Parrot` continues the text with the line that contains the longest end of the text so far. So a test states in plain
+text what the model would write, and sees what a script makes of it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ def text_of(tokens: Iterable[int]) -> str:
 
 @dataclass
 class Parrot:
-    """Continues a text as its lines do; ends after the last byte of a line, or if no line matches."""
+    """A fake model that continues a text as its lines do. It ends the text after a line's last byte, or if no line
+    matches."""
 
     lines: tuple[str, ...]
 
@@ -66,7 +66,7 @@ class Scripts(Steered):
         pool.wake = self._news.set
 
     def logs(self, name: str, index: int = 0) -> str:
-        """Return the script's log without the runtime's remarks on lateness, since a machine may be busy."""
+        """Return the script's log without the runtime's warnings about late answers, as the machine may be busy."""
         return "".join(line for line in super().logs(name, index).splitlines(True) if "⏳" not in line)
 
     def script(self, source: str, prompt: str = "", name: str = "a", **sampling: object) -> str:
@@ -77,7 +77,7 @@ class Scripts(Steered):
         return self.text(name)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Run until `until()` is true or no work is left; a controller may take long to start."""
+        """Run the engine until `until()` is true or no work is left; a controller may take long to start."""
         while self.engine.has_work and not until():
             self._news.clear()
             events = self.engine.step()
@@ -97,7 +97,7 @@ class Scripts(Steered):
         return str(end.error) if end.reason is FinishReason.ERROR else ""
 
     def variables(self, name: str = "a") -> dict[str, bytes]:
-        """Return the variables that the script stored, appends applied."""
+        """Return the variables that the script stored, with appended values joined."""
         found: dict[str, bytes] = {}
         for event in self.events[name]:
             if isinstance(event, Stored):

@@ -1,4 +1,4 @@
-"""Saving a Wasm module in the state that it has after its start."""
+"""Tests of saving a Wasm module in the state that it has after its initialization."""
 
 from __future__ import annotations
 

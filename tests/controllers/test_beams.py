@@ -1,4 +1,5 @@
-"""Beam search finds what transformers' finds, holds no more sequences than beams, and leaves nothing behind."""
+"""Tests that beam search finds transformers' results, has at most as many sequences as beams, and frees them at its
+end."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_the_texts_are_those_of_transformers(llm: LLM, original: Any, case: dict
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES[1:5], ids=str)
 def test_texts_end_where_those_of_transformers_do(llm: LLM, original: Any, case: dict[str, Any]) -> None:
-    """With a fifth of the vocabulary as ends, texts of all lengths are found."""
+    """Every fifth token ends a text, so the beams end at many different lengths."""
     rest = {name: value for name, value in case.items() if name != "beam_width"}
     ends = list(range(1, llm.info.vocab_size, 5))[: 100 - case["beam_width"]]
     search = BeamSearch(case["beam_width"], ends=tuple(ends), **rest)
@@ -117,7 +118,7 @@ def test_texts_end_where_those_of_transformers_do(llm: LLM, original: Any, case:
 
 
 def searched(lab: Lab, searches: list[tuple[tuple[int, ...], BeamSearch]], others: int) -> list[Any]:
-    """Return the result of each search, run next to plain requests; the lab checks that nothing is left."""
+    """Return the result of each search, run next to plain requests; `lab.drain` checks that no sequence is left."""
     asked = [
         make_request(prompt, controller=search, max_tokens=search.max_tokens, temperature=0.0, ignore_eos=True)
         for prompt, search in searches

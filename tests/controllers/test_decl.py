@@ -1,4 +1,4 @@
-"""JSON programs: every step and expression, over a model that knows some lines."""
+"""Tests of JSON programs, with every step and expression, over a fake model that has memorized some lines."""
 
 from __future__ import annotations
 

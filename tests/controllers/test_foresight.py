@@ -1,4 +1,5 @@
-"""Python controllers that declare themselves pure are asked ahead, by copies; their tokens and logs stay the same."""
+"""Tests of pure Python controllers, whose copies are asked before a step's tokens are known. Their tokens and logs must
+not change."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from tests.fakes.controller_runtime import Reply, View
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lookahead must not skip copies because the machine was slow."""
+    """Raise the time limits above which a slow controller's copies are no longer asked in advance."""
     monkeypatch.setattr("bridle.controllers.pool.SLOW_SECONDS", 60.0)
     monkeypatch.setattr("bridle.controllers.pool.ENOUGH_SECONDS", 60.0)
 
 
 class Programmed(Controller):
-    """A random program as a pure Python controller. Called, it answers as the program does: for the oracle."""
+    """A pure Python controller that runs a random program. The reference engine calls the object itself as the
+    program."""
 
     is_pure = True
 
@@ -84,7 +86,7 @@ def test_random_programs_are_drafted_for_and_nothing_changes(seed: int) -> None:
 
 @given(seed=SEED)
 def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
-    """Its draws follow masks, biases and parameters of the programs as far as copies of these say them ahead."""
+    """Draft tokens obey the masks, biases and parameters that copies of the programs give in advance."""
     random = Random(seed)
     pool = PythonControllerPool(VOCAB)
     share, draft = random.choice([1.0, 0.8, 0.0]), random_draft(random)
@@ -103,7 +105,7 @@ def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
 
 
 class Counting(Controller):
-    """Logs and stores each call's view."""
+    """A controller that logs each call's view and stores the number of calls."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -146,7 +148,7 @@ def test_copies_whose_tokens_are_drawn_take_their_controllers_place(num_wrong: i
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_draws_under_the_masks_of_copies(temperature: float) -> None:
-    """One that is always right is so under masks, too: a step gives five tokens."""
+    """A draft model that obeys the controller's masks is always right here, so a step gives five tokens."""
     fields = {"seed": 3, "max_tokens": 16, "ignore_eos": True, "temperature": temperature}
     plain = Lab(pools=[PythonControllerPool(32)]).run_one((1, 2), controller=Counting(), **fields).first
     lab = DraftedLab(pools=[PythonControllerPool(32)])
@@ -223,7 +225,7 @@ def test_an_error_ahead_is_told_when_its_token_is_drawn() -> None:
 
 
 class Proposing(Controller):
-    """Proposes the same text all along, from where the output stands."""
+    """A controller that proposes the rest of one text as draft tokens at every step."""
 
     is_pure = True
 
@@ -252,7 +254,7 @@ def test_what_a_controller_proposes_is_drafted() -> None:
 
 
 class Once(Controller):
-    """Proposes once, with its first answer."""
+    """A controller that proposes draft tokens only with its first answer."""
 
     is_pure = True
 
@@ -277,7 +279,7 @@ def test_a_proposal_holds_as_long_as_it_comes_true() -> None:
 
 @given(seed=SEED)
 def test_proposals_of_random_programs_change_nothing(seed: int) -> None:
-    """Forks, rewinds, forced tokens, stops and waits among them, and sequences that lose their room."""
+    """Proposed tokens do not change random programs with forks, rewinds, forced tokens, stops, waits and preemption."""
     random = Random(seed)
     pool = PythonControllerPool(VOCAB)
     lab = random_lab(random, random.choice(["paged", "sequences"]), pools=[pool])
@@ -295,7 +297,7 @@ def test_proposals_of_random_programs_change_nothing(seed: int) -> None:
 
 
 class Wishful(Programmed):
-    """Proposes what is mostly right, now and then."""
+    """A random program that sometimes proposes draft tokens, most of which are right."""
 
     def __init__(self, program: RandomProgram, truth: list[int], seed: int) -> None:
         super().__init__(program)

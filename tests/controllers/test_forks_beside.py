@@ -1,4 +1,4 @@
-"""A script forks while another script runs and forks: each learns which branch it is in."""
+"""Tests that each of two scripts that fork at the same time learns its own branch number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JavaScript examples run unchanged on the demo model."""
+"""Tests that the JavaScript examples run unchanged on the demo model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_banned_phrases_are_taken_back(run: Example) -> None:
 
 
 def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
-    """One tool call uses the result of the other; the text before the calls is never computed again."""
+    """One tool call uses the result of another, and the KV of the text before the calls is never computed again."""
     output = run("agent")
     assert output.text.endswith('{"time":"12:34"}It is 12:34 in Tokyo.')
     assert output.storage == {"answer": b"It is 12:34 in Tokyo."}
@@ -92,7 +92,7 @@ def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
 def test_a_human_is_asked_in_the_middle_of_a_text(
     run: Example, llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:  # `run`, so that the controller is compiled
-    """`human.py` runs as a separate program: it reads a stream, and answers the questions in it."""
+    """The example program `human.py` reads a script's stream and answers its questions."""
     questions: list[str] = []
     human = runpy.run_path(str(FOLDER / "human.py"))
     with served(lent(llm.model)) as url:

@@ -1,4 +1,5 @@
-"""Generating from scripts in JavaScript: constraints, ends, sampling, candidates, constraints of your own."""
+"""Tests of generation from JavaScript: constraints, ends of texts, sampling, candidates, and constraints in a
+script."""
 
 from __future__ import annotations
 

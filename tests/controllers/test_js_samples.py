@@ -1,4 +1,4 @@
-"""Tests like the original's sample scripts, rewritten, over a model that knows the answers."""
+"""Tests like AICI's sample scripts, rewritten in JavaScript, over a fake model that has memorized the answers."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ def test_a_quote_goes_on_behind_its_end(js: Run) -> None:
 
 
 def test_later_pieces_of_json_depend_on_earlier_ones(js: Run) -> None:
-    """A fixed frame, one hole after the other, and values that depend on earlier ones."""
+    """A script forces the frame of a JSON object and generates its values, of which later ones depend on earlier
+    ones."""
     source = """
         import { test } from "aici"
         const fields = { name: { regex: /[A-Z][a-z]+/ }, kind: { options: ["cat", "dog"] }, age: { regex: /[1-9]/ } }
@@ -220,7 +221,7 @@ def test_later_pieces_of_json_depend_on_earlier_ones(js: Run) -> None:
 
 
 def test_one_question_for_many_texts(js: Run) -> None:
-    """A long common text stays; the questions after it are replaced again and again."""
+    """A long common text is kept, and a script replaces the question after it again and again."""
     source = """
         import { appendVar, Label, test } from "aici"
         test(async () => {
@@ -249,7 +250,7 @@ def test_too_many_forks_and_a_deadlock_are_told(js: Run) -> None:
 
 
 def test_choices_of_which_there_are_none(js: Run) -> None:
-    """The end is all that may come under them, and the script continues after it."""
+    """With an empty list of options only the end token is allowed, and the script continues after it."""
     source = """
         import { Label, test } from "aici"
         test(async () => {

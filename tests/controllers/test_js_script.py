@@ -1,4 +1,4 @@
-"""Scripts in JavaScript: how they start, end, print, fail, and what is there without a model."""
+"""Tests of JavaScript scripts: how they start, end, print and fail, and which functions need no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scripts in JavaScript: labels, taking back, forks, waiting, steps of your own in the words of both dialects."""
+"""Tests of JavaScript scripts with labels, rewinds, forks, waits, and steps written against both versions of the
+protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`bridle new-controller`: what each language's folder has, and that it builds into a controller that a server runs."""
+"""Tests that `bridle new-controller` makes a complete folder for each language, which builds into a controller that
+runs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ SCRIPTS: tuple[Language, ...] = ("js", "python")
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     def prefers(prefix: list[int]) -> list[float]:
-        """Letters before digits, and of them the first."""
+        """Return logits that prefer letters to digits, and the first letters most."""
         row = [0.0] * tokenizer().vocab_size
         for rank, token in enumerate(ids("zab42")):
             row[token] = 9.0 - rank
@@ -132,7 +133,7 @@ def test_an_unknown_language_lists_the_known(tmp_path: Path, capsys: pytest.Capt
 
 
 def _rustc() -> str | None:
-    """A Rust compiler that has the WebAssembly target, which not every one has."""
+    """Return a Rust compiler that has the WebAssembly target; None if there is none."""
     for name in (os.environ.get("RUSTC", "rustc"), "/usr/bin/rustc"):
         found = shutil.which(name)
         if found is None:
@@ -145,7 +146,7 @@ def _rustc() -> str | None:
 
 
 def _settings(language: Language) -> list[str]:
-    """Settings of `make`; skips where the tool chain is not there."""
+    """Return the settings of `make` for a language; skip the test if a tool is missing."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     settings = [f"PYTHON={sys.executable}"]
@@ -285,7 +286,7 @@ void aici_mid_process(uint32_t handle) {
 
 
 def run_c(client: Client, source: str, folder: Path) -> Any:
-    """What a module in C does with the prompt `Some`. Warnings of the compiler are errors."""
+    """Compile a C source with warnings as errors; return the result of running it with the prompt `Some`."""
     made = new_controller("mine", "c", folder)
     made.first.write_text(source)
     makefile = made.folder / "Makefile"

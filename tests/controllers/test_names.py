@@ -1,4 +1,5 @@
-"""Names of standard controllers: what they mean, what comes before them, and what means something else."""
+"""Tests of names of standard controllers: accepted forms, tags that take precedence, and names that mean something
+else."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_a_short_tag_means_a_standard_controller() -> None:
 
 
 def test_what_means_something_else() -> None:
-    """A certain release is not ours, nor is what others have made."""
+    """Names of one certain release, or of other people's repositories, do not mean a standard controller."""
     plain = ("none", "", "yes", "yesno2", "latest", "-latest", "js", "ctrl-latest", "../yesno")
     ours = ("aici", "aici/", "aici/yesno/v0.2.1", "aici/latest/yesno", "guidance/yesno")
     others = ("gh:somebody/aici/yesno", "GH:microsoft/aici/yesno")

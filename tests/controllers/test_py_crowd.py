@@ -1,4 +1,4 @@
-"""Many scripts at once, each in a process of its own, more than there are processors: all end well."""
+"""Tests that many scripts at once, each in a process of its own and more than there are processors, all end well."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = textwrap.dedent(
 
 @pytest.fixture
 def pool(tokenizer: Path, py_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
-    """With the limits of a server, but time to compile."""
+    """Yield a runtime with a server's limits, except for a longer time to compile."""
     arguments = ("--store", str(py_store), "--limit", "max_prepare_wait=800000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
     yield pool

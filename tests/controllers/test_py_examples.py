@@ -1,4 +1,4 @@
-"""The scripts in `examples` run as they stand, on the demo model, and say something sensible."""
+"""Tests that the Python scripts in `examples` run unchanged on the demo model and write sensible text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RunExample = Callable[..., RequestOutput]
 
 @pytest.fixture(scope="module")
 def run(py_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunExample]:
-    """Runs an example by its name."""
+    """Yield a function that runs an example by its name."""
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     settings = ControlSettings("on", args=args, store=py_store)
@@ -67,7 +67,7 @@ def test_a_thinking_budget_ends_the_thought(run: RunExample) -> None:
     [("", "The capital of France is Paris."), ("The capital of Italy is Ro", " Rome.")],
 )
 def test_token_healing_generates_the_end_of_the_prompt_again(run: RunExample, prompt: str, text: str) -> None:
-    """The rolled-back end of the prompt is generated again, so it belongs to the output."""
+    """The last tokens of the prompt are rolled back and generated again, so they belong to the output."""
     assert run("token_healing", prompt).text == text
 
 
@@ -79,7 +79,7 @@ def test_the_tool_call_example_forces_its_form(run: RunExample) -> None:
 
 
 def test_an_agent_calls_two_servers_of_tools(run: RunExample) -> None:
-    """One tool call uses the result of the other; the text before the calls is never computed again."""
+    """One tool call uses the result of another, and the KV of the text before the calls is never computed again."""
     output = run("agent")
     assert output.text.endswith('{"time": "12:34"}It is 12:34 in Oslo.')
     assert output.storage["answer"] == b"It is 12:34 in Oslo."

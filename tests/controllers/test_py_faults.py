@@ -1,4 +1,4 @@
-"""Scripts that are wrong, or mean harm: each ends by itself, with words that show where."""
+"""Tests that scripts with errors or bad intent end without harm to others, and that the error names the place."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_fault_in_a_step_ends_with_its_reason(py: Run, body: str, expected: st
 
 @pytest.fixture(scope="module")
 def hurried(tokenizer: Path, py_store: Path) -> Iterator[Run]:  # noqa: F811
-    """A runtime with little patience."""
+    """Yield a function that runs scripts in a runtime with short time limits."""
     arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
     limits = ("max_prepare_wait=800000", "max_init_time=1000", "max_call_time=500")
     arguments += [word for limit in limits for word in ("--limit", limit)]
@@ -148,6 +148,6 @@ def test_output_that_is_no_text_and_lines_that_do_not_end(py: Run) -> None:
 
 
 def test_many_texts_in_a_row_reach_the_model_in_pieces(py: Run) -> None:
-    """A script that runs ahead for ever is stopped by the length of its output, not by the clock."""
+    """A script that forces text without end is stopped by the limit of the output's length, not by a time limit."""
     ran = py(script("while True:\n    await aici.FixedTokens('abcdefgh' * 10)"), max_tokens=300)
     assert ran.error() == "" and ran.text() == ("abcdefgh" * 40)[:300]

@@ -1,4 +1,5 @@
-"""Every function of AICI's Python interface, in the sandbox, over a model whose wishes are known."""
+"""Tests of every function of AICI's Python interface, in the sandbox, over a fake model whose preferred text is
+known."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ for name, value in (("x", "three"), ("z", "")):
 
 
 def test_what_happens_before_the_first_step_is_told(py: Run) -> None:
-    """The script's top level, and its first lines, run while the instance is made."""
+    """Logs and variables of a script's top level and first lines are reported, although they run before the first
+    step."""
     ran = py(
         "print('top')\naici = __import__('pyaici.server').server\n"
         + "aici.set_var('x', 'y')\n"
@@ -106,7 +108,7 @@ def test_what_happens_before_the_first_step_is_told(py: Run) -> None:
 
 
 def test_each_kind_of_constraint_can_be_drawn_from_by_hand(py: Run) -> None:
-    """Each kind of constraint through its own methods, as a script that draws by itself would use it."""
+    """A script reads the allowed tokens of each kind of constraint through the constraint's own methods."""
     ran = py(
         script(
             """
@@ -257,7 +259,8 @@ def test_what_is_no_choice_needs_no_model(py: Run) -> None:
 
 
 def test_sampling_for_some_draws_only(py: Run) -> None:
-    """Hot draws under a mask differ from the model's wish; those around them do not."""
+    """Text generated at a high temperature under a mask differs from the model's preferred text; text around it does
+    not."""
     body = """
 first = await aici.gen_text(max_tokens=2)
 hot = await aici.gen_text(regex="[a-z]{20}", temperature=99.0, top_k=0)

@@ -1,4 +1,4 @@
-"""Tests like AICI's own samples, rewritten, over a model that knows the texts."""
+"""Tests like AICI's sample scripts, rewritten in Python, over a fake model that has memorized the texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from tests.controllers.pykit import script
 
 
 def test_the_first_sample_asks_for_one_word_alone(py: Run) -> None:
-    """The first sample of all: a question, then one of two words, scored as a whole. Nothing is sampled."""
+    """AICI's first sample asks a question whose answer is one of two words. Both words are scored as a whole, and
+    nothing is sampled."""
     body = """
 await aici.FixedTokens("Is an orca a dolphin? Say Yes or No.\\n")
 answer = await aici.gen_tokens(options=["Yes", "No"])
@@ -79,7 +80,7 @@ aici.check_vars({"word": '"dog"', "copy": '"dog"', "number": "2.5", "often": "ra
 
 
 def test_choices_that_come_from_the_text(py: Run) -> None:
-    """Collect items line by line, then replace all before by a question whose options they are."""
+    """A script collects items line by line, then replaces the text by a question whose options are the items."""
     body = """
 begin = aici.Label()
 await aici.FixedTokens("Drugs:\\n")
@@ -100,8 +101,8 @@ await aici.gen_text(options=items, store_var="best")
 
 
 def test_choices_of_which_there_are_none(py: Run) -> None:
-    """A question whose options are what the model marked before, which is nothing: the end is all that may come, it is
-    not kept, and the script continues."""
+    """The options of a question are the texts that the model marked, which are none. So only the end token is allowed;
+    it is not kept, and the script continues."""
     body = """
 import re
 begin = aici.Label()
@@ -135,7 +136,7 @@ else:
 
 
 def test_the_end_in_the_middle_of_a_text(py: Run) -> None:
-    """The end is sampled because nothing else is allowed, and the script continues after it."""
+    """The end token is sampled because no other token is allowed, and the script continues after it."""
     body = """
 await aici.FixedTokens("one")
 await aici.gen_tokens(regex="x?", max_tokens=5)
@@ -164,7 +165,7 @@ await aici.Noop()
 
 
 def test_take_the_prompt_back(py: Run) -> None:
-    """Backtracking reaches into the prompt, too."""
+    """A script's rewind may reach into the prompt."""
     body = """
 class Replace(aici.NextToken):
     def mid_process(self):

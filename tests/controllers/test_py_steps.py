@@ -1,4 +1,5 @@
-"""Steps of a script's own, in both generations of AICI's interface; forks, and waiting for each other and for time."""
+"""Tests of steps that a script defines, in both versions of AICI's interface, of forks, and of waits for variables and
+times."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ assert anything == [98], anything
 
 
 def test_a_step_of_the_first_generation(py: Run) -> None:
-    """Asked before, in the middle and after; shown tokens alone; ended by its own answer."""
+    """A step of the first version is called before, during and after sampling, gets its tokens, and ends the output
+    itself."""
     ran = py(
         script(
             """
@@ -143,7 +145,7 @@ aici.register(Two())
 
 
 def test_noops_skips_and_conditional_splices_have_names(py: Run) -> None:
-    """Noops, skips and splices that depend on the draw."""
+    """A step's answer may do nothing, skip a sample, or splice tokens depending on the sampled token."""
     ran = py(
         script(
             """
@@ -177,7 +179,7 @@ print("never")
 
 
 def test_a_step_that_claims_to_be_fixed_and_is_not(py: Run) -> None:
-    """Steps that ran ahead are carried out first."""
+    """Texts that the script forced earlier are written before a step that wrongly claims to be fixed."""
     ran = py(
         script(
             """
@@ -216,7 +218,7 @@ assert await step == [aici.eos_token()] and step.finished
 
 
 def test_a_set_is_kept_beyond_its_step(py: Run) -> None:
-    """The tokens that a constraint allowed can be read steps later, when the host has dropped its mask."""
+    """A script can read a constraint's allowed tokens in later steps, after the engine has freed the step's mask."""
     ran = py(
         script(
             """
@@ -319,7 +321,7 @@ def test_waiting_for_no_sensible_time(py: Run, seconds: float) -> None:
 
 
 def test_under_an_engine_of_the_first_generation(tokenizer: Path, py_store: Path) -> None:  # noqa: F811
-    """The same scripts, asked in the three phases of the old protocol."""
+    """The same scripts run under the first version of the protocol, which calls a controller in three phases."""
     times = ("--wasm-max-step-time", "2000", "--wasm-max-pre-step-time", "2000")
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--store", str(py_store), *times, *(word for limit in limits for word in ("--limit", limit)))

@@ -1,4 +1,4 @@
-"""The recipes' scripts run as they stand, on the demo model with their tools."""
+"""Tests that the recipes' scripts run unchanged on the demo model with their tools."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def llm(py_store: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def run(llm: LLM) -> Run:
     def once(file: str, **replaced: str) -> RequestOutput:
-        """The script with some of its words replaced."""
+        """Run a recipe with some words of its script replaced; return the output."""
         script = (FOLDER / file).read_text(encoding="utf-8")
         for old, new in replaced.items():
             assert old in script
@@ -73,7 +73,7 @@ def test_the_calculator_reads_what_a_model_writes(text: str, result: str | None)
 
 
 def test_a_query_is_mended_where_it_is_wrong(run: Run) -> None:
-    """The demo model writes no query by itself: the script begins with one that names an unknown column."""
+    """The script begins with a query that names an unknown column, since the demo model writes no query itself."""
     begun = 'query = aici.Label(), "SELECT COUNT(weight) FROM products;"'
     last = 'await aici.gen_text(stop_at=";", max_tokens=80)'
     output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, last: f'("" if query[-1] == ";" else {last})'})

@@ -1,4 +1,5 @@
-"""Scripts under policies that replace text: all but the match is written, and what a script sees is the output."""
+"""Tests of scripts under policies that replace text: everything but the matched text is written, and a script sees the
+output."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ RETRY = Guardrails((TextRule("fruit", "red apple", max_length=10),))
 
 
 class Guarded(Scripts):
-    """A pool whose outputs have a guard. Its model says `line` from the prompt on, whatever was forced."""
+    """Scripts under guardrails, over a fake model that continues its line from the prompt on, whatever text was
+    forced."""
 
     def __init__(self, pool: RuntimePool, module: str, guard: Guardrails, lines: tuple[str, ...]) -> None:
         super().__init__(pool, module)
@@ -58,7 +60,8 @@ def pool(language: str, request: pytest.FixtureRequest) -> RuntimePool:
 
 
 def written(language: str, acts: list[tuple[str, str]], label_at: int) -> str:
-    """A script that does so: `fixed` texts, and `gen` that ends with one. It puts a label before act `label_at`."""
+    """Return a script that forces texts (`fixed`) and generates until a text (`gen`); a label precedes act
+    `label_at`."""
     js, py = ["const all = new Label(); let told = ''"], ["every, told = aici.Label(), ''"]
     for number, (kind, text) in enumerate(acts):
         if number == label_at:

@@ -1,4 +1,4 @@
-"""Scripts write conversations by the model's chat template, and end a regex where the model would leave it."""
+"""Tests that scripts write chats with the model's template, and end a regex where the model would end it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_conversations(llm: LLM, name: str, source: str) -> None:
 def test_a_regex_ends_where_the_model_leaves_it(
     py: Run, js: Run, kind: str, line: str, longest: bool, written: str
 ) -> None:
-    """Nothing ends before the first token, and with a mask alone this model goes on with a letter."""
+    """A regex cannot end before its first token; with a mask alone the fake model would add another letter."""
     if kind == "py":
         ran = py(script(f"await aici.gen_text(regex='[a-z]+', longest={longest}, max_tokens=6)"), line, prompt="Q: ")
     else:
@@ -86,7 +86,7 @@ def test_a_regex_ends_where_the_model_leaves_it(
 
 
 def test_a_model_without_a_template_has_no_chats(py: Run, js: Run) -> None:
-    """The runtime of these tests has a bare tokenizer."""
+    """`chat` fails with an error that says why, as the tests' runtime has a tokenizer without a chat template."""
     ran = py(script("try:\n    await aici.chat('x')\nexcept ValueError as error:\n    print(error)"))
     assert "no chat template" in ran.logs("a")
     assert "no chat template" in js("start(async () => { await chat('x') })").error()

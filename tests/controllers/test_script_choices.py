@@ -1,4 +1,5 @@
-"""Choices of scripts: the host scores whole texts, where a mask would choose by the first token."""
+"""Tests of scripts that choose among texts: the engine scores each whole text, while a mask would decide by the first
+token."""
 
 from __future__ import annotations
 
@@ -44,13 +45,13 @@ class RandomScripts(Scripts):
         self.engine = Engine(self.executor, EngineConfig(step_timeout=20.0), pools=[SharedRuntime(pool)])
 
     def num_scoring(self, source: str) -> int:
-        """The passes of a script in which several options are computed side by side."""
+        """Return the number of steps of a script that compute several options side by side."""
         num_before = len(self.executor.plans)
         assert self.script(source, temperature=0.0, name=f"count-{next(_ids)}").startswith("Q: item ")
         return sum(len(plan.rows) > 1 for plan in self.executor.plans[num_before:])
 
     def score(self, before: str, text: str) -> float:
-        """The log-probability of a text, scored alone as the end of a prompt."""
+        """Return the log-probability of a text, scored as the end of a prompt in a request of its own."""
         prompt = (BOS, *(before + text).encode())
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=0)
         self.engine.add(Request(f"score-{next(_ids)}", prompt, sampling))
@@ -60,7 +61,7 @@ class RandomScripts(Scripts):
 
 
 def run(pool: RuntimePool, module: str, seed: int, options: str) -> tuple[str, str]:
-    """What a script generates, and the best city."""
+    """Return the text that a script generates, and the city with the highest score."""
     scripts = RandomScripts(pool, module, seed)
     best = max(CITIES, key=lambda city: scripts.score("Q: ", city))
     source = f"start(async () => {{ await fixed('Q: '); await gen({options}) }})"
@@ -126,7 +127,7 @@ def test_a_choice_in_python_is_the_best_text_as_a_whole(py_pool: RuntimePool, gi
 
 
 def in_python(given: str) -> str:
-    """A script that generates one text."""
+    """Return a Python script that generates one text."""
     return f"""
 import json
 import pyaici.server as aici

@@ -1,4 +1,4 @@
-"""The pages about scripts and programs say what is there, and their examples run."""
+"""Tests that the pages about scripts and programs name every function and option, and that their examples run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scripts and programs in the sandbox call tools, over variables that the engine answers into."""
+"""Tests of scripts and programs in the sandbox that call tools through variables, in which the engine stores the
+answers."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_forks_call_for_themselves_and_share_variables(js: Run, desk: ToolExecut
 
 
 def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePool, desk: ToolExecutor) -> None:
-    """However many steps others take meanwhile: neither a deadlock nor an endless wait."""
+    """A script that waits for a tool is not called, and its wait counts neither as a deadlock nor as idle steps of
+    others."""
     gate = threading.Event()
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
     slow = ToolExecutor(function_tools({"slow": lambda: gate.wait(PATIENCE) and "at last"}))
@@ -185,7 +187,7 @@ def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolExecutor) 
 
 
 def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: ToolExecutor) -> None:
-    """A variable that was read makes room, so the limit is that of calls."""
+    """A variable whose answer was read is freed, so only the number of tool calls is limited."""
     before = desk.counts()["add"].num_calls
     ran = js(
         """
@@ -206,7 +208,7 @@ def test_a_hundred_thousand_calls_end_their_own_request(js: Run, desk: ToolExecu
 
 
 def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolExecutor) -> None:
-    """Nobody could learn of its answer, so it must not run on."""
+    """A tool call that is replaced by another in the same variable is cancelled, since no one could read its answer."""
     ran = js(
         """
         import { setVar, getVar } from "aici"
@@ -222,7 +224,7 @@ def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolExecuto
 
 
 def test_a_call_that_is_nested_deeply_is_malformed(js: Run, desk: ToolExecutor) -> None:
-    """It is read on the engine's thread, which has to live on."""
+    """A tool call with 9,000 nested lists is refused; parsing it must not crash the engine's thread."""
     ran = js(
         """
         import { setVar, getVar } from "aici"

@@ -1,4 +1,4 @@
-"""Tests of the shipped modules: each equals the manifest and its sources' build; and tests of the small ones."""
+"""Tests that each shipped module equals its manifest and the build of its sources, and tests of the small modules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_sources_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of shipped controllers of our own, with one recipe beside it."""
+    """Yield an empty folder that replaces the folder of shipped modules."""
     monkeypatch.setattr(standard, "FOLDER", tmp_path)
     monkeypatch.setattr(standard, "MANIFEST", tmp_path / "manifest.json")
     monkeypatch.setattr(rebuild, "FOLDER", tmp_path)

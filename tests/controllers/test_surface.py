@@ -1,4 +1,4 @@
-"""Every name that AICI gives to scripts is there, with the parameters and members that it has there."""
+"""Tests that scripts have every name of AICI's interface, with its parameters and members."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ start(() => {})
 
 
 def test_callbacks_of_the_second_generation(py: Run) -> None:
-    """One callback receives what was done and returns what comes next; a driver may be looked over the shoulder."""
+    """Callbacks of the second version receive the sampled tokens and return the next step, also in a subclass of
+    `AiciAsync`."""
     source = f"""{PRELUDE}
 class Two(aici.AiciCallbacks):
     seen = []

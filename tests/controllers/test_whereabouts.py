@@ -1,4 +1,4 @@
-"""The error of a script that does not end has the line where it was, and in which function: in both languages."""
+"""Tests that the error of an endless script has its line and function, in JavaScript and Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sources import ROOT
 
 @pytest.fixture(scope="module")
 def hurried(tokenizer: Path, py_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
-    """A runtime that ends a callback by the processor time it took, and takes no offence at lateness."""
+    """Yield a runtime that ends a callback by its processor time, and tolerates late answers."""
     arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "100000"]
     for limit in ("max_prepare_wait=800000", "max_init_time=1000", "max_call_time=300"):
         arguments += ["--limit", limit]
@@ -164,7 +164,7 @@ def test_a_deep_recursion_is_cut(py_hurried: Run) -> None:
 
 
 def test_who_is_late_is_told_the_line(tokenizer: Path, py_store: Path) -> None:  # noqa: F811
-    """The runtime's other way to end a script, which is by the clock."""
+    """A script that is ended for too many late answers also gets an error with its line."""
     arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
     arguments += ["--limit", "max_prepare_wait=800000", "--limit", "max_init_time=10000"]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)
@@ -196,7 +196,7 @@ def test_nothing_is_read_outside_of_a_memory() -> None:
 
 @given(st.integers(0, 30), st.integers(0, 30), st.booleans())
 def test_lines_are_those_that_the_interpreter_knows(before: int, inside: int, is_async: bool) -> None:
-    """Of this interpreter's own code, which has the same table."""
+    """Line numbers are computed from a code object's line table, and compared with Python's own."""
     head = "async def f(x):\n" if is_async else "def f(x):\n"
     source = (
         "\n" * before + head + "\n" * inside + "    for y in x:\n        y.z(\n        1)\n    return [w for w in x]\n"
@@ -210,7 +210,7 @@ def test_lines_are_those_that_the_interpreter_knows(before: int, inside: int, is
 
 
 def test_a_forked_process_does_not_look_into_its_parent() -> None:
-    """Its views of memory are its own, or the sandbox gives it none."""
+    """A forked process reads its own memory, not that of its parent; if the sandbox forbids reading, it reads none."""
     code = """
 import os
 from bridle import os_sandbox

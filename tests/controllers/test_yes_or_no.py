@@ -1,5 +1,5 @@
-"""Whole words decide, however many tokens a tokenizer makes of them: in the standard controller `yesno` and in a
-Python class."""
+"""Tests that whole words decide, however many tokens each has, in the standard controller `yesno` and in a Python
+class."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _save(folder: Path, merges: Sequence[str], has_prefix: bool) -> None:
 
 @dataclass
 class Wish:
-    """A model that prefers one word, but prefers another token even more."""
+    """A fake model that prefers one word's tokens, but prefers the token `other` even more."""
 
     tokens: list[int]
     other: int
