@@ -1,5 +1,5 @@
-"""Records the reads and writes of kernels in Triton's interpreter. On a GPU, an address beyond a tensor may belong to
-another one, or end the process."""
+"""Records the memory accesses of kernels in Triton's interpreter. On a GPU, an address beyond a tensor may belong to
+another tensor or crash the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV pools of attention kernels, and the plain attention that kernels are compared with."""
+"""KV caches for tests of attention kernels, and the plain attention that kernels are compared with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Pool:
-    """A cache of one layer, blocks in random order, and the sequences that use the cache."""
+    """A KV cache of one layer with its blocks in random order, and the sequences that use the cache."""
 
     shape: LayerGeometry
     block_size: int
@@ -72,7 +72,7 @@ class Pool:
         self.computed[number] = length
 
     def compute(self, rows: list[PlanRow]) -> tuple[PackedStep, Tensor]:
-        """Write the rows' keys and values; return the step and random queries [T, Hq, D]."""
+        """Write the rows' random keys and values to the cache; return the step and random queries [T, Hq, D]."""
         step = pack_step(rows, [self.mirrors[row.seq_id] for row in rows], self.block_size, CPU)
         total, shape = step.num_tokens, self.shape
         key = self.draw(total, shape.num_kv_heads, shape.key_dim)

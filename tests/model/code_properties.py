@@ -1,5 +1,6 @@
-"""Properties of the kernels over packed weights, in Triton's interpreter. `test_codes.py` runs this file in a process
-of its own, where TRITON_INTERPRET is set before anything imports Triton."""
+"""Tests of properties of the kernels for packed weights in Triton's interpreter.
+
+`test_codes.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports Triton."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 @pytest.fixture(autouse=True)
 def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small sizes, so that a small weight is split among several programs, and few rows count as many."""
+    """Use small sizes, so that a small weight is split among several programs, and a few rows take the path for many
+    rows."""
     monkeypatch.setattr(code_linear, "COLUMNS", 16)
     monkeypatch.setattr(code_linear, "JOINED_COLUMNS", 32)
     monkeypatch.setattr(code_linear, "MIN_BLOCKS", 1)
@@ -48,7 +50,7 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[CodeLinear, torch.Tensor]:
-    """A layer of packed weights, and the same weights unpacked."""
+    """Return a layer of packed weights, and the same weights unpacked."""
     bits = draw(st.sampled_from([2, 4, 4, 8, "int8", "float8"]))
     num_outputs, num_inputs = draw(st.sampled_from([(8, 64), (24, 160), (40, 300)]))
     group = draw(st.sampled_from([16, 32, 20, num_inputs]))
@@ -128,7 +130,7 @@ def test_no_program_leaves_its_tensors(made: tuple[CodeLinear, torch.Tensor], nu
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return the number of bytes from the first number to the end of the last."""
+    """Return the number of bytes from a tensor's first number to the end of its last number."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -151,8 +153,7 @@ def _fields(codes: Codes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["gptq", "gptq ordered", "awq", "packed asymmetric", "int8", "float8 of squares"])
 def test_a_packed_model_keeps_its_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, every matrix is packed, the short step joins matrices, and the logits are those of the unpacked
-    numbers."""
+    """With all matrices packed and joined as on a GPU, logits equal those of the unpacked weights."""
     monkeypatch.setattr(weight_reading, "_maker", _device_maker)
     packed, plain = make(name, tmp_path, num_hidden_layers=1)
     want = logits(read_model(*_described(plain), torch.float32, CPU))

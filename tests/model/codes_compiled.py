@@ -1,4 +1,4 @@
-"""The kernels over packed weights, compiled for a GPU that the machine may lack, in the sizes of `CodeLinear`."""
+"""Compiles the kernels for packed weights for a GPU that the machine may lack, in the sizes that `CodeLinear` uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.lora.compiled import compile_kernel
 
 
 def compile_all(capability: int, dtype: str, form: str) -> Iterator[Any]:
-    """Compile all kernels for one form of weights: its bits, and whether it has zero points and an order of
-    activations."""
+    """Compile all kernels for one form of weights: a number of bits, with or without zero points and activation
+    order."""
     from bridle.model.quantization import code_kernels
 
     is_float = form == "float8"

@@ -49,7 +49,7 @@ class Memory:
 
 
 class Driven:
-    """Memory that is allocated from the driver without torch, like that of a graph's nodes."""
+    """Memory allocated from the fake driver without torch, like that of a CUDA graph's nodes."""
 
     def __init__(self, card: Card, size: int) -> None:
         self._card, self._size = card, size
@@ -83,7 +83,7 @@ class Card:
         self.driven += size
 
     def allocate(self, size: int, graphs: GraphPool | None = None) -> Memory:
-        """As `torch.empty`."""
+        """Allocate memory from torch's fake caching allocator, as `torch.empty` does."""
         size = -(-max(size, 1) // 512) * 512
         is_small = size <= MIB
         pool = None if graphs is None else ref(graphs)

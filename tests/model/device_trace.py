@@ -1,10 +1,10 @@
-"""Record of a device's operations, without a device. torch code runs over tensors that only have shapes (torch's device
-`meta`). Each launch, upload and wait for the device is recorded with the line of bridle's code that caused it.
+"""Records the operations of a device without a device: torch code runs over tensors that only have shapes (torch's
+device `meta`).
 
-A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload from
-pinned memory is *quick* if the host does not wait for it, and so is a download to pinned memory. A wait is an operation
-for which the host needs a value from the device or waits for an event.
-"""
+Each launch, upload and wait for the device is recorded with the line of bridle's code that caused it. A launch is one
+operation on device tensors, neither a view nor an allocation, so it needs at least one kernel. An upload from pinned
+memory is *quick* if the host does not wait for it, and so is a download to pinned memory. A wait is an operation for
+which the host needs a value from the device or waits for an event."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FREE = frozenset(_FREE.split())
 
 
 def _site() -> str:
-    """Return the innermost line of the package that is being run."""
+    """Return the innermost line of bridle's package that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -51,8 +51,8 @@ def _site() -> str:
 
 
 class DeviceTrace:
-    """Counts of launches, uploads and waits, each by kind and line. Memory that one trace saw pinned counts as pinned
-    in all later traces."""
+    """Counts launches, uploads and waits, each by kind and line. Memory that one trace saw pinned counts as pinned in
+    all later traces."""
 
     _pinned: ClassVar[set[int]] = set()
     _held: ClassVar[list[Tensor]] = []  # so that no pinned memory is used again
@@ -91,7 +91,7 @@ class DeviceTrace:
         return tensor
 
     def _is_pinned(self, tensor: object) -> bool:
-        """Return whether this is pinned memory, or a part of it."""
+        """Return whether a tensor is in pinned memory."""
         return isinstance(tensor, Tensor) and _memory(tensor) in self._pinned
 
     @contextmanager
@@ -105,7 +105,7 @@ class DeviceTrace:
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def check(self, *, launches: int, quick: int = 1, slow: int = 0, waits: int = 0, downloads: int = 0) -> None:
-        """Check that there are no more operations than these numbers. A failure names every line that caused an
+        """Check that the trace has no more operations than these numbers. A failure names every line that caused an
         operation."""
         slowly = Counter({key: count for key, count in self.uploads.items() if key[0] == "slow"})
         quickly = self.uploads - slowly
@@ -183,7 +183,8 @@ def _zeros(shape: Sequence[int]) -> Any:
 
 
 class _Functions(TorchFunctionMode):
-    """Mode that records Python calls: those that read a value without an operation, and those that pin memory."""
+    """A mode of torch that records Python calls: those that read a value without an operation, and those that pin
+    memory."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """Mode that records operations on the device."""
+    """A mode of torch that records operations on the device."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         super().__init__()
@@ -292,6 +293,7 @@ class _Operations(TorchDispatchMode):
 
 class LaunchKeys:
     """The variants for which Triton compiles kernels: the kernel of each launch, with the kinds of its arguments.
+
     Signatures are read from the sources of `modules`, so Triton need not be installed."""
 
     def __init__(self, *modules: str) -> None:
@@ -332,7 +334,7 @@ def _kind(value: Any, is_unkinded: bool) -> object:
 
 
 class Counted:
-    """Replaces a module of Triton kernels: launches are counted, and nothing runs."""
+    """A fake module of Triton kernels that counts launches and runs nothing."""
 
     def __init__(self, trace: DeviceTrace, keys: LaunchKeys | None = None) -> None:
         self._trace, self._keys = trace, keys

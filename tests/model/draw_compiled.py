@@ -1,4 +1,4 @@
-"""The sampling kernels, compiled for a GPU that the machine may lack, in the sizes that `device_draw` uses."""
+"""Compiles the sampling kernels for a GPU that the machine may lack, in the sizes that `device_draw` uses."""
 
 from __future__ import annotations
 

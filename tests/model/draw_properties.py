@@ -1,5 +1,7 @@
-"""Properties of the sampling kernels, in Triton's interpreter. `test_device_sampler.py` runs this file in a process of
-its own, where TRITON_INTERPRET is set before anything imports Triton."""
+"""Tests of properties of the sampling kernels in Triton's interpreter.
+
+`test_device_sampler.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports
+Triton."""
 
 from __future__ import annotations
 
@@ -45,14 +47,15 @@ def _fma(_: Builder, x: Any, y: Any, z: Any) -> TensorHandle:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small sizes, so that narrow rows have several parts and short histories several blocks."""
+    """Use small sizes, so that narrow rows of logits have several parts and short token histories several blocks."""
     monkeypatch.setattr(Builder, "create_fma", _fma)
     monkeypatch.setattr(device_draw, "PART", 256)
     monkeypatch.setattr(device_draw, "BLOCK", 16)
 
 
 def told(result: StepResult) -> list[Any]:
-    """Return a result without the choice among equal tokens at the end of the top list, which is free."""
+    """Return a result for comparison, without the order of equal values at the end of its top logprobs, which may
+    differ."""
     tops = [None if one is None else one.top for one in result.logprobs]
     sure = [top and [pair for pair in top if pair[1] > top[-1][1]] for top in tops]
     values = [top and [value for _, value in top] for top in tops]
@@ -61,7 +64,7 @@ def told(result: StepResult) -> list[Any]:
 
 
 def drawn(logits: torch.Tensor, batch: list[SampleRow], sampler: DeviceSampler | None = None) -> list[Any]:
-    """Return the kernels' results in a form that can be compared."""
+    """Return the kernels' results for comparison."""
     return told(run(logits, batch, histories=HISTORIES, sampler=sampler or DeviceSampler(CPU)))
 
 
@@ -75,7 +78,7 @@ def expected(logits: torch.Tensor, batch: list[SampleRow]) -> list[Any]:
 @settings(max_examples=60)
 @given(st.lists(rows(), min_size=1, max_size=6), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_rows_get_what_the_standard_sampler_gives_them(batch: list[SampleRow], dtype: torch.dtype) -> None:
-    """Tokens must be identical, because weights are whole numbers, the same ones as in the C kernels."""
+    """Tokens must be identical, because both samplers use the same integer weights as the C kernels."""
     logits = LOGITS.to(dtype)
     assert drawn(logits, batch) == expected(logits, batch)
 
@@ -107,7 +110,7 @@ def test_each_kind_of_usual_rows(kind: int, report: dict[str, Any]) -> None:
 
 
 def test_nuclei_of_any_length_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with many equal logits are included: of equal tokens at the edge, the first ones stay."""
+    """Top-p may keep any number of tokens; of tokens with equal logits at the limit, the first ones stay."""
     monkeypatch.setattr(device_draw, "MAX_BEST", 16)
     logits = torch.cat([LOGITS, torch.zeros(1, VOCAB), LOGITS[:1].round()])
     batch = [
@@ -161,7 +164,7 @@ def test_where_parts_end_changes_nothing(batch: list[SampleRow], narrow: int) ->
 
 
 def test_steps_do_not_disturb_each_other() -> None:
-    """One sampler runs many steps with masks in reused slots, and the tokens are read late."""
+    """One sampler runs 30 steps, whose masks reuse memory, before the tokens of any step are read."""
     sampler = DeviceSampler(CPU)
     masks = [mask_of(range(n, VOCAB, 7), VOCAB) for n in range(90)]
     batches = [
@@ -184,7 +187,7 @@ def test_tokens_that_lie_apart_have_to_be_waited_for() -> None:
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=2, max_size=5), st.integers(0, 600))
 def test_histories_that_go_on_from_step_to_step_count_as_whole_ones(changes: list[Any], max_words: int) -> None:
-    """Histories are right after rollbacks, and where there is no memory to keep them."""
+    """Penalties are right after rollbacks, and if the device lacks memory for some token histories."""
     sampler = DeviceSampler(CPU)
     sampler.drawer._kept = DeviceTokenHistory(CPU, max_words)
     penalties = {"repetition_penalty": 1.7, "presence_penalty": 3.0, "frequency_penalty": 2.0}

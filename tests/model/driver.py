@@ -1,4 +1,4 @@
-"""Step plans built by hand, for tests of the executor without an engine or a scheduler."""
+"""Step plans built by hand, and a driver without a scheduler, for tests of the executor."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def argmax_sampler(logits: Any, batch: SampleBatch, history: HistoryLookup) -> S
 
 
 def load(path: Any, *, sampler: Any = argmax_sampler, **settings: Any) -> LocalExecutor:
-    """Load an executor over `path` with a small KV pool and a greedy sampler. With `sampler=None` it has the engine's
-    own sampler, which also applies biases."""
+    """Load an executor for the checkpoint `path` with a small KV pool and a greedy sampler. `sampler=None` selects the
+    engine's own sampler, which also applies biases."""
     config = ModelConfig(model=str(path), **{"num_blocks": 128, "block_size": 4, **settings})
     return load_executor(config, sampler=sampler)
 
 
 class NaiveDriver:
-    """Generates greedily for several prompts at once: first whole prompts, then one token of each per step."""
+    """Generates greedily for several prompts at once: the first step computes whole prompts, each later step one token
+    of each."""
 
     def __init__(self, executor: LocalExecutor, prompts: Sequence[Sequence[int]]) -> None:
         self.executor = executor
@@ -50,7 +51,7 @@ class NaiveDriver:
 
     def row(self, number: int, count: int | None = None) -> PlanRow:
         """Return a row for the next `count` tokens of a sequence (None: all pending tokens), with logits of the last
-        one."""
+        token."""
         tokens, start = self.tokens[number], self.computed[number]
         end = len(tokens) if count is None else min(len(tokens), start + count)
         needed = -(-end // self.size) - len(self.blocks[number])
@@ -84,7 +85,7 @@ class NaiveDriver:
         return drawn
 
     def generate(self, num_tokens: int) -> list[list[int]]:
-        """Greedy continuations of all prompts."""
+        """Return the greedy continuation of each prompt."""
         for _ in range(num_tokens):
             self.run_step(dict.fromkeys(self.tokens))
         return [tokens[self.num_prompt[number] :] for number, tokens in self.tokens.items()]
@@ -102,7 +103,7 @@ _OLDER = {
 
 
 def skip_older(family: str) -> None:
-    """Skip the test of a family that transformers before 5.23 computes differently, or does not have."""
+    """Skip the test of a family that transformers before 5.23 lacks or computes differently."""
     name = family.removeprefix("videos of ")
     if vision_checkpoints.MODEL_TYPES.get(name, name) not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no family {family!r}")
@@ -111,7 +112,7 @@ def skip_older(family: str) -> None:
 
 
 class Recorder:
-    """A greedy sampler that keeps the logits."""
+    """A greedy sampler that keeps the logits of each step."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -122,7 +123,7 @@ class Recorder:
 
 
 def record(path: Any, **settings: Any) -> tuple[LocalExecutor, torch.Tensor]:
-    """Return an executor, and the logits of a few steps over short and long prompts."""
+    """Run a few steps over short and long prompts; return the executor and the logits."""
     recorder = Recorder()
     executor = load(path, sampler=recorder, **settings)
     NaiveDriver(executor, [[5, 9, 200, 33, 7, 8, 100], [17, 4], [250] * 30]).generate(4)

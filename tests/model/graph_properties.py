@@ -1,6 +1,7 @@
-"""Properties of steps as graphs, with a tape instead of CUDA graphs, and kernels in Triton's interpreter.
-`test_graphs.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports Triton.
-"""
+"""Tests of properties of steps in graphs, with `tape` in place of CUDA graphs and kernels in Triton's interpreter.
+
+`test_graphs.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports
+Triton."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ LONG = GraphKind(has_long=True)
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small sizes, so that short contexts are split, and few tokens make a long chunk of several tiles."""
+    """Use small sizes, so that short contexts are split, and a few tokens make a long chunk of several tiles."""
     monkeypatch.setattr(paged, "CHUNK", 16)
     monkeypatch.setattr(paged, "MAX_SHORT", 4)
     monkeypatch.setattr(paged, "TILE", 16)
@@ -63,7 +64,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
-    """A recorder of graphs; models that are loaded in the test have graphs."""
+    """Return a recorder of graphs; models that the test loads use it for their steps."""
     tape = TapeRecorder()
 
     def graph_loader(config: ModelConfig, runner: Any, geometry: Any, adapters: Any) -> GraphLoader | None:
@@ -102,7 +103,7 @@ def loaded(family: str, **settings: Any) -> LocalExecutor:
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
 def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: TapeRecorder) -> None:
-    """Dense families use the fused layers and others the library's layers, as loading chooses."""
+    """A graph is captured and compared for each size: dense families use fused layers, all others transformers' layers."""
     graphs = loaded(family).runner.graphs
     assert isinstance(graphs, StepGraphs)
     assert graphs.sizes_of(GraphKind()) == [1, 2, 4, 8, 16]
@@ -141,7 +142,8 @@ STEPS = [
 @patch.object(Builder, "create_dot", dot_by_rows)
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: TapeRecorder) -> None:
-    """Logits, hidden states and cache have the same bits, whatever the graph's memory held before."""
+    """The replay's logits, hidden states and cache equal those of the step bit for bit, whatever the graph's memory
+    held."""
     runner = loaded(family).runner
     for number, chunks in enumerate((*STEPS, *STEPS[3:6])):
         plans, mirrors = mirrors_of(chunks, random.Random(number))
@@ -163,7 +165,7 @@ def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: Ta
 
 
 def test_what_fits_into_no_graph_is_computed_as_ever(recorder: TapeRecorder) -> None:
-    """The steps have more tokens than any graph, or more logits rows than a graph has sequences."""
+    """Steps without a graph have more tokens than any graph, or more rows of logits than a graph has sequences."""
     runner = loaded("llama").runner
     for chunks, num_logits, has_graph in (
         ([(0, 5)], 1, True),
@@ -190,7 +192,8 @@ SHORT = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 4)), min_size=1, m
 def test_attention_is_bitwise_that_of_the_step_without(
     pool: Pool, short: list[tuple[int, int]], long: list[tuple[int, int]], num_missing: int, data: st.DataObject
 ) -> None:
-    """Short and long chunks come in any order, with any padding; no kernel program leaves its tensors."""
+    """Attention in a graph equals attention without one for short and long chunks in any order; no program leaves its
+    tensors."""
     chunks = data.draw(st.permutations([*short, *long]))
     options, spare = data.draw(layer_options(pool.shape.num_heads)), pool.free.pop()
     step, query = grown(pool, chunks)
@@ -223,7 +226,8 @@ def test_attention_is_bitwise_that_of_the_step_without(
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), num_pairs=st.integers(1, 5))
 def test_one_launch_copies_what_torch_copies_one_by_one(seed: int, num_pairs: int) -> None:
-    """Every layer is copied and no other block changes, also if a block is the source of two copies."""
+    """One launch copies a block in every layer and changes no other block, also if a block is the source of two
+    copies."""
     rng = random.Random(seed)
     targets = rng.sample(range(12), num_pairs)
     sources = rng.choices(sorted({*range(12)} - {*targets}), k=num_pairs)
@@ -274,7 +278,7 @@ def test_every_token_of_a_run_with_graphs_is_the_oracles(
 def test_a_number_that_is_baked_in_is_found(
     recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The test bakes slots into the graph that the host knew during the capture, and this error must be found."""
+    """The self-test of graphs must find slots that the host knew at capture and that the graph therefore repeats."""
     honest = FusedStep.turn
 
     def baking(self: FusedStep, layer: Any, mixed: Any, turn: Any, attend: Any) -> torch.Tensor:
@@ -420,7 +424,8 @@ def test_where_adapters_cannot_be_captured_other_steps_can(
 def test_tiles_that_are_baked_in_are_found(
     recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The test bakes the tiles of the capture into the graph, and this error must be found."""
+    """The self-test of graphs must find adapter tiles that were known at capture and that the graph therefore
+    repeats."""
     honest = TiledProduct.add
 
     def baking(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Prompts with images for executors of models that take images."""
+"""Prompts with images for tests of executors, compared with transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DELTA_LIMIT = 1e-4
 
 @dataclass
 class Eyes:
-    """A checkpoint of one family, with the library's model of it and bridle's reader."""
+    """A tiny checkpoint of one family with transformers' model of it, and bridle's image reader and tokenizer."""
 
     family: str
     folder: Path
@@ -48,7 +48,7 @@ class Eyes:
     tokenizer: Tokenizer
 
     def prompt(self, *parts: str | Picture) -> Prompt:
-        """Return a prompt with these texts and pictures in order."""
+        """Return a prompt with these texts and images in order."""
         text = "".join(
             part if isinstance(part, str) else vision_checkpoints.placeholder_of(self.family) for part in parts
         )
@@ -62,7 +62,7 @@ class Eyes:
         return self.reader.read(Image.fromarray(numbers))
 
     def logits(self, prompt: Prompt, more: Sequence[int] = ()) -> Tensor:
-        """Return the logits [L, V] of the library's eager pass over pixels."""
+        """Return the logits [L, V] of transformers' eager pass over the prompt's pixels and the tokens `more`."""
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
         if self.family == "gemma4_mutual":
@@ -80,7 +80,7 @@ class Eyes:
             return self.whole(**inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
-        """Return the arrays of all pictures, which have equal sizes, in the library's form."""
+        """Return the arrays of all images, which have equal sizes, as arguments of transformers' model."""
         found: dict[str, list[Tensor]] = {}
         for picture in prompt.pictures:
             for array in picture.medium.arrays:
@@ -118,8 +118,8 @@ def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None
 
 
 def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Sequence[int]) -> list[Tensor]:
-    """Return the logits [L, V] of all positions of each prompt. Prompts are computed together, in chunks of these
-    lengths in turn."""
+    """Return the logits [L, V] of all positions of each prompt. Prompts are computed together, in chunks whose lengths
+    repeat."""
     size = executor.info.block_size
     free = iter([*range(1, executor.info.num_blocks, 2), *range(0, executor.info.num_blocks, 2)])
     done, blocks = [0] * len(prompts), [0] * len(prompts)
@@ -154,7 +154,7 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference, relative to the largest logit."""
+    """Return the largest difference of two logits, relative to the largest logit."""
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
@@ -180,8 +180,8 @@ def check_engine_draws(
     banned: range,
     budget: int = 9,
 ) -> None:
-    """Check that an engine samples the same tokens as the library: first all prompts together, then each again from the
-    prefix cache. Each image must be encoded only once. `banned` are the placeholder tokens, the last ones of the
+    """Check that an engine samples the same tokens as transformers: first all prompts together, then each again from
+    the prefix cache. Each image must be encoded only once. `banned` are the placeholder tokens, the last ones of the
     vocabulary."""
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
     bias = dict.fromkeys(banned, -1000.0)

@@ -1,4 +1,4 @@
-"""The kernels of lean layers, compiled for a GPU that the machine may lack, as `fused_step` uses them."""
+"""Compiles the kernels of fused layers for a GPU that the machine may lack, as `fused_step` uses them."""
 
 from __future__ import annotations
 

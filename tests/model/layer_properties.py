@@ -1,5 +1,7 @@
-"""Properties of the kernels of lean layers, in Triton's interpreter. `test_fused_step.py` runs this file in a process
-of its own, where TRITON_INTERPRET is set before anything imports Triton."""
+"""Tests of properties of the kernels of fused layers in Triton's interpreter.
+
+`test_fused_step.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports
+Triton."""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ def random(seed: int, *shape: int) -> Tensor:
 
 
 def to_even(given: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
-    """Replaces the interpreter's conversion to fewer bits, which halves numbers whose rounding carries: converts as
-    GPUs and torch do."""
+    """Convert numbers to fewer bits with correct rounding, as GPUs and torch do. The interpreter's own conversion
+    halves numbers whose rounding carries."""
     if input_dtype.name != "fp32" or output_dtype.name not in ("fp8e4nv", "bf16"):
         return convert(given, input_dtype, output_dtype, rounding_mode)
     is_small = output_dtype.name == "fp8e4nv"
@@ -72,7 +74,8 @@ def to_even(given: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any)
 @settings(max_examples=20)
 @given(seed=st.integers(0, 99), size=st.sampled_from([16, 48, 200]), has_norm=st.booleans())
 def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: int, has_norm: bool) -> None:
-    """Rounding is tested after a norm, after a gate and alone, also for a row of zeros."""
+    """Rounding to float8 inside a kernel equals rounding its result, after a norm, after a gate and for a row of
+    zeros."""
     rows, mixed = random(seed, 3, size).bfloat16(), random(seed + 1, 3, 2 * size).bfloat16()
     rows[1] = mixed[1] = 0
     norm = Norm(SimpleNamespace(weight=random(seed + 2, size).bfloat16(), eps=1e-6)) if has_norm else None
@@ -181,7 +184,7 @@ class Heads:
         self.angles = self._placed(draw(st.integers(1, 3)), draw(st.permutations(range(self.length))))
 
     def _placed(self, num_tables: int, order: list[int]) -> Angles:
-        """Return the angles in any order and in one of several tables, whose other tables hold NaN."""
+        """Return the angles in the given order and in one of several tables, whose other tables hold NaN."""
         self.table = num_tables - 1
         wrong = tuple(torch.full_like(each, float("nan")) for each in self.turn)
         computed = angles_of([wrong] * self.table + [self.turn])
@@ -239,7 +242,7 @@ def test_heads_are_normed_and_turned_and_go_to_their_slots(data: st.DataObject) 
 @settings(max_examples=20)
 @given(st.data())
 def test_a_token_is_bitwise_the_same_beside_others(data: st.DataObject) -> None:
-    """The result must not depend on how heads are grouped into programs."""
+    """A token's heads do not depend on how heads and tokens are grouped into kernel programs."""
     heads = Heads(data.draw)
     want = heads.run()
     with patch.object(fused_step, "HEAD_NUMBERS", data.draw(st.sampled_from([16, 64, 4096]))):
@@ -361,7 +364,7 @@ def test_the_trial_lets_the_kernels_pass(family: str, dtype: torch.dtype) -> Non
 
 
 class TurnedStep(FusedStep):
-    """A fused step for ranks that are threads: a lock protects the interpreter, which the process has once."""
+    """A fused step for ranks that are threads; a lock protects Triton's interpreter, which all threads share."""
 
     lock = Lock()
 
@@ -379,7 +382,7 @@ class TurnedStep(FusedStep):
 
 
 def attention_of_five(geometry: Geometry) -> PagedAttention:
-    """Return the attention of a step of one sequence with five tokens, in plain torch."""
+    """Return plain torch attention of a step of one sequence with five tokens."""
     attend = PagedAttention(KVCache(geometry, 4, 4, torch.float32, CPU), CpuKernel())
     mirror = CachedRequestState()
     mirror.tokens = [5, 9, 3, 250, 7]
@@ -391,7 +394,7 @@ def attention_of_five(geometry: Geometry) -> PagedAttention:
 
 @pytest.mark.parametrize("family", ["gemma2", "llama", "qwen2", "qwen3"])
 def test_ranks_add_up_within_the_fused_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of the whole model must follow from the layer parts that the ranks compute."""
+    """The sum of the ranks' partial results gives the logits of the whole model."""
     monkeypatch.setattr(fused_step, "FusedStep", TurnedStep)
     whole, geometry = part_of(family, torch.float32, is_lean=False)
     attend = attention_of_five(geometry)

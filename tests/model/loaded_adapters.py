@@ -1,4 +1,4 @@
-"""A tiny model with adapters loaded."""
+"""Loads a tiny model with three adapters, and PEFT's model to compare with."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Oracle:
             self.model.load_adapter(path, str(number))
 
     def logits(self, tokens: Sequence[int], adapter: str | None) -> Tensor:
-        """[len(tokens), V]"""
+        """Return PEFT's logits [len(tokens), V] with an adapter, or without one."""
         ids = torch.tensor([list(tokens)])
         with torch.inference_mode():
             if adapter is None:
@@ -163,7 +163,7 @@ def all_logits(
 
 
 class Drawing:
-    """A pending result, whose tokens are on the device if `has_tokens`."""
+    """A pending result of sampling, whose tokens are on the device if `has_tokens`."""
 
     def __init__(self, result: StepResult, *, has_tokens: bool) -> None:
         self._result = result
@@ -175,7 +175,7 @@ class Drawing:
 
 
 class LateSampler:
-    """The standard sampler with asynchronous results: it samples first and returns the tokens later."""
+    """A standard sampler with asynchronous results: it samples at once and returns the tokens later."""
 
     def __init__(self, *, has_tokens: bool = True) -> None:
         self._sampler, self._has_tokens = StandardSampler(), has_tokens
@@ -188,8 +188,8 @@ class LateSampler:
 
 
 class LateHere(LocalExecutor):
-    """An executor on a CPU that claims to be asynchronous. `num_named` counts the rows whose last token was a
-    placeholder."""
+    """An executor on a CPU that claims to be asynchronous. `num_named` counts the rows whose last token was not yet
+    known to the host."""
 
     is_async = True
     num_named = 0

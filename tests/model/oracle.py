@@ -1,4 +1,4 @@
-"""Runs of the engine over real models, compared with transformers."""
+"""Runs an engine over real checkpoints, and compares its tokens with transformers' choices."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Draw = tuple[tuple[int, ...], int, "frozenset[int] | None"]  # tokens before it,
 
 
 class Wanderer(Controller):
-    """A random program. A controller that changes outputs at random. All copies share `draws`: each sampled token with
-    the tokens before it."""
+    """A controller that masks, forces, rewinds, forks and waits at random. All copies share `draws`: each sampled token
+    with the tokens before it."""
 
     draws: ClassVar[list[Draw]] = []
 
@@ -75,8 +75,8 @@ class Wanderer(Controller):
 
 
 class Oracle:
-    """The library's own model, eager attention, float32. `gap` is the difference of two logits below which they count
-    as equal."""
+    """transformers' own model with eager attention in float32. Two logits whose difference is below `gap` count as
+    equal."""
 
     def __init__(self, path: Path, gap: float = GAP) -> None:
         self._gap = gap
@@ -86,7 +86,7 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """[L, V]"""
+        """Return the logits [L, V] of all tokens in one pass."""
         return self._model(torch.tensor([tokens]), use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def check(self, logits: torch.Tensor, token: int, allowed: frozenset[int] | None = None) -> None:
@@ -121,7 +121,7 @@ def run(
     vocab_size: int,
     load: Callable[[ModelConfig], Executor] = load_executor,
 ) -> tuple[list[Request], dict[str, list[Event]]]:
-    """Run a random mix of requests over a KV pool that is too small for all of them."""
+    """Run a random mix of requests with a KV pool that is too small for all of them."""
     block_size = rng.choice([2, 4, 16])
     num_blocks = -(-rng.choice([96, 160]) // block_size)
     Wanderer.draws = []
@@ -157,7 +157,7 @@ def run(
 
 
 def check_run(oracle: Oracle, requests: list[Request], events: dict[str, list[Event]]) -> None:
-    """Check that the oracle would have sampled every token of a run."""
+    """Check that transformers' model prefers every token that the engine sampled."""
     for request in requests:
         ends = [event for event in events[request.id] if isinstance(event, Finished)]
         for end in ends:  # the only error a program can run into is one fork too many

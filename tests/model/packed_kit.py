@@ -1,4 +1,4 @@
-"""Quantized checkpoints in each format that other programs write, and the weights that they represent."""
+"""Writes quantized checkpoints in each format that other programs write, and the weights that they represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of paged attention, compiled for a GPU that the machine may lack, in the sizes that `paged` uses."""
+"""Compiles the kernels of paged attention for a GPU that the machine may lack, in the sizes that `paged` uses."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ SHAPES += (Shape(16, 16, 192, 128), Shape(16, 8, 128, 128))
 
 
 def num_buffers(kernel: Any) -> list[int]:
-    """Return the numbers of buffers of keys and values in shared memory, which copies fill during multiplications."""
+    """Return the numbers of shared-memory buffers for keys and for values, which are filled while the kernel
+    multiplies."""
     return [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x", kernel.asm["ttgir"])]
 
 
 def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
-    """All kernels for one layer, with arguments aligned as they mostly are."""
+    """Compile all kernels for one layer, with arguments aligned as usual."""
     from bridle.model.kernels import paged_kernels
 
     kind = DTYPES[dtype]

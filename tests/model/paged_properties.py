@@ -1,5 +1,6 @@
-"""Properties of the kernels of paged attention, in Triton's interpreter. `test_paged.py` runs this file in a process of
-its own, where TRITON_INTERPRET is set before anything imports Triton."""
+"""Tests of properties of the kernels of paged attention in Triton's interpreter.
+
+`test_paged.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports Triton."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small sizes, so that short contexts are split, and few tokens make a long chunk."""
+    """Use small sizes, so that short contexts are split, and a few tokens make a long chunk."""
     monkeypatch.setattr(paged, "CHUNK", 32)
     monkeypatch.setattr(paged, "MAX_SHORT", 4)
 
 
 @st.composite
 def large_pools(draw: st.DrawFn) -> Pool:
-    """KV pools with sequences that are long enough to be split, over pages of any size."""
+    """Return KV pools for sequences that are long enough to be split, with pages of any size."""
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 4), (1, 7), (1, 20)]))
     dim, value_dim = draw(st.sampled_from([(16, 16), (24, 24), (40, 8)]))
     block_size = draw(st.sampled_from([1, 3, 16, 32, 256]))
@@ -55,7 +56,7 @@ def large_pools(draw: st.DrawFn) -> Pool:
 
 
 def grown(pool: Pool, contexts: list[tuple[int, int]]) -> tuple[PackedStep, torch.Tensor]:
-    """Return a step in which each sequence computes a number of tokens after a number of earlier ones."""
+    """Return a step in which each sequence computes new tokens after a number of earlier tokens."""
     for number, (before, _) in enumerate(contexts):
         pool.mirrors.append(CachedRequestState())
         pool.computed.append(0)
@@ -123,7 +124,7 @@ def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHand
 def test_a_row_is_bitwise_the_same_alone_and_among_others(
     pool: Pool, contexts: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Parts computed in turns or at once give the same bits, and so do a sequence's tokens alone and together."""
+    """Attention has the same bits if parts of a context are computed in turns, and if a sequence is alone."""
     step, query = grown(pool, contexts)
     options = data.draw(layer_options(pool.shape.num_heads))
     together = attend(PagedKernel(CPU), pool, step, query, options)

@@ -1,7 +1,6 @@
-"""Ranks as threads of one process, over a scripted `torch.distributed`: what differs between gloo and NCCL is left out,
-and what a group has to agree on is checked. A sum of tensors with different sizes or types, which would hang or mix up
-numbers on GPUs, is an error.
-"""
+"""Runs tensor-parallel ranks as threads of one process, over a fake `torch.distributed`. The fake has neither gloo's
+nor NCCL's peculiarities. It raises an error for a sum of tensors with different sizes or types, which on GPUs would
+hang or mix up numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ _reading = threading.Lock()
 
 
 class Ranks:
-    """`count` ranks that run one function. `sums` are the sizes and types of the tensors that rank 0 has summed."""
+    """`count` ranks that run one function. `sums` has the size and type of each tensor that rank 0 added up with the
+    others."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -92,7 +92,7 @@ class Ranks:
 
 
 def part_of(family: str, dtype: torch.dtype, *, is_lean: bool) -> tuple[nn.Module, Geometry]:
-    """Return this rank's part of a tiny model, made as loading makes it."""
+    """Return this rank's part of a tiny model, split as the loader splits it."""
     checkpoint = inspect_checkpoint(tiny_checkpoints.cached_checkpoint(family))
     settings = support_checks.read_config(checkpoint)
     with _reading:

@@ -1,4 +1,4 @@
-"""Common parts of the sampler tests: rows and batches in one line each."""
+"""Helpers of the sampler tests that make rows and run batches in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(
     histories: dict[int, tuple[Sequence[int], int]] | None = None,
     sampler: Sampler | None = None,
 ) -> StepResult:
-    """Call a sampler once; sequences that `histories` lacks have an empty history."""
+    """Call a sampler once; sequences without an entry in `histories` have an empty history."""
     batch = SampleBatch(step=7, rows=list(rows), scores=list(scores))
     known = histories or {}
     return (sampler or StandardSampler())(logits, batch, lambda row: known.get(row.seq_id, ((), 0)))

@@ -1,9 +1,5 @@
-"""CUDA graphs without CUDA: the operations of some work are recorded with their tensors, and repeated on the same
-memory.
-
-As in a real graph, values that the host computed during recording stay the same, and reading a value of the device is
-an error.
-"""
+"""A fake of CUDA graphs: operations are recorded with their tensors and repeated on the same memory. As in a real
+graph, values that the host computed during recording stay the same, and reading a value of the device is an error."""
 
 from __future__ import annotations
 
@@ -92,11 +88,11 @@ class TapeRecorder:
         return replay
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Free nothing, as a tape holds no device memory."""
 
 
 class TapedKernels:
-    """Replaces a module with Triton kernels: launches are recorded while a tape records."""
+    """A fake module of Triton kernels that runs launches, and records them while a tape records."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
