@@ -103,7 +103,8 @@ def loaded(family: str, **settings: Any) -> LocalExecutor:
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
 def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: TapeRecorder) -> None:
-    """A graph is captured and compared for each size: dense families use fused layers, all others transformers' layers."""
+    """Loading captures and compares a graph for each size: dense families use fused layers, others transformers'
+    layers."""
     graphs = loaded(family).runner.graphs
     assert isinstance(graphs, StepGraphs)
     assert graphs.sizes_of(GraphKind()) == [1, 2, 4, 8, 16]

@@ -1,4 +1,4 @@
-"""Adapters that PEFT saved, many in one batch: each row gets what PEFT computes with its adapter alone."""
+"""Tests of adapters that PEFT saved, many in one batch: each row gets what PEFT computes with its adapter alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.few(4)
 @pytest.mark.parametrize("lengths", [(5, 30, 1, 2, 20, 3, 7, 9), (1, 2, 1, 1, 2, 1, 1, 1)])
 def test_logits_are_those_of_peft(loaded: Loaded, lengths: tuple[int, ...]) -> None:
-    """Long and short segments, rows of several adapters, and rows without any share one step."""
+    """One step has long and short rows, rows of several adapters, and rows without an adapter."""
     adapters = (None, None, "0", "0", "1", "1", "2", None)
     prompts = [[(7 * i + 3 * number) % 250 + 10 for i in range(size)] for number, size in enumerate(lengths)]
     for prompt, adapter, have in zip(prompts, adapters, all_logits(loaded.executor, prompts, adapters), strict=True):
@@ -58,7 +58,7 @@ def test_a_plan_with_an_adapter_that_is_not_there_changes_nothing(loaded: Loaded
 
 
 class Forcing(Controller):
-    """Forces two tokens after every third."""
+    """A controller that forces two tokens after every third token."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.splice(0, (11, 12)) if len(view.tokens) % 5 == 3 else Decision.sample()
@@ -93,8 +93,8 @@ def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path
 
 
 def check_engine(family: str, folder: Path, **settings: Any) -> None:
-    """PEFT would sample every token. Requests run in chunks next to decodes, and their outputs fork. Sequences are
-    preempted because the pool is small, and a step takes fewer adapters than there are."""
+    """Check that PEFT would sample every token. Requests run in chunks next to decodes, and their outputs fork.
+    Sequences are preempted because the pool is small, and a step takes fewer adapters than there are."""
     loaded = Loaded(family, folder, **settings)
     loaded.await_all()
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -150,7 +150,8 @@ def test_scores_of_prompts_and_outputs_are_those_of_peft(tmp_path: Path) -> None
 @pytest.mark.few(1)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_adapters_go_with_other_weights(quantization: str, tmp_path: Path) -> None:
-    """In 8 bits the base model gives other logits; an adapter adds the same to them."""
+    """With 8-bit weights the logits change, but an adapter changes them by nearly the same amounts as with exact
+    weights."""
     loaded = Loaded("llama", tmp_path, num_blocks=64, quantization=quantization)
     loaded.place_all()
     prompt = [(13 * i) % 240 + 12 for i in range(12)]

@@ -1,5 +1,4 @@
-"""The executor with asynchronous results, on a CPU. The device is never behind there, but the host knows tokens only
-when it reads the result."""
+"""Tests of the executor with asynchronous results, on a CPU: the host knows tokens only after it reads the result."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def executor() -> LateHere:
 
 
 def drawn(executor: LateHere) -> LateHere:
-    """Return the executor after sampling for sequence 0, which has three tokens."""
+    """Return the executor after sampling for sequence 0, which has three tokens, without reading the result."""
     executor.forward(StepPlan(1, [PlanRow(0, 0, 3, new_tokens=(1, 2, 3), new_blocks=(0,), num_prompt=3)]))
     executor.sample_async(SampleBatch(1, [SampleRow(0, 0, GREEDY)]))
     return executor
@@ -116,7 +115,7 @@ def test_where_nothing_could_be_drawn_any_token_is_computed() -> None:
 def test_a_device_that_fails_for_good_ends_the_engine(
     executor: LateHere, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Waiting requests get the error, health reports it, and new requests get the same error."""
+    """After a permanent error of the device, waiting and new requests get the error, and health reports it."""
 
     def fail(*args: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")

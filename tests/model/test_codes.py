@@ -1,5 +1,7 @@
-"""Packed weights on CUDA: their codes, and the layers with these weights. If Triton is installed, the kernels run in
-its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
+"""Tests of packed weights on CUDA: their codes, and the layers with these weights.
+
+If Triton is installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU
+the tests also run the kernels."""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def test_shares_cover_a_weight_and_follow_from_its_sizes(num_blocks: int, num_co
 
 
 def test_many_rows_decode_the_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 256 rows, kernels would unpack the weight again for every tile, and the library multiplies faster."""
+    """Over 256 rows, torch multiplies by the unpacked weight, since the kernels would unpack the weight again for every
+    tile."""
     meta = torch.device("meta")
     layer = CodeLinear(make_codes(random_weight(0, 4, 24, 160, 32, False, False)), None, torch.bfloat16).to(meta)
     for num_rows, kernels in ((MAX_CODED, {"multiply_whole": 1}), (MAX_CODED + 1, {"decode": 1, "mm": 1})):
@@ -124,7 +127,7 @@ def test_a_kernel_that_fails_is_told_of(caplog: pytest.LogCaptureFixture, monkey
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A fake GPU that reports its capability and computes on the CPU."""
+    """Replace torch's query of a GPU's capability; return the settings of the fake GPU."""
     settings = SimpleNamespace(capability=(9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: settings.capability)
     return settings
@@ -160,8 +163,8 @@ class Toy(torch.nn.Module):
 
 @pytest.fixture
 def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch on a CPU multiplies float8 with a scale per row since 2.12; for older versions, float32 replaces this
-    product."""
+    """Replace torch's product of float8 rows with scales by one in float32 if this torch lacks it on CPUs (before
+    2.12)."""
     if float8.find_problem(CPU, torch.bfloat16) is None:
         return
 

@@ -1,4 +1,4 @@
-"""Attention over compressed windows (DeepSeek V4) equals transformers', with any use of the cache."""
+"""Tests that attention over compressed windows (DeepSeek V4) equals transformers', however the cache is used."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def wanted(library: Any) -> Tensor:
 
 @torch.inference_mode()
 def logits_of(library: Any, tokens: tuple[int, ...]) -> Tensor:
-    """[L, V]"""
+    """Return transformers' logits [L, V]."""
     return library(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]  # type: ignore[no-any-return]
 
 
 def row(seq_id: int, start: int, end: int, tokens: tuple[int, ...] = PROMPT, first_block: int = 0) -> PlanRow:
-    """Return a row that computes part of the tokens, with logits of every position."""
+    """Return a row that computes part of the tokens, with logits of each of its positions."""
     first, last = -(-start // BLOCK), -(-end // BLOCK)
     blocks = tuple(range(first_block + first, first_block + last))
     return PlanRow(seq_id, start, end - start, end - start, start, tokens[start:end], first, blocks)
@@ -85,7 +85,7 @@ def is_close(have: Tensor, want: Tensor) -> bool:
 
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_every_sampled_token_is_the_oracles(seed: int) -> None:
-    """Forks, rewinds, chunks, preemption and prefix hits over a cache that is too small."""
+    """The run has forks, rewinds, chunks, preemption and prefix hits, over a cache that is too small."""
     path = tiny_checkpoints.cached_checkpoint(FAMILY)
     check_run(Oracle(path), *run(path, random.Random(seed), 300))
 
@@ -93,7 +93,7 @@ def test_every_sampled_token_is_the_oracles(seed: int) -> None:
 @settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_librarys_logits(executor: LocalExecutor, wanted: Tensor, seed: int) -> None:
-    """The prompt is computed in chunks of any length, while neighbours come and go."""
+    """The prompt is computed in chunks of any length, while other sequences come and go."""
     executor.reset()
     rng, step, done = random.Random(seed), 0, 0
     while done < LENGTH:
@@ -108,7 +108,7 @@ def test_any_cutting_gives_the_librarys_logits(executor: LocalExecutor, wanted: 
 @pytest.mark.parametrize("back", [1, 2, 3, 4, 5, RATE - 1, RATE, RATE + 1, 3 * RATE])
 @pytest.mark.parametrize("length", [4 * RATE - 1, 4 * RATE, 4 * RATE + 1])
 def test_a_rewind_leaves_nothing_behind(executor: LocalExecutor, library: Any, length: int, back: int) -> None:
-    """Tokens within compressed windows are rolled back, and other tokens follow."""
+    """Tokens within compressed windows are rolled back, and different tokens follow."""
     executor.reset()
     start = length - back
     compute(executor, 1, row(0, 0, length))
@@ -130,7 +130,7 @@ def test_greedy_tokens_are_those_of_the_librarys_own_cache(executor: LocalExecut
 @pytest.mark.parametrize("what", ["index_topk", "compress", "tid2eid"])
 def test_the_checkpoint_tells_layers_from_others(library: Any, wanted: Tensor, what: str) -> None:
     """The model's logits depend on its index, its windows and its experts, so the tests above would notice an error in
-    each."""
+    each of them."""
     other = deepcopy(library)
     for layer in other.model.layers:
         compressor, gate = layer.self_attn.compressor, layer.mlp.gate
@@ -169,7 +169,7 @@ def test_eight_bits_are_too_few_for_windows() -> None:
 
 
 def test_halves_of_numbers_do_not_depend_on_chunks() -> None:
-    """Rounded keys and values are read from the cache, also those of a step's own tokens."""
+    """With a bfloat16 cache, even a step's own keys and values are read in rounded form, so chunks change nothing."""
     rounded = load(kv_cache_dtype="bfloat16")
     (whole,) = compute(rounded, 1, row(0, 0, LENGTH))
     rounded.reset()

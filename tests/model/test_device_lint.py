@@ -1,8 +1,7 @@
-"""Budgets of a step: its launches, uploads and waits, counted without a device.
+"""Tests of a step's launches, uploads and waits, counted without a device.
 
 A launch costs the host microseconds. An upload from pageable memory and a wait last until the device has done all
-earlier work. A failure names the lines that ask for too much.
-"""
+earlier work. A failure names the lines that caused too many operations."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ VOCAB = 300
 
 
 def _agree(want: torch.Tensor, have: torch.Tensor) -> bool:
-    """Compare only shapes, because meta tensors have no values; other tests compare the values of layers."""
+    """Return whether shapes are equal, since meta tensors have no values; other tests compare the values of layers."""
     return want.shape == have.shape
 
 
@@ -125,7 +124,7 @@ class Trial:
         return trace
 
     def draw(self, rows: list[SampleRow]) -> DeviceTrace:
-        """Return the trace of sampling rows whose result is never read."""
+        """Sample for rows without reading the result; return the trace."""
         logits = self.executor.logits
         with self.traced() as trace:
             self.sampler.draw(logits, SampleBatch(self._step, rows), self.executor.history)
@@ -180,7 +179,8 @@ def test_a_decode_step_in_plain_torch_is_one_upload_and_no_wait(family: str) -> 
 
 @pytest.mark.parametrize("family", ["gemma2", "llama"])
 def test_in_float8_attention_alone_is_rounded_by_a_launch_of_its_own(family: str) -> None:
-    """Norms and gates round their own results; only attention's result needs a launch for rounding."""
+    """In float8, norms and gates round their own results; only attention's result needs a separate launch for
+    rounding."""
     trial = Trial(family, is_float8=True)
     per_layer, fixed = FORWARD[family]
     trace = decoded(trial, 5)
@@ -205,7 +205,7 @@ def test_a_new_page_is_one_more_launch() -> None:
 
 
 def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
-    """Such a step also needs the kernels of long chunks, and one kernel for new pages."""
+    """A step with a prompt beside decodes also launches the kernels of long chunks, and one kernel for new pages."""
     trial = Trial("llama")
     trial.forward([prompt(0, 3)])
     decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
@@ -242,7 +242,7 @@ def graphed(family: str, keys: LaunchKeys | None = None, *, with_long: bool = Fa
 
 @pytest.mark.parametrize("family", ["gemma2", "llama"])
 def test_a_step_with_a_graph_is_its_upload_and_its_replay(family: str) -> None:
-    """This holds for single tokens, forced tokens, short chunks and new pages."""
+    """A step in a graph is one upload and one replay, for single tokens, forced tokens, short chunks and new pages."""
     trial = graphed(family)
     decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
     forced = PlanRow(1, 2, 3, 1, 2, (5, 6, 7), 1, (20,), 2)
@@ -254,8 +254,8 @@ def test_a_step_with_a_graph_is_its_upload_and_its_replay(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gemma2", "llama"])
 def test_a_step_with_a_long_chunk_is_its_upload_and_its_replay(family: str) -> None:
-    """A long chunk may be alone, among decodes or with other chunks of any length, in any step that fits into a
-    graph."""
+    """A long chunk in a graph is one upload and one replay: alone, among decodes, or with other chunks of any
+    length."""
     trial = graphed(family, with_long=True)
     decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
     trial.forward([prompt(0, 3)])
@@ -271,7 +271,7 @@ def test_a_step_with_a_long_chunk_is_its_upload_and_its_replay(family: str) -> N
 
 
 def test_a_step_with_adapters_is_one_upload_more() -> None:
-    """The further upload has the adapters' tiles; the launches of layers stay the same."""
+    """A step with adapters has one more upload, which has the adapters' tiles, and as many launches of layers."""
     trial = graphed("llama", with_long=True)
     graphs = trial.executor.runner.graphs
     assert isinstance(graphs, StepGraphs)
@@ -313,14 +313,14 @@ def test_blocks_are_copied_before_the_replay() -> None:
 
 
 def test_a_copy_of_what_is_written_in_the_same_step_reads_it_before() -> None:
-    """One block is both a target and a source, as plain torch reads all sources first."""
+    """If one block is both source and target of copies, torch copies the blocks, since it reads all sources first."""
     trial = graphed("llama")
     trace = trial.forward([prompt(0, 3)], [BlockCopy(7, 8), BlockCopy(8, 9)])
     trace.check(launches=1 + 4 * trial.num_layers, quick=2)
 
 
 def test_spans_are_for_the_kernels_of_cpus() -> None:
-    """A prompt in scattered blocks has a span for each block, and every step would build the spans again."""
+    """A step on a GPU does not build the spans of blocks, which only CPU kernels need and which cost time."""
     for trial in (Trial("llama"), graphed("llama")):
         with patch.object(CachedRequestState, "spans", side_effect=AssertionError("spans of a GPU's step")):
             scattered = PlanRow(
@@ -339,7 +339,7 @@ _AT_LEISURE = {
 
 
 def test_no_step_uploads_from_ordinary_memory() -> None:
-    """`torch.tensor(numbers, device=...)` waits until the GPU has reached it."""
+    """No module calls `torch.tensor(numbers, device=...)`, which waits until the GPU has done all earlier work."""
     slow = [
         f"{path.relative_to(MODEL)}:{call.lineno}"
         for path in sorted(MODEL.rglob("*.py"))
@@ -382,8 +382,8 @@ SAMPLED: tuple[dict[str, Any], ...] = (
 
 
 def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
-    """Triton compiles a kernel for each kind of its arguments, which takes seconds during which all requests wait. For
-    any numbers of rows, tokens and new pages, the kinds of arguments occur while loading compiles kernels."""
+    """Loading compiles each kernel for all kinds of arguments that occur with any numbers of rows, tokens and new
+    pages. Otherwise Triton would compile a kernel while requests wait."""
     modules = (
         "model.kernels.paged_decode",
         "model.kernels.paged_join",
@@ -416,8 +416,8 @@ def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
 
 
 def test_steps_with_adapters_launch_no_kernel_that_placing_them_did_not_compile() -> None:
-    """This holds for any adapters that share a step, with any numbers of rows. Placing an adapter happens during steps
-    in another thread, so compiling then delays no request."""
+    """Placing an adapter compiles each kernel for any mix of adapters and rows. Placing runs in a separate thread, so
+    it delays no request."""
     trial, keys = Trial("llama"), LaunchKeys("lora.fused_kernels")
     sites, fused = Sites(trial.executor.runner.model), FusedKernel(META)
     kernel = TriedKernel(fused, META, torch.bfloat16, None)
@@ -449,7 +449,7 @@ def test_steps_with_adapters_launch_no_kernel_that_placing_them_did_not_compile(
 
 
 def next_token(plan: PlanRow) -> PlanRow:
-    """Return the decode row after that prompt, with a new block if the token begins one."""
+    """Return the decode row after a prompt, with a new block if the row's token begins one."""
     length = plan.num_scheduled
     new = (63,) if length % BLOCK == 0 else ()
     held = len(plan.new_blocks)
@@ -492,7 +492,7 @@ def test_all_at_once_asks_for_no_more_than_each_needs() -> None:
 
 
 def test_masks_are_one_upload_that_nobody_waits_for() -> None:
-    """Masks that were uploaded before need no upload."""
+    """New masks are one more upload without a wait; masks that are already on the device need no upload."""
     trial = Trial("llama")
     decoded(trial, 5)
     others = [mask_of([n], VOCAB) for n in range(4)]
@@ -517,7 +517,7 @@ def test_masks_are_one_upload_that_nobody_waits_for() -> None:
 def test_without_kernels_a_draw_waits_for_its_tokens_alone(
     settings: dict[str, Any], launches: int, quick: int, waits: int
 ) -> None:
-    """The sampler waits once more if top-p keeps a prefix of unknown length, or if log-probabilities are requested."""
+    """The sampler waits once more if top-p keeps an unknown number of tokens, or if log-probabilities are requested."""
     trial = Trial("llama", is_plain=True)
     decoded(trial, 5)
     rows = [SampleRow(n, n, SamplingParams(**settings)) for n in range(5)]
@@ -564,7 +564,7 @@ def test_rows_of_rare_kinds_cost_the_others_no_launch() -> None:
 
 
 def spendthrift(tensor: torch.Tensor) -> None:
-    """Do everything that the trace must find."""
+    """Cause one operation of each kind that the trace must find."""
     rows = torch.tensor([0, 1], device=tensor.device)
     tensor.index_select(0, rows)
     tensor += torch.ones(4).to(tensor.device)

@@ -1,5 +1,6 @@
-"""The sampler of a GPU: the input of its kernels, the ring of masks, and when it is chosen. If Triton is installed, the
-kernels run in its interpreter and are compiled for GPUs that the machine may lack."""
+"""Tests of the GPU sampler: the input of its kernels, the ring of masks, and when it is chosen.
+
+If Triton is installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack."""
 
 from __future__ import annotations
 
@@ -180,7 +181,7 @@ CHANGES = st.tuples(st.integers(0, 5), st.sampled_from(["grow", "rewind", "other
 
 
 class Device:
-    """Keeps token histories as the kernel does, and counts the tokens that it was sent."""
+    """A fake device that keeps token histories as the kernel does, and counts the tokens that it received."""
 
     def __init__(self, max_words: int) -> None:
         self.kept, self.histories = DeviceTokenHistory(CPU, max_words), Histories()
@@ -208,7 +209,7 @@ class Device:
 
 @given(st.lists(st.lists(CHANGES, min_size=1, max_size=6), max_size=12), st.sampled_from([300, 1100, 1 << 14]))
 def test_kept_histories_are_the_sequences_own_whatever_happens_to_them(steps: list[Any], max_words: int) -> None:
-    """The histories are right even if memory holds few of them, or none."""
+    """Token histories on the device are right, also if its memory holds only few of them, or none."""
     device = Device(max_words)
     tokens: dict[int, list[int]] = {number: [number] * (200 + 20 * number) for number in range(6)}
     for step in steps:
@@ -307,7 +308,8 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_within_registers(
     capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU, within the registers that one program may have, and with no operation that is only about right."""
+    """Kernels are compiled without a GPU. They must fit into the registers of one program, and use no approximate
+    operation."""
     from tests.lora.compiled import SHARED_MEMORY, usage
     from tests.model.draw_compiled import compile_all
 

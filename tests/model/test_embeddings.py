@@ -1,4 +1,4 @@
-"""The vectors of real models are transformers' last hidden states, scaled to length 1."""
+"""Tests that embedding vectors of real models are transformers' last hidden states, scaled to length 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma2", "
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", *_SLOW])
 def test_vectors_are_the_librarys_hidden_states(family: str) -> None:
-    """One step or many steps compute the texts, by fused layers or the library's own, beside other texts."""
+    """Texts are computed in one step or in many, by fused layers or by transformers', beside other texts."""
     folder = cached_checkpoint(family)
     texts = [[5, 6, 7, 8], [9], list(range(20, 60)), [5, 6, 7, 8, 11]]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

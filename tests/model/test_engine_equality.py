@@ -1,10 +1,9 @@
-"""The whole engine on real checkpoints: every greedy token is the one that transformers' eager model prefers.
+"""Tests of the whole engine on real checkpoints: transformers' eager model must prefer every greedy token.
 
-Random requests share prefixes, run in chunks next to each other's decodes, fork, and get preempted for lack of blocks.
+Random requests share prefixes, run in chunks next to each other's decodes, fork, and are preempted for lack of blocks.
 Random programs steer some of them with forced tokens, rewinds, forks and waits. Each sampled token must be the best
-allowed one under transformers' eager forward pass. That pass reads the tokens that preceded the sampled token at that
-moment. A difference counts only where the oracle's two best logits are clearly apart.
-"""
+allowed token of transformers' forward pass over the tokens that preceded it when it was sampled. A difference counts
+only if transformers' two best logits are clearly apart."""
 
 from __future__ import annotations
 

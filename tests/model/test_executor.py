@@ -1,5 +1,4 @@
-"""The executor as the engine sees it: greedy output equals transformers', plans are checked, and failures are
-contained."""
+"""Tests of the executor alone: greedy output equals transformers', plans are checked, and failures are contained."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ PROMPTS = [[5, 6, 7, 8, 9] * 6, [10, 11, 12], [40] * 17]
 
 
 def library_output(path: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    """Return the greedy continuation by the library's own `generate`."""
+    """Return the greedy continuation by transformers' own `generate`."""
     # By default some versions give Gemma 2 an attention that forgets to cap scores.
     settings = {"dtype": torch.float32, "attn_implementation": "eager"}
     model: Any = AutoModelForCausalLM.from_pretrained(path, **settings).eval()
@@ -51,7 +50,8 @@ def test_greedy_equals_generate(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "gpt_oss"])
 def test_a_model_that_is_loaded_beside_it_disturbs_nothing(family: str) -> None:
-    """Loading another model changes torch's default dtype for a moment, for the whole process."""
+    """A step is right while another model loads, which changes torch's default dtype of the whole process for a
+    moment."""
     executor = load(tiny_checkpoints.cached_checkpoint(family))
     want = NaiveDriver(executor, PROMPTS).generate(4)
     executor.reset()
@@ -75,7 +75,7 @@ def test_chunked_prefill_beside_decodes(executor: LocalExecutor) -> None:
 
 
 def test_backtrack_and_fork(executor: LocalExecutor) -> None:
-    """A fork with a copied tail block, and a truncated sequence, both continue as if computed from scratch."""
+    """A fork with a copied tail block and a truncated sequence both continue as if computed from scratch."""
     driver = NaiveDriver(executor, [PROMPTS[0]])
     driver.generate(6)
     tokens = driver.tokens[0][:36]  # all but the last were computed: 35 positions, 9 blocks of 4
@@ -212,7 +212,7 @@ def test_a_failing_step_forgets_everything_but_lives(executor: LocalExecutor, mo
 def test_the_request_that_breaks_the_model_ends_and_the_others_go_on(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step that holds the poisoned sequence fails in the middle of the model."""
+    """Every step that contains one sequence fails in the model; only this sequence's request ends with an error."""
     poison = 4
     sampling = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     requests = [Request(str(n), tuple(prompt), sampling) for n, prompt in enumerate([*PROMPTS, [5, poison, 6]])]
@@ -267,7 +267,8 @@ def test_dense_families_are_lowered(family: str) -> None:
 
 
 def test_a_layer_of_another_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helium's layers have the same structure but rotate other numbers of a head, and the comparison must notice it."""
+    """The comparison while loading notices that Helium applies RoPE to other dimensions than Llama, so transformers'
+    layers stay."""
     from bridle.model import dense_layer
 
     monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"helium"}))

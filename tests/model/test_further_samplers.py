@@ -1,5 +1,5 @@
-"""DRY, XTC, Mirostat 2, top-n-sigma and dynamic temperature: against the plain reference, and one by one against what
-their authors say."""
+"""Tests of DRY, XTC, Mirostat 2, top-n-sigma and dynamic temperature, compared with a plain reference and with their
+authors' descriptions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NEUTRAL: list[dict[str, Any]] = [
 
 @st.composite
 def sampled(draw: st.DrawFn) -> tuple[SampleRow, list[int]]:
-    """A row that uses some of the samplers, and a history with repetitions."""
+    """Return a row that uses some of the samplers, and a token history with repetitions."""
     fields = {
         "temperature": draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])),
         "top_n_sigma": draw(st.sampled_from([0.0, 0.7, 1.6])),
@@ -80,7 +80,7 @@ def sampled(draw: st.DrawFn) -> tuple[SampleRow, list[int]]:
 
 @given(sampled())
 def test_draws_agree_with_the_plain_reference(case: tuple[SampleRow, list[int]]) -> None:
-    """Both must give the same token, unless the random number is within a rounding error of the edge between two
+    """Both samplers give the same token, unless the random number is within a rounding error of the edge between two
     tokens."""
     single, history = case
     found = run(LOGITS, [single], histories={single.seq_id: (history, 2)})
@@ -125,7 +125,7 @@ def test_at_temperature_0_the_best_token_is_taken(fields: dict[str, Any]) -> Non
 
 @given(st.lists(st.integers(0, 2), max_size=120), st.sets(st.integers(0, 2), max_size=1))
 def test_repetitions_are_those_of_the_original_loop(tokens: list[int], breakers: set[int]) -> None:
-    """Compare with the original DRY loop over all earlier positions of the last token."""
+    """The DRY penalties equal those of the original loop over all earlier positions of the last token."""
     longest: dict[int, int] = {}
     for i in [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]:
         if tokens[-1] in breakers or tokens[i + 1] in breakers:

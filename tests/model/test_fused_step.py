@@ -1,5 +1,7 @@
-"""The lean layers in few launches: when they are used; and, where Triton is, their kernels: in its interpreter, and
-compiled for GPUs that need not be there. What a step asks of a device is counted in `test_device_lint.py`."""
+"""Tests of fused layers, which need few kernel launches: when they are used, and their results.
+
+If Triton is installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack.
+`test_device_lint.py` counts the launches, uploads and waits of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ NORM = Norm(SimpleNamespace(weight=torch.ones(4), eps=1e-6))
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A fake machine with a GPU and Triton, whose kernels give right results."""
+    """A fake machine with a GPU and Triton, whose kernels pass or fail their self-test."""
     machine = SimpleNamespace(capability=(9, 0), has_triton=True, is_right=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))
@@ -124,7 +126,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_without_spilling(
     capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU: nothing is spilled, and memory is read and written 16 bytes at a time."""
+    """Kernels are compiled without a GPU. They must spill no registers, and access memory 16 bytes at a time."""
     from tests.lora.compiled import usage
     from tests.model.layer_compiled import SHAPES, compile_all
 

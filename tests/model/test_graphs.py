@@ -1,6 +1,8 @@
-"""Short steps as graphs: which have one, what is at its fixed places, and what happens where none can be captured. Its
-properties run in Triton's interpreter; what a step with a graph asks of a device is counted in
-`test_device_lint.py`."""
+"""Tests of graphs of short steps: which steps have one, the content of its fixed memory, and what happens if a capture
+fails.
+
+Properties of graphs are tested in Triton's interpreter; `test_device_lint.py` counts the uploads and launches of a step
+with a graph."""
 
 from __future__ import annotations
 
@@ -146,7 +148,7 @@ MIXED = st.lists(st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 2, 32, 33
 def test_a_long_chunk_has_tiles_and_its_tokens_nothing(
     earlier: list[tuple[int, int]], chunks: list[tuple[int, int]]
 ) -> None:
-    """Earlier content of the memory does not matter, and tokens of other chunks have rows of their own."""
+    """A long chunk is computed in tiles, tokens of short chunks row by row, whatever the memory held before."""
     step = static()
     for each in (earlier, chunks):
         rows, positions = packed(each)
@@ -232,7 +234,7 @@ GEOMETRY = Geometry({0: LayerGeometry(4, 2, 64, 64)}, 300)
 
 
 class Graphs:
-    """Fake graphs, of which the one of `failing` (a kind and a number of tokens) cannot be captured."""
+    """Fake graphs; a capture of the kind and number of tokens in `failing` raises `failure`."""
 
     failing, failure = (PLAIN, 0), RuntimeError("operation not permitted when stream is capturing")
 
@@ -323,7 +325,7 @@ def test_graphs_with_adapters_that_cannot_be_take_nothing(
 def test_graphs_with_long_chunks_are_counted_with_the_others(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph of a long chunk that cannot be captured needs no memory, and the other graphs stay."""
+    """Memory is counted for graphs with and without long chunks; a graph that cannot be captured counts nothing."""
     free, own = [1_000, 700, 690, 690, 640, 630, 1_000], len(PLAIN.sizes(96)) - 1
     machine.free = [*free]
     assert loading().measure(replace_tokens(96)) == 300 + own * 10 + 50 + 10
@@ -388,7 +390,7 @@ def test_a_part_of_a_model_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one rank continued without graphs, the other ranks would wait for its sums."""
+    """A rank without memory for graphs ends with an error, as the other ranks would otherwise wait for its sums."""
     monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
     monkeypatch.setattr(Graphs, "failing", (PLAIN, 2))
     assert loading().load(INFO) is None, "what all ranks find, they find alike"
@@ -416,7 +418,7 @@ class OneRankFails(Graphs):
 def test_of_ranks_all_have_graphs_of_a_kind_or_none_has(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If only one rank replayed a graph, the other ranks would wait."""
+    """If one rank cannot capture a kind of graphs, no rank uses that kind, as the ranks would wait for each other."""
     monkeypatch.setattr(graph_loading, "StepGraphs", OneRankFails)
     ranks = Ranks(2).run(lambda rank: loading().load(replace_tokens(96)))
     assert [set(graphs.sizes) for graphs in ranks if isinstance(graphs, Graphs)] == [{PLAIN}, {PLAIN}]

@@ -1,4 +1,5 @@
-"""`LLM` suggests which model may be meant, as the command line does; a server's clients get no suggestion."""
+"""Tests that `LLM` and the command line suggest models with similar names, and that clients of a server get no
+suggestion."""
 
 from __future__ import annotations
 

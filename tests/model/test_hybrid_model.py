@@ -1,4 +1,4 @@
-"""Models with recurrent layers in calls of the native kernels: they equal transformers' layers, and give the same bits
+"""Tests of models with recurrent layers in calls of the CPU kernels: results equal transformers' and have the same bits
 for any packing of tokens."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def checkpoint_of(family: str) -> Path:
 
 
 def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
-    """Return an executor without any sequence, whose short step computes the layers."""
+    """Return an executor without sequences whose step is computed by the CPU kernels."""
     if (family, quantization) not in _executors:
         path = checkpoint_of(family)
         config = ModelConfig(str(path), dtype="float32", num_blocks=64, block_size=BLOCK, quantization=quantization)
@@ -95,7 +95,7 @@ def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
 
 
 def row(seq_id: int, start: int, end: int, state: int, first_block: int, **fields: Any) -> PlanRow:
-    """Return a row that computes part of the prompt, with logits of every position."""
+    """Return a row that computes part of the prompt, with logits of each of its positions."""
     first, last = -(-start // BLOCK), -(-end // BLOCK)
     blocks = tuple(range(first_block + first, first_block + last))
     return PlanRow(
@@ -134,7 +134,7 @@ def test_the_short_form_gives_the_librarys_logits(family: str) -> None:
 
 
 def test_heads_of_a_packed_file_go_where_its_columns_are() -> None:
-    """Columns of blocks cannot change places, so outputs of heads do."""
+    """Columns of quantized blocks cannot be reordered, so the kernel writes heads in the file's order of columns."""
     fields = {**RECURRENT["qwen3_5"][1], "hidden_size": 256, "intermediate_size": 256, "head_dim": 32}
     _, file = pair("qwen3_5_text", "Q8_0", **{**fields, "linear_key_head_dim": 64, "linear_value_head_dim": 64})
     executor = load_executor(ModelConfig(str(file), dtype="float32", num_blocks=64, block_size=BLOCK))
@@ -160,7 +160,7 @@ def mixers_of(short: HybridModel) -> list[Any]:
 @settings(max_examples=examples(3), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: int) -> None:
-    """Rows of any length run among any neighbours, whose states hold NaN, and with copies of states made on the way."""
+    """Rows of any length run among other rows, whose states begin as NaN, and states are copied on the way."""
     executor, rng = executor_of(family, quantization), random.Random(seed)
     (want,) = logits_of(executor, [row(0, 0, 40, 0, 0)], 1)
     whole, pool = states_in(executor, 0), executor.runner.attention.states
@@ -192,7 +192,7 @@ def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: i
 @pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drawn_token_is_the_oracles(family: str) -> None:
-    """Forks, rewinds, chunks, preemption and prefix hits over pools that are too small."""
+    """The run has forks, rewinds, chunks, preemption and prefix hits, over pools that are too small."""
     path = checkpoint_of(family)
     check_run(Oracle(path, 1e-2), *run(path, random.Random(5), 300, load_short))
 
@@ -261,7 +261,7 @@ def test_taps_see_every_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_images_are_seen(tmp_path: Path) -> None:
-    """Positions of their rows have three parts."""
+    """Rows of images, whose RoPE positions have three parts, give transformers' logits."""
     skip_older("qwen3_5")
     folder = vision_checkpoints.make_seeing("qwen3_5", tmp_path, head_dim=16)
     whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()

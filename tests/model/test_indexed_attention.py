@@ -1,4 +1,4 @@
-"""Attention over keys that an index selects equals transformers', with any use of the cache."""
+"""Tests that attention over keys that an index selects equals transformers', however the cache is used."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_sampled_token_is_the_oracles(family: str) -> None:
 
 
 def test_the_index_leaves_keys_out() -> None:
-    """So the tests above would notice an index that selects all."""
+    """Logits change if the index selects all keys, so the tests above would notice an index that does."""
     path = tiny_checkpoints.cached_checkpoint("deepseek_v32")
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     with torch.inference_mode():
@@ -63,7 +63,7 @@ def test_the_index_leaves_keys_out() -> None:
 
 
 def test_neighbours_change_no_bit_of_attention() -> None:
-    """A short sequence, which selects all its keys, beside a long one, which does not."""
+    """A short sequence, which selects all of its keys, has the same logits beside a long one, which selects some."""
     executor = load("deepseek_v32")
     alone = last_logits(executor, row(0, 10))
     beside = last_logits(executor, row(0, 10), row(1, 60))

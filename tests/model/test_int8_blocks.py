@@ -1,5 +1,5 @@
-"""KV blocks in 8 bits: they are within the stated error, smaller, have their own keys, and are found after a
-restart."""
+"""Tests of KV blocks in 8 bits: they are smaller, within the stated error, have keys of their own, and are found after
+a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Kernels compared with the reference, over random plans: chunks, decodes, forks, truncations, scattered blocks."""
+"""Tests of attention kernels, compared with the reference over random plans: chunks, decodes, forks, truncations and
+scattered blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_cpu_kernel_equals_reference(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_flash_kernel_calls_as_documented(data: st.DataObject) -> None:
-    """No device is used: the library's function is replaced by the computation that its documentation states."""
+    """Without a device, torch's `varlen_attn` is replaced by the computation that its documentation states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "PAGE_MULTIPLE", 1)  # the restriction is the device's
         patch.setattr("torch.nn.attention.varlen.varlen_attn", documented_varlen_attn)
@@ -52,7 +53,7 @@ def documented_varlen_attn(
     block_table: Tensor,  # [N, longest]
     num_splits: int,
 ) -> Tensor:
-    """Causal attention of the last tokens of each sequence over its pages, aligned at the end."""
+    """Compute causal attention of the last tokens of each sequence over its pages, as torch's documentation states."""
     assert query.is_contiguous() and enable_gqa and num_splits == 1 and cu_seq_k is None
     assert all(each.dtype is torch.int32 for each in (cu_seq_q, seqused_k, block_table))
     assert max_k == int(seqused_k.max()) and max_q == int(cu_seq_q.diff().max())
@@ -74,7 +75,7 @@ def documented_varlen_attn(
 
 @given(data=st.data())
 def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
-    """Bit for bit: the same row, alone and among others."""
+    """A row's attention has the same bits alone and among other rows."""
     pool = data.draw(pools())
     pool.mirrors, pool.computed = [CachedRequestState(), CachedRequestState(), CachedRequestState()], [0, 0, 0]
     pool.compute([pool.grow(number, length) for number, length in enumerate((5, 9, 3))])
@@ -86,7 +87,7 @@ def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
 
 
 def test_reference_is_plain_softmax() -> None:
-    """Compare the reference kernel with numbers that were computed by hand."""
+    """The reference kernel gives numbers that were computed by hand."""
     pool = Pool(LayerGeometry(1, 1, 2, 1), 2, [3, 1])
     pool.mirrors, pool.computed = [CachedRequestState()], [0]
     step, _ = pool.compute([pool.grow(0, 2)])

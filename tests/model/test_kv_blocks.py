@@ -1,4 +1,5 @@
-"""The blocks of a real KV cache as bytes: exact, of the model that computed them, and found again after a restart."""
+"""Tests of KV blocks that are copied to the host as bytes: they are exact, bound to their model, and found after a
+restart."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def test_a_device_and_the_host_have_one_format() -> None:
 
 @pytest.mark.gpu
 def test_a_copy_is_of_the_time_when_it_was_asked_for() -> None:
-    """Later steps overwrite the block before the host has its copy."""
+    """A copy has the block's content of the time of the request, although later steps overwrite the block."""
     device = torch.device("cuda")
     cache = KVCache(Geometry({0: LayerGeometry(2, 1, 64, 64, 1.0)}, 10), 5, 16, torch.float32, device)
     blocks = DeviceBlocks(cache, str)
@@ -200,7 +201,7 @@ def test_a_cache_that_is_too_small_for_two_conversations_keeps_both(tmp_path: Pa
 
 @pytest.mark.parametrize("family", slow_but(["lfm2"], HYBRID_FAMILIES))
 def test_a_recurrent_model_continues_after_a_restart_as_without_one(tmp_path: Path, family: str) -> None:
-    """Five turns of two conversations with a common beginning."""
+    """Two conversations with a common beginning continue for five turns, with a restart and without one."""
     model, options = str(cached_checkpoint(family)), {"dtype": "float32", "max_batch_total_tokens": 65_536}
 
     def turns(llm: LLM, numbers: range) -> list[tuple[list[int], int]]:

@@ -15,7 +15,7 @@ SIZES = st.integers(0, 1 << 40)
 
 
 def room(free: int, kind: str = "cpu", **settings: Any) -> KVBudget:
-    """For a model of 0.5 GiB that takes 45 KiB for a token, up to 8,192 of them."""
+    """Return the KV budget of a model of 0.5 GiB that takes 45 KiB per token, for up to 8,192 tokens."""
     usual = {"context_bytes": 8192 * 45 << 10, "weight_bytes": GIB // 2, "max_seqs": 256}
     return choose_room(free, kind, **usual | settings)  # type: ignore[arg-type]
 
@@ -34,7 +34,7 @@ def test_a_small_model_leaves_a_small_machine_to_others(free: int, wanted: int, 
 
 
 def test_a_toy_takes_what_its_requests_can_use() -> None:
-    """The model in the package: 12 MiB for a request of the longest length."""
+    """For the demo model, which takes 12 MiB for its longest request, the budget is what all requests can use."""
     toy = {"context_bytes": 12 * MIB, "weight_bytes": 20 * MIB}
     assert room(18 * GIB, **toy) == (768 * MIB, "all that 64 requests of the longest length take")
     assert room(18 * GIB, **toy, max_seqs=16).num_bytes == 16 * 12 * MIB

@@ -1,4 +1,4 @@
-"""The KV pool gets what was asked for, or its share of what the largest step leaves free."""
+"""Tests that the KV pool gets the requested size, or its share of the memory that the largest step leaves free."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEEDS = PoolNeeds(
 
 
 class Pools:
-    """Stands for the loader: makes executors over pools, and remembers their sizes and what ran in them."""
+    """A fake loader that makes executors over pools, and records the pools' sizes and the steps that ran."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.sizes: list[int] = []
@@ -53,17 +53,18 @@ class _Trial(ScriptedExecutor):
         super().__init__(num_blocks=num_blocks, block_size=16, max_model_len=64, on_forward=on_forward)
 
     def _compare(self, *args: object) -> None:
-        """KV that a chunk finds before it need not be of any sequence: only sizes count here."""
+        """Compare nothing, as this executor's test plans have KV of no sequence."""
 
     @contextmanager
     def trying(self, num_blocks: int) -> Iterator[None]:
-        """Nothing to clear, and no layers."""
+        """Yield at once, as this executor has no layers and no KV to clear."""
         yield
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A machine with the given bytes free, and what the largest step takes of them."""
+    """Replace the measurements of memory; return the free bytes and the bytes of the largest step, which tests may
+    change."""
     sizes = {"free": 100 * BLOCK_BYTES, "step": 20 * BLOCK_BYTES}
     monkeypatch.setattr(kv_profiling, "free_memory", lambda device: sizes["free"])
     monkeypatch.setattr(kv_profiling, "run_with_peak", lambda device, run: (run(), sizes["step"]))
@@ -165,7 +166,8 @@ def test_what_was_asked_for_wins_over_what_is_measured(
 
 
 def test_one_that_is_started_again_leaves_its_own_part_alone(machine: dict[str, int]) -> None:
-    """The others have what they need by then."""
+    """A restarted process subtracts only its own reserved memory, as the other processes have allocated theirs by
+    then."""
     again = ModelConfig(num_blocks=9, num_sharers=2, reserved_memory=48 * BLOCK_BYTES)
     assert fit_pool(replace(NEEDS, config=again), Pools()) == 9
     machine["free"] = 56 * BLOCK_BYTES

@@ -1,5 +1,5 @@
-"""The KV pool on a GPU, over a fake of torch's caching allocator. The sizing and the measuring of graphs are real.
-Memory is allocated as loading and the largest step allocate it."""
+"""Tests of the KV pool's size on a GPU, over a fake of torch's caching allocator. The code that sizes the pool and
+measures graphs is real. Memory is allocated as loading and the largest step allocate it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CARDS = (24, 80, 141)
 
 
 class Shape(NamedTuple):
-    """A model in bfloat16: bytes of its weights, layers, key-value heads, their width, hidden size, width of its MLP,
-    tokens, context."""
+    """Sizes of a model in bfloat16: weights in GB, layers, key-value heads and their width, hidden size, MLP width,
+    vocabulary and context."""
 
     weights: float
     layers: int
@@ -66,7 +66,7 @@ SHAPES = {
 
 @dataclass
 class Machine:
-    """Takes memory of a card as a model does that is loaded to it."""
+    """Allocates a card's memory as a loaded model does."""
 
     card: Card
     shape: Shape
@@ -82,7 +82,8 @@ class Machine:
         self.graphs = GraphLoader(self.runner, None, None, TapeRecorder)  # type: ignore[arg-type]
 
     def step(self, num_tokens: int) -> None:
-        """The largest step: rows, gates, logits that are scored; the inputs of the head stay."""
+        """Allocate what the largest step allocates: hidden rows, gates, and logits with scores. The head's input stays
+        allocated."""
         shape, card = self.shape, self.card
         try:
             rows = [card.allocate(2 * num_tokens * shape.hidden) for _ in range(3)]
@@ -137,17 +138,17 @@ class _Trial(ScriptedExecutor):
         return None
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """Reset nothing, as this executor has no sequences."""
 
     @contextmanager
     def trying(self, num_blocks: int) -> Iterator[None]:
-        """Nothing to clear, and no layers."""
+        """Yield at once, as this executor has no layers and no KV to clear."""
         yield
 
 
 class Graphs:
-    """Graphs that take memory as those of a model do: outputs and scratch of torch's, a pool that all share, and nodes
-    of the driver's."""
+    """Fake graphs that take as much memory as a model's: outputs, torch's scratch memory, a shared pool, and driver
+    nodes."""
 
     card: Card
     shape: Shape
@@ -176,7 +177,8 @@ def loaded(shape: Shape, gib: int, monkeypatch: pytest.MonkeyPatch) -> Machine:
     [(name, gib) for name in SHAPES for gib in CARDS if SHAPES[name].weights * 1e9 < (gib - 4) * GIB],
 )
 def test_the_pool_is_as_large_as_the_card_has_room_for(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool fills the memory that weights, graphs and the largest step leave, within 2 %. All fit at once."""
+    """The pool fills the memory that weights, graphs and the largest step leave, within 2 %, and all of them fit at
+    once."""
     shape = SHAPES[name]
     machine = loaded(shape, gib, monkeypatch)
     graphs = loading_alone(shape, monkeypatch)
@@ -192,7 +194,7 @@ def test_the_pool_is_as_large_as_the_card_has_room_for(name: str, gib: int, monk
 
 
 def loading_alone(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The bytes of all graphs on a card that has nothing else."""
+    """Return the bytes of all graphs on an otherwise empty card."""
     card = Card(1000 * GIB)
     before = card.free
     made = type("Its", (Graphs,), {"card": card, "shape": shape})()
