@@ -46,7 +46,7 @@ def test_a_draft_model_changes_no_token(quantization: str) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.usefixtures("obeyed_drafts")
 def test_a_draft_model_that_agrees_is_right_at_any_temperature(temperature: float) -> None:
-    """A draft model equal to the model is always right, as it samples with the same seed and random number."""
+    """A draft model equal to the model is nearly always right, as it samples with the same seed and random number."""
     path = str(cached_checkpoint("llama"))
     with LLM(path, draft_model=path, device="cpu", num_blocks=128) as llm:
         outputs = [each.outputs[0] for each in llm.generate(PROMPTS, sampling(temperature=temperature))]

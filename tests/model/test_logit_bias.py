@@ -1,4 +1,4 @@
-"""Biases of many tokens: packed, checked and added as single ones are."""
+"""Tests of logit biases for many tokens: they are packed, validated and added in the same way as single biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the memory of adapters: it is set before anything is loaded, and is their maximum."""
+"""Tests of the memory for adapters, which is fixed before anything is loaded and is never exceeded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU, GPU = ModelConfig(device="cpu"), ModelConfig(device="cuda")
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Free memory of a fake machine with a GPU, by kind of device."""
+    """Return the free bytes of a fake machine with a GPU, by kind of device; tests may change them."""
     sizes = {"cpu": 800 * GIB, "cuda": 80 * GIB}
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: sizes[device.type])
     monkeypatch.setattr(memory_estimate, "choose_device", torch.device)
@@ -56,7 +56,7 @@ def test_defaults_leave_most_of_a_small_machine_alone(free: dict[str, int]) -> N
 
 
 def test_what_was_settled_stays(free: dict[str, int]) -> None:
-    """Models that are loaded later get the memory that was counted for them, whatever is free by then."""
+    """A model that is loaded later gets the memory that was computed for it, whatever memory is free by then."""
     for loader in (EngineLoader(), ReplicaLoader(2, 0, EngineConfig(), ControlSettings("off"))):
         free["cpu"] = 4 * GIB
         first = loader.make_room(CPU)

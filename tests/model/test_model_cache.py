@@ -1,4 +1,4 @@
-"""A cached model gives the same bits as a newly loaded one, and a changed model is loaded again."""
+"""Tests that a cached model gives the same bits as a newly loaded one, and that a changed model is loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with and without adapters in one step of the native kernels."""
+"""Tests of rows with and without adapters in one step of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK = 4
 
 @pytest.fixture(scope="module", params=[("llama", "none"), ("llama", "int8"), ("gemma2", "none"), ("granite", "q8_0")])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An executor with the native step, and two adapters on its device."""
+    """Yield an executor that computes steps in the CPU kernels, with two adapters loaded."""
     family, quantization = request.param
     path = tiny_checkpoints.cached_checkpoint(family, head_dim=16, hidden_size=64)
     executor = load_executor(ModelConfig(str(path), num_blocks=64, block_size=BLOCK, quantization=quantization))
@@ -46,7 +46,7 @@ def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def step_logits(executor: Any, rows: Sequence[tuple[list[int], str | None]]) -> list[torch.Tensor]:
-    """Logits [len(tokens), V] of each row with its adapter, all in one step."""
+    """Return the logits [len(tokens), V] of each row with its adapter, all computed in one step."""
     planned, block = [], 0
     for number, (tokens, adapter) in enumerate(rows):
         size, blocks = len(tokens), tuple(range(block, block - (-len(tokens) // BLOCK)))
@@ -63,7 +63,7 @@ def step_logits(executor: Any, rows: Sequence[tuple[list[int], str | None]]) -> 
 def test_rows_without_an_adapter_keep_their_bits_beside_rows_with_one(
     adapted: Any, shapes: list[tuple[int, str | None]]
 ) -> None:
-    """The layers in parts, with adapters between them, and all in one call give the same bits."""
+    """Rows without an adapter have the same bits in a step with adapters, which calls the kernels part by part."""
     rows = [([(7 * i + 31 * at) % 240 + 12 for i in range(size)], key) for at, (size, key) in enumerate(shapes)]
     mixed = step_logits(adapted, rows)
     for have, (tokens, key) in zip(mixed, rows, strict=True):

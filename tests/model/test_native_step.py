@@ -1,4 +1,5 @@
-"""Whole steps and attention in the native kernels, compared with torch, and with the same rows in other batches."""
+"""Tests of whole steps and of attention in the CPU kernels, compared with torch and with the same rows in other
+batches."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ BLOCK = 4
 
 
 def make_step(lengths: list[tuple[int, int]], seed: int) -> tuple[PackedStep, int]:
-    """Sequences of (tokens in this step, tokens before), in scattered blocks; and the number of slots."""
+    """Return a step of sequences in scattered blocks, and the number of slots. `lengths` has each sequence's new and
+    earlier tokens."""
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-(length + before) // BLOCK) for length, before in lengths]
     free = torch.randperm(sum(needed) + 3, generator=generator).tolist()
@@ -82,7 +84,7 @@ def test_attention_is_that_of_the_reference(
     kv: torch.dtype,
     seed: int,
 ) -> None:
-    """... whatever lies in slots that nobody wrote; and each sequence gives the same bits alone."""
+    """Attention equals the reference whatever unwritten slots hold, and each sequence has the same bits alone."""
     assert FOUND is not None
     torch.manual_seed(seed)
     step, num_slots = make_step(lengths, seed)
@@ -146,7 +148,8 @@ def test_hostile_rows_do_not_reach_the_kernels() -> None:
 
 
 def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    """`kv_cache_dtype` and `quantization` in `settings` are settings of the loader, all others change the model."""
+    """Load a tiny model. `kernel`, `kv_cache_dtype` and `quantization` in `settings` configure the loader, all others
+    the model."""
     if not is_native:
         monkeypatch.setattr("bridle.model.dense_model.try_native_step", lambda layers: None)
         settings["kernel"] = "cpu"
@@ -189,7 +192,7 @@ def test_families_generate_what_the_layers_in_torch_do(
 
 
 def prefill(executor: Any, tokens: list[int], chunks: list[int]) -> torch.Tensor:
-    """The logits [V] of the last token, computed in chunks."""
+    """Return the logits [V] of the last token of a prompt that is computed in chunks."""
     executor.reset()
     driver = NaiveDriver(executor, [tokens])
     for chunk in chunks:
@@ -244,8 +247,8 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed: int) -> None:
-    """Prefix cache, forks, splices, rewinds and preemption: every sampled token is exactly the best of one whole
-    pass."""
+    """Each sampled token is exactly the best one of a single pass, after prefix hits, forks, splices, rewinds and
+    preemption."""
     path = tiny_checkpoints.cached_checkpoint("qwen3", head_dim=16, hidden_size=64)
 
     def load_it(config: ModelConfig) -> Executor:
@@ -318,7 +321,7 @@ def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytes
 
 
 def test_large_gates_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gate below -88 lets nothing through."""
+    """A gate below -88, whose exponential overflows float32, gives 0 as in torch."""
     path = tiny_checkpoints.cached_checkpoint("llama", seed=3, head_dim=16, hidden_size=64)
     results = []
     for name in ("native", "cpu"):
@@ -343,7 +346,7 @@ def test_types_that_cannot_be_read_are_refused() -> None:
 
 
 def test_torch_computes_with_one_thread_while_native_layers_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its other threads would wait for work on the processors that the kernels need."""
+    """More threads of torch would occupy the processors that the kernels need."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -1,4 +1,4 @@
-"""Families with their own attention functions: variants that `test_parity` does not test, larger positions, and whole
+"""Tests of families with their own attention functions: variants that `test_parity` lacks, large positions, and whole
 generations."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_generations_are_those_of_the_library(family: str) -> None:
 
 
 def test_biases_in_half_precision() -> None:
-    """Each bias is a sum of parts that bfloat16 says."""
+    """MPT's position biases are exact in bfloat16, because each bias is a sum of numbers that bfloat16 represents."""
     report = check_model(tiny_checkpoints.cached_checkpoint("mpt"), dtype="bfloat16", max_tokens=200)
     assert report.is_equal, str(report)
 

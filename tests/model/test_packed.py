@@ -1,5 +1,5 @@
-"""Checkpoints that other programs quantized: made here in each format, loaded, and compared with the weights that they
-represent."""
+"""Tests of checkpoints that other programs quantized: each format is made here, loaded, and compared with the weights
+that it represents."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checkpoints in their published form: experts in 8 and 4 bits, and quantized models with a tower. Each computes what
-its dequantized weights compute."""
+"""Tests of checkpoints in their published forms: experts in 8 and 4 bits, and quantized models with a vision tower.
+Each must compute what its dequantized weights compute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _LATENT: dict[str, Any] = {
 
 
 def _close(packed: Path, plain: Path, compute: Callable[[Any], Tensor] = logits) -> bool:
-    """Where two experts nearly tie, rounding may take the other one: the middle of all rows tells."""
+    """Return whether the median error of the rows is small. Single rows may differ, as rounding may choose a different
+    expert."""
     want, have = compute(load(plain)), compute(load(packed))
     errors = (have - want).square().mean(-1).sqrt() / want.square().mean().sqrt()
     return 0 <= float(errors.median()) < 0.05
@@ -83,7 +84,7 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def _eager_logits(model: Any) -> Tensor:
-    """[T, V], with the library's own attention."""
+    """Return the logits [T, V] of transformers' own attention."""
     model.set_attn_implementation("eager")
     return model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]  # type: ignore[no-any-return]
 
@@ -107,7 +108,7 @@ def test_deepseek_v4_as_published(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["float8 of wholes", "float8 of squares"])
 def test_a_model_with_a_tower(form: str, tmp_path: Path) -> None:
-    """Ministral 3 and Devstral 2 are published so."""
+    """The loader reads quantized checkpoints with a vision tower, the published form of Ministral 3 and Devstral 2."""
     packed, plain = packed_and_plain(form, tmp_path, vision_checkpoints.make_seeing("mistral3", tmp_path / "original"))
     assert _close(packed, plain)
 

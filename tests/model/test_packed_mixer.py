@@ -1,5 +1,5 @@
-"""Recurrences over packed steps, by kernels and by plain torch. They equal transformers' functions, and give the same
-bits however tokens are split."""
+"""Tests of recurrent layers over packed steps, in the CPU kernels and in plain torch. They equal transformers'
+functions, and give the same bits however tokens are split."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scanned(states: PackedStates, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def by_role(inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """The library passes them by position."""
+    """Return the inputs with A, B and C renamed to rate, write and read, the parameters of bridle's functions."""
     return {{"A": "rate", "B": "write", "C": "read"}.get(name, name): part for name, part in inputs.items()}
 
 
@@ -119,7 +119,7 @@ def cut(rng: random.Random, num_tokens: int) -> Iterator[slice]:
 
 @pytest.fixture(params=["chosen", "plain"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What computes: the kernels of this processor, if there are any, or plain torch."""
+    """Select the CPU kernels or plain torch for the test's recurrences."""
     if request.param == "plain":
         monkeypatch.setattr(packed_mixer, "recurrences", lambda *_: PlainRecurrences())
     return str(request.param)
@@ -129,7 +129,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32))
 def test_bits_depend_on_neither_cuts_nor_neighbors(seed: int) -> None:
-    """Spans of one sequence, each alone or with another of it in a step, and with one of another sequence before it."""
+    """Parts of a sequence give the same bits, alone, with another part in the same step, or after another sequence."""
     rng = random.Random(seed)
     compute, inputs = some_inputs(rng, 24)
     whole = RowStates({}, is_fresh=True)
@@ -153,7 +153,7 @@ def test_bits_depend_on_neither_cuts_nor_neighbors(seed: int) -> None:
 @settings(max_examples=examples(40))
 @given(seed=st.integers(0, 1 << 32))
 def test_kernels_equal_plain_torch(seed: int) -> None:
-    """Two sequences, one of which goes on from a state."""
+    """The kernels equal plain torch for two sequences, one of which continues from a state."""
     rng = random.Random(seed)
     compute, inputs = some_inputs(rng, 12)
     found: list[Tensor] = []
@@ -199,7 +199,7 @@ def test_delta_rules_equal_the_librarys(has_channels: bool) -> None:
 
 @pytest.mark.usefixtures("form")
 def test_scans_by_heads_equal_the_librarys() -> None:
-    """With bounds of time steps that some of them exceed."""
+    """Recurrences computed head by head equal transformers' scan, also if time steps exceed their limits."""
     torch.manual_seed(0)
     inputs = space_inputs(9, 2, 4, 5, 12)
     states = RowStates({}, is_fresh=True)
@@ -235,7 +235,7 @@ def test_gates_do_not_depend_on_the_place_of_a_number(size: int) -> None:
 
 @cache
 def is_mixer(kind: type) -> bool:
-    """A class whose source updates a recurrent state. Python parses the whole file to find a class in it."""
+    """Return whether the class updates a recurrent state, judged by its source code."""
     return any(name in inspect.getsource(kind) for name in ("update_conv_state", "set_linear_cache"))
 
 

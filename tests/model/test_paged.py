@@ -1,5 +1,7 @@
-"""bridle's own paged attention: when it is chosen, and the input of its kernels. If Triton is installed, the kernels
-run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
+"""Tests of bridle's own paged attention: when it is chosen, and the input of its kernels.
+
+If Triton is installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU
+the tests also run the kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ DECODE_REGISTERS = 168
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A fake machine with a GPU and Triton."""
+    """Replace the queries about GPU and Triton; return the settings of the fake machine."""
     machine = SimpleNamespace(capability=(9, 0), has_triton=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))
@@ -73,7 +75,7 @@ def test_a_gpu_that_cannot_gets_plain_torch_and_the_log_says_why(
 def test_an_older_torch_has_no_flash_attention_over_pages(
     gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of torch 2.11 the function has none of what paging needs: that is asked, and not tried by the first step."""
+    """torch 2.11's `varlen_attn` lacks the arguments for paging. Its signature shows this, so no step fails."""
 
     def varlen_attn(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None:
         raise AssertionError("asked for its arguments, never called")
@@ -94,7 +96,7 @@ def test_an_older_torch_has_no_flash_attention_over_pages(
 
 
 class Wrong(CpuKernel):
-    """A kernel that claims to be bridle's own: a right one, with `error` added, or one that raises `failure`."""
+    """A kernel with the name of bridle's own: its results are right up to `error`, or it raises `failure`."""
 
     name = "paged"
 
@@ -148,7 +150,7 @@ def test_a_full_device_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_follows_from_the_choice() -> None:
-    """Small pages unless torch's own kernel is asked for; no float32 on a GPU unless it is."""
+    """Pages have 16 tokens except for torch's own kernel, and a GPU uses float32 only if the settings say so."""
     assert default_block_size(ModelConfig()) == 16
     assert default_block_size(ModelConfig(kernel="varlen")) == 256
     assert default_block_size(ModelConfig(kernel="varlen", block_size=512)) == 512
@@ -205,7 +207,7 @@ def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int,
 
 
 class Device:
-    """State of block tables on a device that receives only changes."""
+    """A fake device that receives only changes of block tables, and keeps the whole tables."""
 
     def __init__(self, num_seats: int, width: int) -> None:
         self.seats = BlockTableSlots()
@@ -214,7 +216,8 @@ class Device:
         self._shape = (num_seats, width)
 
     def step(self, rows: list[PackedRow]) -> int:
-        """Take the changed block table entries, and check that each row is then known; return their number."""
+        """Apply a step's changes of block tables; check that each row's table is then right, and return the number of
+        changes."""
         numbers, news = self.seats.place(rows, 1)
         if self._shape != (shape := (self.seats.num_seats, self.seats.width)):
             self.pages, self._shape = {}, shape  # another table
@@ -309,7 +312,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_within_registers_and_shared_memory(
     capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU, within the registers and the shared memory that one program may have."""
+    """Kernels are compiled without a GPU, and must fit into the registers and the shared memory of one program."""
     from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, usage
     from tests.model.paged_compiled import SHAPES, compile_all, num_buffers
 

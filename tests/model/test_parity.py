@@ -1,4 +1,4 @@
-"""Every family: a packed, paged run gives what the model's own eager attention gives."""
+"""Tests that each family gives the same logits in a packed, paged run as in the model's own eager attention."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tied_embeddings_give_the_same_logits(tmp_path: Path) -> None:
 
 
 def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that forgets the oldest position of long contexts must be found."""
+    """The comparison must notice a kernel that ignores the oldest position of long contexts."""
     from bridle.model.kernels import cpu
 
     honest = cpu.VisibleRow.read

@@ -1,5 +1,5 @@
-"""Logits in parts: a step gives the same result as with all logits at once, and computes no more at a time than the
-limit."""
+"""Tests of logits that are computed in parts: a step gives the same result as with all logits at once. No part exceeds
+the limit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _logprobs(answer: StepResult) -> list[float]:
 
 
 def _watch(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of rows whose logits are computed at once."""
+    """Record the number of rows of each part of logits; return the list."""
     lowered, seen = executor.runner.lowered, []
     assert lowered is not None
     compute: Callable[[Tensor], Tensor] = lowered.logits

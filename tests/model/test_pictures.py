@@ -1,6 +1,7 @@
-"""Prompts with images give the logits of transformers' eager pass over pixels. They are computed in chunks that split
-images, packed with other requests, decoded, after preemption, and from the prefix cache. Controls that must fail do
-fail."""
+"""Tests that prompts with images give the logits of transformers' eager pass over pixels.
+
+Prompts are computed in chunks that split images, packed with other requests, decoded, after preemption, and from the
+prefix cache. The tests also check that wrong inputs change the logits."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
 )
 @pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
 def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:
-    """Prompts run together and alone, in a pool that is too small for all, again from the prefix cache, and with other
+    """Prompts run together in a pool that is too small for all, alone, again from the prefix cache, and with different
     pixels."""
     mine: Eyes = eyes(family)
     first = mine.prompt("look ", mine.picture(1), " here ", mine.picture(2), " say")
@@ -206,7 +207,8 @@ def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any
 def test_pictures_of_one_shape_are_encoded_together(
     family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, up to rounding; a step mixes them with others."""
+    """Images of one shape are encoded in one batch on a GPU, beside images of other shapes, with the same logits up to
+    rounding."""
     mine: Eyes = eyes(family)
     like, odd = [mine.picture(seed) for seed in (1, 2, 3)], mine.picture(4, 50, 9)
     prompt = mine.prompt("look ", like[0], odd, like[1], " and ", like[2])
@@ -245,7 +247,7 @@ def test_a_batch_has_no_more_numbers_than_a_picture_may(
 def test_a_picture_of_an_earlier_prompt_is_known(
     family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same tenant, and to the same bits."""
+    """An image of an earlier prompt is encoded only once for equal pixels of the same tenant."""
     mine: Eyes = eyes(family)
     one, two = mine.picture(1), mine.picture(2)
     prompts = [mine.prompt("look ", one), mine.prompt(two, one, " and say"), mine.prompt("what is it ", one)]

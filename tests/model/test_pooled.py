@@ -1,4 +1,4 @@
-"""Models that pool: packed texts get what transformers' eager pass gives each text alone."""
+"""Tests of pooling models: each text in a packed step gets what transformers' eager pass gives for the text alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ DECODERS = ("gemma2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def texts_of(family: str) -> list[list[int]]:
-    """For MPNet the library takes 1 for padding, whatever the configuration says."""
+    """Return the texts for a family; MPNet's lack token 1, which transformers takes for padding despite the
+    configuration."""
     return [[3 if token == 1 else token for token in text] for text in TEXTS] if family == "mpnet" else TEXTS
 
 
@@ -59,7 +60,7 @@ def model_of(executor: PooledExecutor) -> PooledModel:
 
 
 def states(folder: Path, texts: list[list[int]]) -> list[torch.Tensor]:
-    """[L, hidden] of each text by the library alone."""
+    """Return the hidden states [L, hidden] of each text by transformers."""
     model = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.inference_mode():
         return [model(torch.tensor([text])).last_hidden_state[0] for text in texts]
@@ -108,7 +109,7 @@ DEBERTAS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "fields"), DEBERTAS)
 def test_all_forms_of_relative_positions_are_computed(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
-    """Far distances, too: longer texts than there are buckets and distances."""
+    """Relative positions are right also for texts with more tokens than the model has distances or buckets."""
     folder = make_encoder(family, tmp_path / "model", **fields)
     texts = [*TEXTS, list(range(30, 150))]
     model = model_of(load(folder))
@@ -172,7 +173,8 @@ def test_a_text_gets_the_same_alone_and_among_others(family: str, texts: list[li
 
 
 def test_types_of_tokens_come_with_their_ids(tmp_path: Path) -> None:
-    """The second text of a pair is of type 1, as BERT was trained."""
+    """The second text of a pair has token type 1, as in BERT's training; token ids above the vocabulary encode this
+    type."""
     folder = make_encoder("bert", tmp_path / "model", labels=["score"])
     executor = load(folder)
     model = model_of(executor)
@@ -193,7 +195,7 @@ _POOL = {"word_embedding_dimension": 32}
 
 
 def reference(rows: torch.Tensor, mode: str) -> torch.Tensor:
-    """[L, hidden] -> [hidden], as sentence-transformers defines it."""
+    """Pool hidden states [L, hidden] to a vector [hidden] as sentence-transformers defines it."""
     weights = torch.arange(1, len(rows) + 1).float()
     return {
         "cls_token": lambda: rows[0],
@@ -352,7 +354,7 @@ def test_settings_that_cannot_be_had_are_refused(options: Any, error: Any, messa
 
 
 def test_a_family_whose_packed_pass_differs_is_refused(tmp_path: Path) -> None:
-    """As if its positions were not taken: the comparison with the library's own pass shows it."""
+    """With wrong positions, the comparison with transformers' own pass refuses the model."""
     model = model_of(load(make_encoder("ernie", tmp_path / "model")))
     check_packing(model, "ernie", 160)
     model.position_offset = 3
@@ -391,7 +393,7 @@ def test_an_executor_gives_vectors_of_its_last_step() -> None:
 
 
 def test_many_texts_go_through_few_steps(tmp_path: Path) -> None:
-    """Texts of all lengths, up to the longest that the positions hold, beside each other and in their order."""
+    """Texts of all lengths up to the longest share a few steps, and vectors come in the order of the texts."""
     folder = make_encoder("roberta", tmp_path / "model")
     texts = [[5 + (number * 7 + place) % 290 for place in range(1 + number * 13 % 159)] for number in range(40)]
     texts.append([7] * 159)

@@ -1,4 +1,5 @@
-"""Attention of long chunks by kernels of libraries: the trial that chooses one, and each kernel's call, on a CPU."""
+"""Tests of library kernels for attention of long chunks, on a CPU: the trial that chooses one, and each kernel's
+call."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PLAIN = LayerGeometry(4, 2, 16, 16)
 
 
 class TorchPaged(PagedKernel):
-    """The own kernel, of long chunks only, in plain torch: the first `count` tiles of a step's order."""
+    """bridle's own kernel in plain torch, for the first `count` tiles of long chunks in a step."""
 
     def take(self, news: Tensor, count: int) -> None:
         assert self.tables is not None
@@ -47,7 +48,7 @@ class TorchPaged(PagedKernel):
 
 
 def exact(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """The last rows of a context over all before them, in plain torch."""
+    """Return plain torch attention of a context's last tokens over all tokens up to each of them."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (part.repeat_interleave(group, 1).float() for part in (keys, values))
     scores = torch.einsum("lhd,chd->hlc", query.float(), keys) * options.scaling
@@ -67,8 +68,8 @@ def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(*found: PromptKernel, shape: LayerGeometry = PLAIN, times: tuple[float, ...] = ()) -> str | None:
-    """The name of the kernel that the trial chooses. `times` are seconds of theirs and of the own kernel, in turns;
-    afterwards both are as fast."""
+    """Return the name of the kernel that the trial chooses. `times` are the seconds of a library's kernel and of
+    bridle's own, in turns; later runs take equally long."""
     kernel, left = TorchPaged(CPU), iter(times)
 
     def seconds(work: Callable[[], object]) -> float:
@@ -85,7 +86,8 @@ def broken(*_call: Any) -> Tensor:
 
 
 def shifted(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """As kernels do whose causal mask begins at the upper left."""
+    """Compute attention wrongly, like a kernel that aligns its causal mask with the first key instead of the last
+    one."""
     return exact(query, keys[: len(query)], values[: len(query)], options)
 
 
@@ -131,7 +133,8 @@ def test_a_lack_of_memory_is_no_verdict() -> None:
 
 
 def test_only_chunks_of_that_length_go_to_it() -> None:
-    """The own kernel computes the others of the step, and every layer that the library's does not take."""
+    """bridle's own kernel computes all shorter chunks of the step, and all layers that the library's kernel does not
+    support."""
     pool = Pool(PLAIN, 4, list(range(200)))
     for _ in range(4):
         pool.mirrors.append(CachedRequestState())

@@ -1,4 +1,4 @@
-"""Tests of the quality loss of quantization, measured on a text, and of the bound of `auto`."""
+"""Tests of the quality loss of quantization, measured on a text, and of the limit for `quantization="auto"`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of when 8 bits are used."""
+"""Tests of the rules that decide when weights are quantized to 8 bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BETWEEN: dict[str, Any] = {
 
 
 class Toy(torch.nn.Module):
-    """Model with the parts that the loader needs."""
+    """A model with an embedding and a head, the parts that the loader needs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Ranks with lean layers, as on GPUs, give what the whole model gives, for each form of a layer."""
+"""Tests that tensor-parallel ranks with fused layers, as on GPUs, give what the whole model gives, for each form of
+layer."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_lean_ranks_give_what_the_whole_model_gives(family: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_heads_tokens_are_spread_over_ranks(count: int) -> None:
-    """... evenly or not, and with a bias; a trial has this rank's part alone."""
+    """The ranks' parts of the head give all logits, for any division of the vocabulary; a trial computes one rank's
+    part."""
     head = torch.nn.Linear(8, 11).requires_grad_(False)
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     size = -(-11 // count)
@@ -82,7 +84,7 @@ def test_a_heads_tokens_are_spread_over_ranks(count: int) -> None:
 
 
 def test_a_head_of_ranks_takes_a_step_without_logits() -> None:
-    """The first chunk of a long prompt asks for none."""
+    """A step without logits, such as the first chunk of a long prompt, passes through a divided head."""
     head = torch.nn.Linear(8, 11).requires_grad_(False)
     for logits in Ranks(2).run(lambda rank: VocabParallelHead(head, rank, 2)(torch.zeros(0, 8))):
         assert logits.shape == (0, 11)
@@ -90,7 +92,7 @@ def test_a_head_of_ranks_takes_a_step_without_logits() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_ranks_need_not_have_the_same_form_of_layers(family: str) -> None:
-    """One whose trial failed still takes part in the same sums."""
+    """A rank whose fused layers failed their self-test uses other layers and takes part in the same sums."""
     want = logits_of(part_of(family, torch.float32, is_lean=False)[0])
 
     def work(rank: int) -> Tensor:
@@ -113,7 +115,7 @@ def test_a_sum_of_unlike_tensors_is_found() -> None:
 
 
 def test_adapters_find_the_same_layers_in_lean_ranks() -> None:
-    """Each rank has its part of every layer's inputs or outputs, and together they have all of it."""
+    """Adapters find the same layers in fused ranks; together the ranks have all inputs and outputs of each layer."""
 
     def places(is_lean: bool) -> Any:
         def work(rank: int) -> Any:
@@ -220,7 +222,7 @@ def test_rank_0_tells_of_missing_gpus_and_the_others_wait_for_it(
 
 
 class Meeting:
-    """`torch.distributed` as far as ranks meet; the GPU's numbers lie in the host's memory."""
+    """A fake of `torch.distributed` for the start of ranks, with tensors of the GPU in the host's memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: float, error: Exception | None = None) -> None:
         self.options: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""CUDA graphs that cannot be captured, over a fake of torch's: what waits is found before, what fails is undone, and
-steps then run as they did."""
+"""Tests of CUDA graphs that cannot be captured, over a fake of torch's graphs. Operations that wait are found before
+the capture. A failed capture is undone, and steps then run without graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INFO = ExecutorInfo("m", 300, 64, 32, 4, max_num_batched_tokens=8)
 
 
 class _Warning(TorchDispatchMode):
-    """Warns of waits, as torch does of a GPU's."""
+    """Warns of operations that wait for the device, as torch does on a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in WAITS:
@@ -37,8 +37,8 @@ class _Warning(TorchDispatchMode):
 
 
 class Gpu:
-    """Streams and graphs of which each says what is done with it. `fault` is what `capture_end` raises, before the
-    allocator has left the pool, as in torch 2.11."""
+    """Fake streams and graphs that record their calls. `capture_end` raises `fault` before the allocator has left the
+    graph's memory pool, as in torch 2.11."""
 
     def __init__(self, card: Card) -> None:
         self.card, self.fault, self.leaks = card, None, False
@@ -164,7 +164,8 @@ def test_a_pool_that_torch_released_is_left_alone(gpu: Gpu) -> None:
 def test_a_load_goes_on_without_graphs(
     family: str, waits: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dense model whose capture fails, and experts that wait for their numbers of tokens."""
+    """Loading continues without graphs for a dense model whose capture fails, and for experts that wait for token
+    counts."""
     model = AutoModelForCausalLM.from_pretrained(tiny_checkpoints.cached_checkpoint(family))
     if waits:
         model.set_experts_implementation("eager")

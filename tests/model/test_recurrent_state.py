@@ -1,4 +1,5 @@
-"""Families with recurrent layers equal transformers' own passes, and each state depends only on its tokens."""
+"""Tests that families with recurrent layers equal transformers' own passes, and that each state depends only on its
+tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def executor_of(family: str) -> LocalExecutor:
 
 
 def row(seq_id: int, start: int, end: int, state: int, **fields: object) -> PlanRow:
-    """A row that computes part of the prompt, in blocks of its sequence's own."""
+    """Return a row that computes part of the prompt, in blocks that belong to its sequence."""
     first, last = -(-start // BLOCK), -(-end // BLOCK)
     blocks = tuple(range(12 * seq_id + first, 12 * seq_id + last))
     tokens = tuple(PROMPT[start:end])
@@ -78,15 +79,15 @@ def test_packed_passes_equal_the_library(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drawn_token_is_the_oracles(family: str) -> None:
-    """Forks, rewinds, chunks, preemption and prefix hits over pools that are too small."""
+    """The run has forks, rewinds, chunks, preemption and prefix hits, over pools that are too small."""
     path = tiny_checkpoints.cached_checkpoint(family)
     check_run(Oracle(path, GAP), *run(path, random.Random(3), 300))
 
 
 @contextmanager
 def row_by_row(executor: LocalExecutor) -> Iterator[None]:
-    """Let linear layers compute each token alone inside the block: elsewhere their last digits depend on how many there
-    are."""
+    """Inside the block, linear layers compute each token alone, since their last digits depend on the number of
+    tokens."""
     layers = [layer for layer in executor.runner.model.modules() if isinstance(layer, LINEARS)]
     for layer in layers:
         vars(layer)["forward"] = partial(_each_alone, layer.forward)
@@ -106,8 +107,8 @@ def _each_alone(compute: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_of_a_prompt_gives_the_same_state(family: str, seed: int) -> None:
-    """Rows of any length among any neighbors, whose slots hold NaN, and copies made on the way. The first layer's
-    states are the same to the last bit; others come after attention."""
+    """Rows of any length run among other rows, whose slots hold NaN, and states are copied on the way. Only the first
+    layer's states must be equal to the last bit, as all later layers follow attention."""
     executor = executor_of(family)
     with row_by_row(executor):
         # Zamba's mixers multiply by matrices that are no layers, so last digits depend on how many tokens there are.

@@ -1,4 +1,5 @@
-"""Tables of angles equal transformers' values for each position, bit for bit, or no table is made."""
+"""Tests that tables of RoPE angles equal transformers' values for each position bit for bit, or that no table is
+made."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def short_of(family: str) -> DenseModel:
 
 @pytest.mark.parametrize(("family", "num_tables"), [("llama", 1), ("qwen3", 1), ("gemma3_text", 2)])
 def test_a_token_finds_the_angles_of_its_position(family: str, num_tables: int) -> None:
-    """... of each kind that the family's layers use."""
+    """Each kind of angles that the family's layers use has a table with the angles of each position."""
     short = short_of(family)
     step = FusedStep(short.layers, short.norm, CPU)
     with patch.object(rope, "POSITIONS", 16):  # the last part is a shorter one
@@ -58,7 +59,7 @@ def test_tables_ask_nothing_of_a_step_but_its_positions() -> None:
 
 
 def turning(by: float) -> Any:
-    """Angles whose second half differs from the first by that factor."""
+    """Return a function of RoPE angles whose second half is the first half times `by`."""
 
     def compute(positions: Tensor) -> Any:
         angles = positions[..., None] * torch.tensor([1.0, 0.1, by, by * 0.1])

@@ -1,4 +1,4 @@
-"""The sampler's contract, one case in each test."""
+"""Tests of the sampler's rules, one rule in each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler's properties on a CUDA device, in plain torch and in kernels."""
+"""Tests of the sampler's properties on a CUDA device, in plain torch and in kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of the sampler: the draw of a row depends only on that row, and agrees with a plain reference."""
+"""Tests of properties of the sampler: a row's sample depends only on that row, and agrees with a plain reference."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_drawn_was_allowed(single: SampleRow) -> None:
 
 
 def allowed_tokens(single: SampleRow) -> set[int]:
-    """Tokens that mask and -inf biases leave."""
+    """Return the tokens that the row's mask and its biases of -inf allow."""
     allowed = set(range(VOCAB))
     if single.mask is not None:
         allowed = {t for t in allowed if single.mask[t >> 3] >> (t & 7) & 1}
@@ -66,7 +66,8 @@ def test_the_place_of_a_logits_row_does_not_matter(batch: list[SampleRow], order
 
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_the_default_dtype_does_not_matter(batch: list[SampleRow]) -> None:
-    """The library changes it for a moment, for the whole process, whenever another model is loaded."""
+    """Samples do not depend on torch's default dtype, which transformers changes for a moment while another model
+    loads."""
     want = run(LOGITS, batch, histories=HISTORIES)
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -1,4 +1,4 @@
-"""The sampler compared with other implementations: transformers' logits processors, and frequencies of many draws."""
+"""Tests of the sampler, compared with transformers' logits processors and with the frequencies of many samples."""
 
 from __future__ import annotations
 

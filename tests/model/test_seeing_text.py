@@ -1,4 +1,4 @@
-"""Models that also take images give transformers' logits for text, alone and in whole engines."""
+"""Tests that models that also take images give transformers' logits for text, alone and in whole engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
 
 
 def _make_unlisted(family: str, folder: Path, **fields: Any) -> Path:
-    """A checkpoint of a family of which no test knows more than its default configuration."""
+    """Make a checkpoint of a family for which the tests have no configuration but the default one."""
     config = tiny_config(family)
     for name, value in fields.items():
         setattr(config, name, value)
@@ -71,7 +71,7 @@ def test_text_of_an_unlisted_family_equals_the_whole_model(family: str, fields: 
 
 
 def test_a_head_of_an_unknown_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text is compared with the whole model, not with itself."""
+    """The loader compares text logits with the whole model's, so a head of an unknown form is refused."""
     folder = _make_unlisted("granite_docling", tmp_path)
     monkeypatch.setattr("bridle.model.language_model._ways", lambda config: [(1.0, None)])
     with pytest.raises(UnsupportedModel, match="'granite_docling' would give wrong results"):
@@ -92,7 +92,8 @@ def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
 
 
 def test_experts_may_lie_either_way_round(tmp_path: Path) -> None:
-    """As published files have them, and as the library writes them; not where both have one shape."""
+    """Expert matrices load in the order of published files and in that of transformers. They are refused if both orders
+    have the same shape."""
     folder = vision_checkpoints.make_seeing("qwen3_vl_moe", tmp_path / "model")
     found = []
     for _ in range(2):

@@ -1,6 +1,7 @@
-"""Prompts with sounds give the logits of transformers' eager pass over spectra. They are computed whole, in chunks that
-split sounds, packed with other requests, decoded, and from the prefix cache. A sound never finds the cached blocks of
-another sound."""
+"""Tests that prompts with audio give the logits of transformers' eager pass over spectrograms.
+
+Prompts are computed whole, in chunks that split a sound, packed with other requests, decoded, and from the prefix
+cache. A sound never finds the cached blocks of another sound."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def spectra_of(sound: Picture) -> Tensor:
 
 
 def logits(whole: Any, prompt: Prompt, more: tuple[int, ...] = ()) -> Tensor:
-    """[L, V] of the library's eager pass."""
+    """Return the logits [L, V] of transformers' eager pass."""
     spectra = torch.cat([spectra_of(each) for each in prompt.pictures]) if prompt.pictures else None
     with torch.inference_mode():
         found = whole(input_ids=torch.tensor([[*prompt.tokens, *more]]), input_features=spectra, use_cache=False)
@@ -120,7 +121,7 @@ def test_logits_are_those_of_the_library(whole: Any, prompt: Any, sound: Any, ex
 
 @pytest.mark.parametrize("budget", [64, 9])
 def test_engines_draw_what_the_library_would(budget: int, folder: Path, whole: Any, prompt: Any, sound: Any) -> None:
-    """Together and alone, again from the prefix cache, and with another sound of the same tokens."""
+    """Prompts run together and alone, again from the prefix cache, and with a different sound of as many tokens."""
     first = prompt("hear ", sound(1), " say")
     answer = logits(whole, first)[-1].argmax()
     others = (prompt("hear ", sound(seed), " say") for seed in range(5, 200))

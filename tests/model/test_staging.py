@@ -1,4 +1,4 @@
-"""Upload of weights to a device through pinned buffers, over a fake device that copies as late as it may."""
+"""Tests of the upload of weights through pinned buffers, over a fake device that copies as late as it may."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LateMark:
 
 
 class Stage(Stager):
-    """Takes tensors of a CPU's for those of another device's: both lie in one memory."""
+    """An upload from CPU tensors to CPU tensors in place of another device's."""
 
     def put(self, tensor: Tensor) -> Tensor:
         with patch.object(torch, "empty_like", lambda source, device: torch.full_like(source, -1)):
@@ -53,7 +53,7 @@ class Stage(Stager):
 
 
 def tensors(seed: int) -> list[Tensor]:
-    """Of all sizes, from none to several buffers, and types; some are no single run of memory."""
+    """Return tensors of several types and of all sizes, from none to several buffers; some are not contiguous."""
     draw = random.Random(seed)
     made = [torch.tensor(3.5), torch.empty(0, 4), torch.arange(12.0).view(3, 4).t(), torch.tensor([True, False])]
     for _ in range(40):

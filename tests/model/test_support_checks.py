@@ -1,4 +1,4 @@
-"""Families that would be silently wrong, and damaged checkpoints, are refused with the reason."""
+"""Tests that damaged checkpoints, and families that would give wrong results, are refused with the reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_family_is_refused_with_its_reason(family: str, tmp_path: Path) -> None:
 def test_dry_forward_notices_by_itself(
     family: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second guard, with the first one silenced: no list of names is ever complete."""
+    """The check of one forward pass refuses a family without the list of refused structures, which can never be
+    complete."""
     fields, _ = REFUSED[family]
     AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields)).save_pretrained(tmp_path)
     monkeypatch.setattr(support_checks, "check_structure", lambda config: None)
@@ -71,7 +72,8 @@ def test_dry_forward_notices_by_itself(
 
 
 def test_parity_notices_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third guard: the decoder of BART passes the dry forward, and then counts positions by itself."""
+    """The comparison with transformers refuses BART's decoder, which passes the other checks but counts positions
+    itself."""
     fields = {"vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("bart", **fields))
     tiny_checkpoints.randomize(model, 0)
@@ -124,7 +126,7 @@ def test_unknown_type_and_remote_code_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A private copy of a good checkpoint."""
+    """Return a copy of a valid checkpoint, which the test may change."""
     target = tmp_path / "model"
     shutil.copytree(tiny_checkpoints.cached_checkpoint("llama"), target)
     return target
@@ -267,7 +269,7 @@ def test_progress_is_reported_in_order() -> None:
 
 
 def test_a_model_type_that_is_another_one(tmp_path: Path) -> None:
-    """Kimi K2 brings Python code for what the library computes as DeepSeek V3; the code is not run."""
+    """Kimi K2's Python code is not run, as transformers computes the model as DeepSeek V3."""
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4}
     latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
     groups = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 4}
@@ -280,7 +282,7 @@ def test_a_model_type_that_is_another_one(tmp_path: Path) -> None:
 
 
 def test_the_text_part_alone(tmp_path: Path) -> None:
-    """Gemma 3n's tower needs packages that are not among bridle's, so its weights are left out."""
+    """Only the text part of Gemma 3n is loaded, as its towers need packages that bridle does not require."""
     original = tiny_checkpoints.cached_checkpoint(
         "gemma3n_text",
         num_hidden_layers=4,

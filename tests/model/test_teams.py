@@ -1,4 +1,5 @@
-"""Loading leaves no OpenMP team behind: with one idle, the workers of those that compute sleep between operations."""
+"""Tests that loading leaves no idle OpenMP team, with which the workers of other teams would sleep between
+operations."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ print(num_tasks() - loaded)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads of a process as Linux tells them")
 def test_loading_leaves_no_team() -> None:
-    """So that the first to compute in the thread that loaded makes one."""
+    """The thread that loaded a model starts one new worker for its first computation, so no older team was left."""
     told = subprocess.run(
         [sys.executable, "-c", _LOAD], env=os.environ | {"OMP_NUM_THREADS": "2"}, stdout=subprocess.PIPE, check=True
     )

@@ -1,4 +1,4 @@
-"""The largest values, found by chunks, equal those of torch's own reductions."""
+"""Tests that the largest values, which are found by chunks of a row, equal those of torch's own reductions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Prompts with videos give the logits of transformers' eager pass over frames. They are computed whole, in chunks that
-split videos, and packed with images and text. Positions are those of the models' training."""
+"""Tests that prompts with videos give the logits of transformers' eager pass over frames.
+
+Prompts are computed whole, in chunks that split videos, and packed with images and text. Positions are those of the
+models' training."""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list
 
 
 class Watcher(Eyes):
-    """Reads videos as well as the images that `Eyes` reads."""
+    """A tiny model with transformers' and bridle's readers of videos, which also reads images as `Eyes` does."""
 
     def prompt(self, *parts: str | Picture) -> Prompt:
         places = PLACES.get(self.family, PLACES["qwen"])
@@ -66,7 +68,7 @@ class Watcher(Eyes):
         )
 
     def logits(self, prompt: Prompt, more: Any = (), positions: Tensor | None = None) -> Tensor:
-        """[L, V] of the library's eager pass, at its own positions or at these."""
+        """Return the logits [L, V] of transformers' eager pass, at its own positions or at `positions`."""
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs = self._pixels(prompt)
         if self.family == "qwen2_5_vl":
@@ -82,7 +84,8 @@ class Watcher(Eyes):
             return self.whole(input_ids=ids, **inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
-        """As the library's processors do where frames are images: all in order, none of them hidden."""
+        """Return the frames' pixels as transformers' processors pass them if frames are images, in order and without
+        padding."""
         found = [picture.medium.arrays[0] for picture in prompt.pictures]
         if {array.name for array in found} != {"pixel_values"}:
             return super()._pixels(prompt)
@@ -91,7 +94,8 @@ class Watcher(Eyes):
 
 
 def types_of(family: str, ids: Tensor) -> Tensor:
-    """1 at rows of images, 2 at those of videos. In GLM-4V these are the same token, behind another mark."""
+    """Return 1 for tokens of images and 2 for tokens of videos. GLM-4V uses one token for both, after different start
+    marks."""
     rows = (ids == vision_checkpoints.IMAGE).int()
     if family != "glm4v":
         return rows + 2 * (ids == VIDEO).int()
@@ -146,8 +150,8 @@ def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: A
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_text_stands_behind_all_times_of_a_long_video(family: str, watchers: Any, executor: Any) -> None:
-    """As these models were trained: behind the largest position of what comes before. The library's own count uses
-    height and width alone, and would put text among the last times."""
+    """Text after a video continues after the largest position before it, as in these models' training. transformers
+    counts only height and width, so its positions of text would overlap with the video's times."""
     mine: Watcher = watchers(family)
     prompt = mine.prompt("see ", mine.video(5, 16, None, height=12, width=12), " say")
     (run,) = prompt.runs
@@ -189,7 +193,7 @@ _DRAWING = ["glm4v", "internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "q
 @pytest.mark.few(2)
 @pytest.mark.parametrize("family", _DRAWING)
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
-    """Again from the prefix cache, and with another video of the same tokens."""
+    """Prompts run again from the prefix cache, and with a different video of as many tokens."""
     mine: Watcher = watchers(family)
     first = mine.prompt("see ", mine.video(1), " say")
     answer = mine.logits(first)[-1, :VIDEO].argmax()

@@ -1,4 +1,5 @@
-"""The watermark: green tokens gain, the list depends on the previous token alone, and a detector finds it."""
+"""Tests of the watermark: green tokens gain, the green list depends only on the previous token, and a detector finds
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.model.sampling_kit import random_logits, row, run
 
 
 def _green(previous: int, vocab: int, gamma: float = 0.5) -> set[int]:
-    """As a detector of the original computes it."""
+    """Return the green tokens as the original detector computes them."""
     generator = torch.Generator().manual_seed(15485863 * previous)
     return set(torch.randperm(vocab, generator=generator)[: int(vocab * gamma)].tolist())
 
