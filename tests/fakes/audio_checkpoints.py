@@ -1,5 +1,5 @@
-"""A real checkpoint that takes sound, tiny and random: a Hugging Face folder, with the file that says how sounds become
-its input."""
+"""Make a tiny random checkpoint that takes audio: a Hugging Face folder, with the file that says how sounds become
+model input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SETTINGS = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size"
 
 @made_once
 def make_hearing(folder: Path, *, seed: int = 0, **overrides: Any) -> None:
-    """Write a Voxtral into `folder` and give `folder`; `overrides` replace fields of its text part."""
+    """Write a Voxtral checkpoint into `folder`. `overrides` replace fields of its text configuration."""
     from transformers import AutoConfig, VoxtralForConditionalGeneration
     from transformers.utils import logging
 

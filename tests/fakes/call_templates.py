@@ -1,4 +1,4 @@
-"""Chat templates that write tool calls in each format that models use, and a function that renders them."""
+"""Chat templates that write tool calls in the formats of real models, and a class that renders them."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ TEMPLATES["quoted strings"] = (
 
 @cache
 def _chat_template(source: str) -> ChatTemplate:
-    """Examples of properties use one template many times, and compiling it takes longer than all else."""
+    """Return the compiled template, which is cached because property tests use it many times."""
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"})
 
 
 class CallTemplate:
-    """A chat template by its name in `TEMPLATES`."""
+    """A chat template, given as one of the sources in `TEMPLATES`."""
 
     def __init__(self, source: str) -> None:
         self.template = _chat_template(source)
@@ -124,7 +124,7 @@ class CallTemplate:
         return self.template.render(messages, tools, None, {}, add_generation_prompt)
 
     def calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]], content: str = "") -> str:
-        """What the template writes for calls, up to the end of the turn."""
+        """Return the text that the template writes for the calls, up to the end of the turn."""
         made = [
             {"id": f"callid00{number}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
             for number, (name, arguments) in enumerate(calls)

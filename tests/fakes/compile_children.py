@@ -1,4 +1,4 @@
-"""Child processes that try grammars. Pools pass them on to the next pool, because starting one takes processor time."""
+"""Child processes that compile grammars. Each pool hands its children on, because starting one takes processor time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridle.structured_output.compile_sandbox import CompileSandbox
 
 
 class HandedOn(CompileSandbox):
-    """A sandbox whose idle children serve the next one. They end with this process, which closes their input."""
+    """A sandbox that hands its idle children to the next sandbox. This process ends them by closing their input."""
 
     spare: ClassVar[list[Any]] = []
     lending = threading.Lock()
@@ -28,7 +28,7 @@ class HandedOn(CompileSandbox):
             self._idle.put(child)
 
     def close(self) -> None:
-        """Keep the children that rest, end those that work."""
+        """Keep the idle children for the next sandbox, and end the busy ones."""
         resting = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -43,12 +43,12 @@ class HandedOn(CompileSandbox):
 
 
 def thrifty_pool(*args: Any, **options: Any) -> ConstraintPool:
-    """A `ConstraintPool` whose compiler takes over children and leaves them."""
+    """Return a `ConstraintPool` whose compiler uses spare children and leaves its own for the next pool."""
     with patch("bridle.structured_output.compiler.CompileSandbox", HandedOn):
         return ConstraintPool(*args, **options)
 
 
 def end_spare_children() -> None:
-    """End those that wait for a pool."""
+    """End the spare children that wait for a next pool."""
     while HandedOn.spare:
         HandedOn.spare.pop().kill()

@@ -1,8 +1,8 @@
-"""A controller runtime for tests: programs are plain functions, slowness is made of fake time.
+"""A controller runtime for tests, whose programs are plain functions and whose delays use a fake clock.
 
 `FakeControllerPool` implements `ControllerPool`. It also checks the rules that the engine must follow. Each sequence
-has at most one open question, and none after its end. Forks come with their parents. The tokens that a controller sees
-add up. Breaches are collected in `violations`. It knows nothing of sandboxes and processes.
+has at most one open ask, and none after its end. A fork is asked together with its parent. The tokens that a controller
+sees add up. Breaches are collected in `violations`. The pool uses no sandboxes and no processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Turn = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state that a program sees. `tokens` are all of the sequence, `path` tells forks apart, `num_asks` counts from
+    """The state that a program sees: all `tokens`, the `path` that identifies a fork, and `num_asks`, which counts from
     0."""
 
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, and after how many seconds of the pool's clock (`delay`) it comes; None: never."""
+    """An answer that arrives after `delay` seconds of the pool's clock. It never arrives if `delay` is None."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -50,7 +50,7 @@ Program = Callable[[View], "Decision | Reply"]
 
 @dataclass(frozen=True, slots=True)
 class FakeController:
-    """The controller of a request, steered by `program`. With `open_delay` None it never opens."""
+    """The controller of a request, which runs `program`. It never opens if `open_delay` is None."""
 
     program: Program
     prompt: tuple[int, ...] | None = None
@@ -60,7 +60,7 @@ class FakeController:
 
 @dataclass(slots=True)
 class _Instance:
-    """The pool's side of one sequence."""
+    """The pool's state of one sequence."""
 
     controller: FakeController
     view: View
@@ -75,7 +75,7 @@ class _Opening:
 
 
 class FakeControllerPool(ControllerPool):
-    """Runs `FakeController`s (and bare programs) in the engine's own thread, on a fake clock."""
+    """A pool that runs `FakeController`s and bare programs in the engine's own thread, on a fake clock."""
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
@@ -89,7 +89,7 @@ class FakeControllerPool(ControllerPool):
 
     @property
     def live(self) -> frozenset[int]:
-        """Sequences that were asked and not closed."""
+        """Return the sequences that were asked and are not closed."""
         return frozenset(self._instances)
 
     def accepts(self, controller: object) -> bool:
@@ -97,8 +97,8 @@ class FakeControllerPool(ControllerPool):
         return isinstance(controller, FakeController) or callable(controller)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """The future is done at once, or when the clock has passed the controller's `open_delay` at a later
-        call."""
+        """Return a future that is done at once, or at a later call when the clock has passed the controller's
+        `open_delay`."""
         controller = _controller_of(request)
         delay = controller.open_delay
         opening = _Opening(None if delay is None else self.clock() + delay)
@@ -108,25 +108,25 @@ class FakeControllerPool(ControllerPool):
         return opening.future
 
     def settle(self) -> None:
-        """Complete the openings whose time has come; `collect` does it too."""
+        """Complete the openings whose delay is over. `collect` also completes them."""
         for opening in self._openings:
             if opening.due is not None and opening.due <= self.clock():
                 _complete(opening)
         self._openings = [one for one in self._openings if not one.future.done()]
 
     def abandon(self, request: Request) -> None:
-        """Do nothing: no state was kept of an opening."""
+        """Record the request's id. An opening has no state to free."""
         self.abandoned.append(request.id)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Run the programs now; their answers come when their delay is over."""
+        """Run the programs now. Their answers arrive when their delay is over."""
         before = {seq_id: instance.view for seq_id, instance in self._instances.items()}
         for ask in asks:
             self.asked.append(ask)
             self._take(ask, before)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Answers that are due; moves the clock to the last one wanted, at most to `deadline`."""
+        """Return the answers that are due, after moving the clock to the last requested one, at most to `deadline`."""
         self._wait(list(seq_ids), deadline)
         self.settle()
         now, arrived = self.clock(), {}
@@ -140,12 +140,12 @@ class FakeControllerPool(ControllerPool):
         return arrived
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Forget sequences."""
+        """Forget the given sequences."""
         for seq_id in seq_ids:
             self._instances.pop(seq_id, None)
 
     def shutdown(self) -> None:
-        """Forget everything; openings under way are cancelled."""
+        """Forget all sequences, and cancel pending openings."""
         self.is_shut_down = True
         self._instances.clear()
         for opening in self._openings:
@@ -204,14 +204,14 @@ class FakeControllerPool(ControllerPool):
 
 
 def after(view: View, tokens: Sequence[int], backtrack: int, sampled: int | None) -> View:
-    """The view of the next ask, once `tokens` followed what is left after `backtrack`."""
+    """Return the view of the next ask: `backtrack` tokens are removed, and `tokens` are added."""
     kept = view.tokens[: len(view.tokens) - backtrack]
     num_prompt = min(view.num_prompt, len(kept))
     return View(kept + tuple(tokens), num_prompt, sampled, view.path, view.num_asks + 1)
 
 
 def forked(view: View, branch: int) -> View:
-    """The view that branch `branch` of a fork starts from."""
+    """Return the first view of branch `branch` of a fork."""
     return View(view.tokens, view.num_prompt, None, (*view.path, (view.num_asks, branch)), view.num_asks)
 
 
@@ -224,7 +224,7 @@ def _controller_of(request: Request) -> FakeController:
 
 
 def _reply(program: Program, view: View) -> Reply:
-    """Return the program's reply; an exception in it is an error of the controller."""
+    """Return the program's reply. An exception in the program becomes an error of the controller."""
     try:
         said = program(view)
     except Exception as error:

@@ -1,5 +1,5 @@
-"""Checkpoints that pool, tiny and random: encoders, classifiers and sentence-transformers folders, as `tiny` makes
-decoders. The tokenizer has a token per byte, and puts `<s>` and `</s>` around texts and pairs."""
+"""Make tiny random checkpoints of pooling models: encoders, classifiers and sentence-transformers folders. The
+tokenizer has one token per byte, and puts `<s>` and `</s>` around texts and pairs."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def make_encoder(
     seed: int = 0,
     **overrides: Any,
 ) -> None:
-    """Write a checkpoint of `family` into `folder`: a plain encoder, or with `labels` a classifier; `head` may name
-    another of the library's automatic classes, such as `AutoModelForMaskedLM`."""
+    """Write a checkpoint of `family` into `folder`: a plain encoder, or a classifier if `labels` are given. `head` may
+    name another automatic class of transformers, such as `AutoModelForMaskedLM`."""
     import transformers
 
     own = ENCODERS[family] if family in ENCODERS else tiny_checkpoints.FAMILIES.get(family, {})
@@ -83,7 +83,7 @@ def make_encoder(
 
 
 def _randomize(model: nn.Module, seed: int) -> None:
-    """Weights by which each token matters, and no two texts get one vector."""
+    """Set random weights with which each token matters and different texts get different embeddings."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -97,7 +97,7 @@ def _randomize(model: nn.Module, seed: int) -> None:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """The tokenizer of `tiny`, with what its model expects around a text and between two."""
+    """Write the tokenizer of `tiny_checkpoints`, which adds `<s>` and `</s>` around a text and between two texts."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
@@ -122,8 +122,8 @@ def make_sentence_model(
     default_prompt: str | None = None,
     **fields: Any,
 ) -> Path:
-    """Write a sentence-transformers folder: an encoder, and modules after it, each a class's name and its
-    configuration. Dense layers and norms get random weights."""
+    """Write a sentence-transformers folder: an encoder and further modules, each given as class name and configuration.
+    Dense layers and norms get random weights."""
     make_encoder(family, folder, **fields)
     rows = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for number, (kind, config) in enumerate(modules, 1):

@@ -1,5 +1,5 @@
-"""Hostile JSON: large, deep, or with values that are not numbers. It is given as text, because no JSON writer would
-produce some of it."""
+"""Hostile JSON: large, deep, or with values that are not numbers. Bodies are texts, because JSON writers would refuse
+some of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def hostile_values(num_bytes: int, many: int = 1_000_000) -> Mapping[str, bytes]:
-    """Hostile values, by what is wrong with them. The large ones have about `num_bytes` bytes, or `many` entries if
+    """Return hostile values by the name of their fault. Large values have about `num_bytes` bytes, or `many` entries if
     that is less."""
 
     def repeated(item: bytes, most: int = num_bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Folders that are made once and copied afterwards. The processes of one run of the tests share them."""
+"""Folders that are written once and copied afterwards. The processes of one test run share them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SHARED = "MADE_ONCE"
 
 
 def made_once(make: Callable[..., Any]) -> Callable[..., Path]:
-    """Decorate a function that writes files into the folder that it is given. What it writes may depend only on its
-    other arguments: for equal ones the files are copied. The decorated function returns the folder."""
+    """Decorate a function that writes files into a given folder. For equal other arguments, the files of the first call
+    are copied, so the files may depend only on these arguments. The decorated function returns the folder."""
 
     @wraps(make)
     def copied(*arguments: Any, **options: Any) -> Path:
@@ -36,8 +36,8 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Path]:
 
 
 def shared_folder(name: str, key: object, write: Callable[[Path], object]) -> Path:
-    """Return the folder that `write` has filled for an equal name and key, in whichever process that was. Nobody may
-    change it."""
+    """Return the folder that `write` filled for this name and key, in any process of the test run. The folder must not
+    be changed."""
     made = _root() / f"{name.strip('_')}-{blake2b(repr(key).encode(), digest_size=8).hexdigest()}"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=_root()) as part:

@@ -1,9 +1,9 @@
-"""The correct result of an engine for one request, computed by the simplest means: no KV, no batch, no blocks, no
+"""The correct result of an engine for one request, computed in the simplest way: without KV cache, batches, blocks and
 steps.
 
-Every draw looks at logits that are recomputed from the whole token list; forks are plain recursion. Random keys come
-from the engine's public derivation, decisions from a plain program. Timing has no meaning here, which is the point:
-outputs may not depend on it. Outputs are named by their path: () for the first, (k,) for its k-th fork, and so on.
+Each token is sampled from logits that are computed from the whole token list. Forks are plain recursion. Random keys
+come from the engine's public derivation, and decisions come from a plain program. Time is not modelled, because outputs
+may not depend on it. Outputs are named by their path: () for the first output, (k,) for its k-th fork, and so on.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _NOTHING_LEFT = "no token can be drawn"
 
 @dataclass(slots=True)
 class ReferenceOutput:
-    """One output. `usage` leaves `cached_tokens` at 0: it depends on what ran before. `error` is a
-    message."""
+    """One output. `usage.cached_tokens` stays 0, because it depends on earlier requests. `error` is a message."""
 
     path: Path
     tokens: list[int]
@@ -44,7 +43,7 @@ class ReferenceOutput:
 
 @dataclass(slots=True)
 class _Output:
-    """An output while it grows. `logprobs[i]` belongs to token i of `tokens`, prompt included."""
+    """An output that is being generated. `logprobs[i]` belongs to token i of `tokens`, which include the prompt."""
 
     path: Path
     tokens: list[int]
@@ -72,13 +71,13 @@ def run_reference(
     eos_token_ids: Sequence[int] = (),
     decoder: TextDecoder | None = None,
 ) -> dict[Path, ReferenceOutput]:
-    """All outputs of `request` by path. `max_model_len` is the least of the model's context and the KV
+    """Return all outputs of `request` by path. `max_model_len` is the smaller of the model's context and the KV
     capacity."""
     return _Reference(model, request, program, max_model_len, eos_token_ids, decoder).run()
 
 
 def reference_prompt_logprobs(model: ScriptedModel, request: Request) -> tuple[Logprob | None, ...]:
-    """The correct `PromptEvent.logprobs` for a request with `prompt_logprobs`."""
+    """Return the correct `PromptEvent.logprobs` of a request with `prompt_logprobs`."""
     prompt, num_top = request.prompt, _num_top(request)
     scores = [
         logprob_of(model.row_after(prompt[:i], request.adapter), prompt[i], num_top) for i in range(1, len(prompt))
@@ -87,7 +86,7 @@ def reference_prompt_logprobs(model: ScriptedModel, request: Request) -> tuple[L
 
 
 def _spelled(logprobs: Iterable[Logprob | None], request: Request, decoder: TextDecoder | None) -> list[Logprob | None]:
-    """The same, with their texts if the request wants any."""
+    """Return the log-probabilities with the texts of their tokens, if the request is detokenized."""
     if decoder is None or not request.detokenize:
         return list(logprobs)
     return [None if each is None else each.spelled(decoder.token_text) for each in logprobs]
@@ -237,7 +236,7 @@ class _Reference:
         return token, logprob
 
     def bad_word_ends(self, output: _Output) -> list[tuple[int, float]]:
-        """Biases against whatever would complete a bad word."""
+        """Return biases against every token that would complete a bad word."""
         generated = output.tokens[output.num_prompt :]
         words = self.sampling.bad_words_ids
         return [(word[-1], float("-inf")) for word in words if tuple([*generated, word[-1]][-len(word) :]) == word]
@@ -285,7 +284,7 @@ class _Reference:
     # -- text and endings ----------------------------------------------------------------------------------
 
     def text_of(self, output: _Output, num_tokens: int, flush: bool) -> str:
-        """Text of the first `num_tokens` generated tokens."""
+        """Return the text of the first `num_tokens` generated tokens."""
         if self.decoder is None or not self.request.detokenize:
             return ""
         state = self.decoder.open(output.tokens[: output.num_prompt], self.sampling.skip_special_tokens)
@@ -294,7 +293,7 @@ class _Reference:
         return text + (state.flush() if flush else "")
 
     def matches(self, output: _Output) -> list[tuple[int, str]]:
-        """(start, stop string) of all that end in the text of the last token."""
+        """Return (start, stop string) of all stop strings that end in the text of the last token."""
         num_generated = len(output.tokens) - output.num_prompt
         before = len(self.text_of(output, num_generated - 1, flush=False))
         text = self.text_of(output, num_generated, flush=False)

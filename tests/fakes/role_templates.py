@@ -1,4 +1,4 @@
-"""Chat templates that differ in the roles that they take."""
+"""Chat templates that accept different roles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _template(before: str = "", turn: str = _TURN) -> str:
 
 
 def any_role(thoughts: str = "") -> str:
-    """Writes any message, `thoughts` before its content. Lists of parts are written only where a user speaks."""
+    """Return a template for messages of any role, which writes `thoughts` first. Only users may send lists of parts."""
     parts = "{% if m.role == 'user' %}" + _EACH_PART + "{% else %}{{ m.content }}{% endif %}"
     return _LOOP.replace("BEFORE", "").replace("TURN", _TURN.replace("PARTS", parts)).replace("THOUGHTS", thoughts)
 

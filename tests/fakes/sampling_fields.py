@@ -1,4 +1,4 @@
-"""A value off its default for each sampling field."""
+"""A value other than the default for each sampling field."""
 
 from __future__ import annotations
 

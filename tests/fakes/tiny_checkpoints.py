@@ -1,8 +1,7 @@
-"""Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a
-second.
+"""Make tiny random checkpoints: one Hugging Face folder per model family, written in a fraction of a second.
 
-Weights are sampled so that the next token depends on the whole context and wins by a wide margin. So a wrong position,
-a lost key or a neighbor's KV changes the output, and rounding does not. The tokenizer has a token per byte.
+With the random weights, the next token depends on the whole context and wins by a wide margin. So a wrong position, a
+lost key or another sequence's KV changes the output, and rounding does not. The tokenizer has one token per byte.
 """
 
 from __future__ import annotations
@@ -320,17 +319,17 @@ _ALL = FAMILIES | HYBRID_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
 
 
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a checkpoint of `family` (a transformers model type) into `folder` and give `folder`.
+    """Write a checkpoint of `family` (a transformers model type) into `folder`, and return `folder`.
 
-    `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give
-    the same weights. Families without an entry in `FAMILIES` start from Llama-like fields.
+    `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give the same
+    weights. Families without an entry in `FAMILIES` start from Llama-like fields.
     """
     shutil.copytree(cached_checkpoint(family, seed=seed, **overrides), folder, dirs_exist_ok=True)
     return folder
 
 
 def cached_checkpoint(family: str, *, seed: int = 0, **overrides: Any) -> Path:
-    """As `make_checkpoint`, in a folder that all tests share and none changes."""
+    """Return a folder with the checkpoint of `make_checkpoint`. All tests share the folder and must not change it."""
     key = [seed, sorted(overrides.items())]
     return shared_folder(family, key, lambda folder: _write_checkpoint(family, folder, seed, overrides))
 
@@ -351,7 +350,7 @@ def _write_checkpoint(family: str, folder: Path, seed: int, overrides: dict[str,
 
 
 def randomize(model: nn.Module, seed: int) -> None:
-    """Draw all weights anew: activations near one in every layer, logits far apart."""
+    """Set all weights to random values: activations are near one in every layer, and logits are far apart."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(parameter: nn.Parameter, scale: float) -> None:
@@ -381,14 +380,15 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def _fan_in(name: str, parameter: nn.Parameter) -> int:
-    """Inputs per output: the last side of a linear weight, the middle one of transposed or fused weights."""
+    """Return the number of inputs per output: the last side of a linear weight, or the middle side of transposed or
+    fused weights."""
     is_transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) or parameter.dim() == 3
     return parameter.shape[-2] if is_transposed else parameter.shape[-1]
 
 
 @made_once
 def save_tokenizer(folder: Path) -> None:
-    """A tokenizer with the special tokens, one token per byte and a few words, and a chat template."""
+    """Write a tokenizer with the special tokens, one token per byte, a few words and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,5 +1,5 @@
-"""Functions of torchvision that transformers' image processors call, in plain torch. They serve environments without
-torchvision, since a build of torchvision belongs to one build of torch."""
+"""The torchvision functions that transformers' image processors call, written in plain torch. They serve environments
+without torchvision, because each torchvision build requires one torch build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InterpolationMode(enum.Enum):
 
 
 def resize(image: Tensor, size: Sequence[int], interpolation: InterpolationMode, antialias: bool = True) -> Tensor:
-    """[N, C, H, W] in bytes -> the same of `size`"""
+    """Resize images of bytes, [N, C, H, W], to `size`. The shape stays the same otherwise."""
     mode = interpolation.value
     found = torch.nn.functional.interpolate(image.float(), tuple(size), mode=mode, antialias=antialias)
     return found.round().clamp(0, 255).to(image.dtype)
@@ -48,14 +48,14 @@ FAMILIES = frozenset({"cohere2_vision", "kimi_k25", "lfm2_vl"})
 
 
 def provide_processor(family: str, reader: MediaReader) -> None:
-    """Let `reader` read images of a checkpoint of `family` if torchvision is needed for it and is not there."""
+    """Let `reader` read images for a checkpoint of `family` that needs torchvision, if torchvision is not installed."""
     if family in FAMILIES and importlib.util.find_spec("torchvision") is None:
         sense: Any = reader.senses["image"]
         sense._processor = _processor_of(family, reader.folder)
 
 
 def _processor_of(family: str, folder: Path) -> Any:
-    """The library's image processor of a checkpoint of `family`, over these functions."""
+    """Return transformers' image processor of a checkpoint of `family`, based on the functions of this module."""
     from PIL.Image import Resampling
     from transformers import image_processing_backends as backends
 

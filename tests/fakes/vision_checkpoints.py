@@ -1,9 +1,6 @@
-"""Real checkpoints that take images, tiny and random: a Hugging Face folder per family, with the file that says how
-images become its input.
-
-The weights are those of `tiny`: the next token depends on the whole context, images included, and wins by a wide
-margin.
-"""
+"""Make tiny random checkpoints that take images: one Hugging Face folder per family, with the file that says how images
+become model input. As in `tiny_checkpoints`, the next token depends on the whole context, images included, and wins by
+a wide margin."""
 
 from __future__ import annotations
 
@@ -585,7 +582,7 @@ FAMILIES["idefics3"] = (
 
 @made_once
 def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> None:
-    """Write a checkpoint of `family` into `folder` and give `folder`; `overrides` replace fields of its text part."""
+    """Write a checkpoint of `family` into `folder`. `overrides` replace fields of its text configuration."""
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.utils import logging
 
@@ -614,14 +611,14 @@ def names_of(family: str) -> tuple[str, ...]:
 
 
 def placeholder_of(family: str) -> str:
-    """Return the placeholder of an image in a prompt; in most families it is the same as that of its rows."""
+    """Return the placeholder of an image in a prompt. In most families, it is also the token of the image's rows."""
     name = names_of(family)[0]
     return _PLACEHOLDERS.get(name, name)
 
 
 def name_tokens(folder: Path, names: tuple[str, ...], modality: str = "image") -> None:
-    """Give the last ids of the vocabulary to the tokens around images, the very last to the placeholder. The chat
-    template knows parts of the one `modality`."""
+    """Add `names` as the last tokens of the vocabulary, the placeholder at the very end. The chat template accepts
+    parts of the given `modality`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
