@@ -1,4 +1,4 @@
-"""The chat template of the demo model: each kind of message."""
+"""Tests that the demo model's chat template writes each kind of message."""
 
 from __future__ import annotations
 

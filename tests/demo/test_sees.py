@@ -1,4 +1,4 @@
-"""The shipped demo model that sees, through bridle: small, and right about images of shapes."""
+"""Tests of the shipped demo model for images: it is small, and answers questions about images of shapes correctly."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_choice_bounds_the_answer(llm: LLM) -> None:
 
 
 class Not(Controller):
-    """Any first token but one."""
+    """A controller that allows every first token except one."""
 
     def __init__(self, token: int) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""The shipped weights: small, loadable by plain transformers, and right on a handful of prompts."""
+"""Tests of the shipped weights: they are small, load in plain transformers, and answer a few prompts correctly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The recorder in front of a server ends when its client does, so that the server never waits for a client that has
-gone."""
+"""Tests that the recorder in front of a server ends when its client ends, so that the server does not wait for that
+client."""
 
 from __future__ import annotations
 

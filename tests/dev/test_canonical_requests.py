@@ -1,4 +1,4 @@
-"""The texts of the benchmark of canonical masks."""
+"""Tests of the texts in the benchmark of canonical masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation as a site: it has every page, its links hold, and nothing in it comes from elsewhere."""
+"""Tests of the documentation site: it has every page, its links work, and it loads nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of models by name says what the survey and the table of GGUF families say."""
+"""Tests that the table of models by name agrees with the survey of architectures and the table of GGUF families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_each_model_has_a_result() -> None:
-    """Every trial is in the survey, and a model of a family that the tests compare is served."""
+    """Every trial of a model is in the survey. A model is served if the tests compare its family."""
     states = states_of(PAGE.read_text(encoding="utf-8"))
     assert {trial for model in NAMED_MODELS for trial in model.trials} <= states.keys()
     assert len({model.name for model in NAMED_MODELS}) == len(NAMED_MODELS) == 62
@@ -39,7 +39,7 @@ def test_a_cause_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", sorted({trial for model in NAMED_MODELS for trial in model.trials}))
 def test_the_survey_still_holds(trial: str, tmp_path: Path) -> None:
-    """Each architecture is tried anew, with a tiny checkpoint that has all kinds of its layers."""
+    """Each architecture is tried again, with a tiny checkpoint that has all kinds of its layers."""
     wanted = states_of(PAGE.read_text(encoding="utf-8"))[trial]
     family, kind = trial.split("/")
     state, reason = _try(family, kind, tmp_path)

@@ -1,4 +1,4 @@
-"""A chat passes few files and functions of the package."""
+"""Tests that a chat request runs few files and functions of the package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NUM_TRIES = 3
 
 
 def listing() -> dict[str, int]:
-    """Return the number of functions that a chat passes in each file. The tracer watches all threads: it has a
-    process of its own."""
+    """Return the number of functions that a chat runs in each file. The tracer watches all threads, so it runs in its
+    own process."""
     command = [sys.executable, "-m", "dev.path_tracer", "chat"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     return {name: int(number) for name, number in re.findall(r"^(bridle/\S+) \((\d+)\)$", told, re.M)}
@@ -30,7 +30,7 @@ def listing() -> dict[str, int]:
 
 @pytest.mark.slow  # the few stops below bound the same way
 def test_a_chat_passes_few_files_and_functions() -> None:
-    """A busy machine may lead a request through what is for slow readers: the shortest of a few ways counts."""
+    """The shortest of several traces counts, because a request on a busy machine may run code for slow readers."""
     ways = []
     for _ in range(NUM_TRIES):
         ways.append(listing())

@@ -1,4 +1,4 @@
-"""Images are drawn from what ran: each kind of token that the legend names is in them."""
+"""Tests that the documentation's images show recorded runs, with every kind of token that their legend names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Recipes are judged rightly, asked once, and reported with their intervals; the scripts themselves are tested in
-`tests/controllers/test_recipes.py`."""
+"""Tests that recipes are graded correctly, asked once, and reported with their intervals.
+`tests/controllers/test_recipes.py` tests the scripts themselves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_query_is_right_by_its_rows() -> None:
 
 
 def test_every_question_has_rows() -> None:
-    """An empty result would be right for any wrong filter."""
+    """Almost every question has rows in its result, because any wrong filter would also give an empty result."""
     empty = [case for case in sql.cases(100, 4) if not sql.run(case.id, case.known)["rows"]]
     assert len(empty) < 5
 
@@ -216,7 +216,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], field: str) -> Non
 
 @pytest.fixture
 def peer() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that answers as llama-server does, and the bodies that it got."""
+    """Serve answers in llama-server's format. Yields the address and the received bodies."""
     bodies = list[dict[str, Any]]()
 
     class Handler(BaseHTTPRequestHandler):
@@ -264,6 +264,6 @@ def test_records_outlive_a_run(tmp_path: Path) -> None:
 
 
 def test_every_script_has_its_recipe() -> None:
-    """Nothing in the folder is left unmeasured."""
+    """Every script in the folder has a recipe that measures it."""
     scripts = {path.name for path in FOLDER.glob("*.*")} - {"database.py", "interpreter.py", "tools.toml", "README.md"}
     assert {recipes.recipe(name).file for name in recipes.RECIPES} == scripts

@@ -1,4 +1,4 @@
-"""Tests of the check of words in `scripts/style_check.py`."""
+"""Tests of the style check `scripts/style_check.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of bytes whose content follows from their number, stores that hold them, and damage to files."""
+"""Blocks of bytes that are derived from their number, stores that hold these blocks, and damage to files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fill(target: SegmentStore, numbers: range, tenant: str = "") -> None:
 
 
 def found_in(target: SegmentStore, numbers: Iterable[int]) -> set[int]:
-    """The blocks that can be read. Each must be right."""
+    """Return the numbers of the blocks that can be read. Each read block must have the right bytes."""
     found = set()
     for number in numbers:
         memory = bytearray(BLOCK)
@@ -75,7 +75,7 @@ def offer(target: BlockStore, number: int) -> bool:
 
 
 def loaded(target: BlockStore, numbers: range, is_beside: bool = False) -> dict[int, bytes]:
-    """The blocks that a load has put, as far as it says that they are there."""
+    """Load blocks, and return the blocks that the load reports as present."""
     put: dict[int, bytes] = {}
 
     def putter(number: int, data: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Threads of a store: offered blocks are copied, the queue is bounded, and a load gives a correct prefix."""
+"""Tests of a store's threads: offered blocks are copied, the queue is bounded, and a load gives a correct prefix."""
 
 from __future__ import annotations
 

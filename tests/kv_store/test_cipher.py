@@ -1,4 +1,4 @@
-"""Encrypted stores: files reveal nothing, only sealed data is read, and tokens stay the same."""
+"""Tests of encrypted stores: files reveal nothing, only sealed data is read, and tokens stay the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_was_written_without_a_key_is_not_read_with_one(tmp_path: Path) -> 
 
 
 def test_a_block_that_somebody_has_changed_or_renamed_is_not_read(tmp_path: Path) -> None:
-    """Even if its digest was made anew, which needs no key."""
+    """A changed or renamed block is not read, even if its digest was recomputed, which needs no key."""
     target = opened(tmp_path)
     fill(target, range(3))
     sealed_bytes = BLOCK + BlockCipher.overhead

@@ -1,5 +1,5 @@
-"""Host memory for the blocks of a device: it is bounded, evicts the least recently used blocks, and loses none during a
-read."""
+"""Tests of host memory for a device's blocks: it is bounded, evicts the least recently used blocks, and keeps blocks
+during a read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(memory: HostMemory, number: int, size: int = BLOCK) -> bool:
 
 @given(seed=st.integers(0, 1 << 30), limit=st.integers(0, 9 * BLOCK), piece=st.sampled_from([1, 2 * BLOCK, 1 << 20]))
 def test_what_is_found_is_right_and_memory_is_bounded(seed: int, limit: int, piece: int) -> None:
-    """Blocks and states of two sizes. The last block that was put is there, unless there is no room for any."""
+    """Random blocks and states of two sizes are stored. The last stored block is present, unless no block fits."""
     random, taken = Random(seed), []
 
     def counted(num_bytes: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Blocks on disk: a read returns what was written, even if files are damaged, and the use of the disk is bounded."""
+"""Tests of blocks on disk: a read returns the written bytes, even if files are damaged, and disk use is bounded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_digest_sees_changed_words_and_misplaced_pages() -> None:
     data, page = Random(1).randbytes(5 * 4096 + 100), 4096
 
     def changed(*places: int) -> bytes:
-        """Add 1 to the first word, and take it from the second one."""
+        """Return the data with 1 added to the word at the first place, and subtracted from the word at the second."""
         words = bytearray(data)
         for place, by in zip(places, (1, -1), strict=False):
             word = words[place : place + 8]
@@ -127,7 +127,7 @@ def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
 
 
 def test_small_segments_are_few(tmp_path: Path) -> None:
-    """Each process that begins leaves one."""
+    """Every process leaves a small segment, and the store limits the number of these segments."""
     for number in range(store.SMALL_FILES + store.NUM_SEGMENTS + 10):
         target = SegmentStore(tmp_path, "model", 100 * LIMIT)
         fill(target, range(number, number + 1))

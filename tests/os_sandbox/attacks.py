@@ -1,4 +1,4 @@
-"""Attacks that an intruder would try from inside a sandboxed process. Each returns what it gained, or raises the
+"""Attacks that an intruder would try inside a sandboxed process. Each function returns the gained access, or raises the
 kernel's refusal."""
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ ATTACKS: dict[str, Callable[[], object]] = {
 
 
 def run_attack(name: str, report: int) -> None:
-    """Run an attack and write to the descriptor `report` how it ended. A fatal one writes nothing."""
+    """Run an attack, and write its result to the file descriptor `report`. A fatal attack writes nothing."""
     try:
         gained = ATTACKS[name]()
     except OSError as error:

@@ -1,8 +1,6 @@
-"""A program that runs each attack in a process of each kind, and prints as JSON how it ended.
-
-The processes enter the sandbox through the product's own code. Only the work that follows is replaced. The program runs
-on its own because a process with threads can neither be forked nor restricted safely.
-"""
+"""A program that runs each attack in a process of each kind, and prints the results as JSON. The processes enter the
+sandbox through the product's own code, and only their later work is replaced. The program runs separately because a
+process with threads cannot fork or be restricted safely."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ _GUESTS = GuestEnvironment(RuntimeVocabulary([b"\0"], 0, lambda text: [0]), DEFA
 
 
 def worker(attack: Work) -> None:
-    """A process that hosts Wasm controllers."""
+    """Run an attack as a process that hosts Wasm controllers."""
     with patch.object(fork_server, "be_worker", lambda *_: attack()):
         fork_server.run_child("worker", [], _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
 
 
 def compiler(attack: Work) -> None:
-    """A process that compiles an uploaded controller."""
+    """Run an attack as a process that compiles an uploaded controller."""
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target, ours:
         descriptors = [source.fileno(), target.fileno(), theirs.detach()]
@@ -48,7 +46,7 @@ def compiler(attack: Work) -> None:
 
 
 def template(attack: Work) -> None:
-    """A process that renders a client's chat template."""
+    """Run an attack as a process that renders a client's chat template."""
     task = {"source": "", "variables": {}, "limits": [1, 1], "memory": 1 << 40, "seconds": 5}
     with (
         patch.object(sys, "stdin", io.StringIO(json.dumps(task))),
@@ -58,13 +56,13 @@ def template(attack: Work) -> None:
 
 
 def grammar(attack: Work) -> None:
-    """A process that compiles a client's grammar, in a thread."""
+    """Run an attack as a process that compiles a client's grammar in a thread."""
     with patch.object(compile_worker, "serve", attack):
         compile_worker.main()
 
 
 def writer(attack: Work) -> None:
-    """A process that writes streams to clients."""
+    """Run an attack as a process that writes streams to clients."""
     ours, theirs = socket.socketpair()
     os.dup2(theirs.fileno(), 0)
     with (
@@ -81,7 +79,7 @@ KINDS: dict[str, Callable[[Work], None]] = {
 
 
 def outcome(kind: Callable[[Work], None], name: str) -> str:
-    """Run an attack in a process of a kind; returns its report, or the signal that ended it."""
+    """Run an attack in a process of the given kind. Returns its report, or the signal that ended the process."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -98,7 +96,7 @@ def outcome(kind: Callable[[Work], None], name: str) -> str:
 
 
 def main() -> None:
-    """Run the attacks that are named, or all, in a process of each kind."""
+    """Run the named attacks, or all attacks, in a process of each kind."""
     os_sandbox.preload()
     names = sys.argv[1:] or ATTACKS
     json.dump({key: {name: outcome(kind, name) for name in names} for key, kind in KINDS.items()}, sys.stdout)

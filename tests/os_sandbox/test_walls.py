@@ -1,4 +1,4 @@
-"""The operating system refuses what an intruder would do, inside each kind of process that works for clients."""
+"""Tests that the operating system refuses an intruder's actions inside each kind of process that works for clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REFUSED = {
 
 @cache
 def outcomes(*names: str, mode: str = "strict") -> dict[str, dict[str, str]]:
-    """How each attack ended, or each that is named, by the kind of process."""
+    """Return the result of each attack, or of the named attacks, by kind of process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.os_sandbox.process_kinds", *names],
         cwd=ROOT,
@@ -56,7 +56,7 @@ def test_every_attack_is_refused(kind: str) -> None:
 
 
 def test_the_same_attacks_succeed_without_the_walls() -> None:
-    """So the refusals above are the sandbox's, and not the machine's."""
+    """Without the sandbox the attacks succeed, so the sandbox causes the refusals, and not the machine."""
     found = outcomes("read_a_file", "list_a_folder", "write_a_file", mode="off")["template"]
     assert all(how.startswith("gained") for how in found.values()), found
 
@@ -77,7 +77,7 @@ def test_the_log_tells_of_a_child_that_the_sandbox_ended(caplog: pytest.LogCaptu
 
 
 def test_a_process_that_may_not_fork_has_no_call_for_it() -> None:
-    """`clone` is then permitted for threads alone."""
+    """If a process may not fork, `clone` is permitted only for threads, and `wait4` is forbidden."""
     calls = system_calls()
     assert calls is not None
     alone, forking = (set(seccomp.make_filter(calls, may_fork=may_fork)) for may_fork in (False, True))
@@ -113,7 +113,8 @@ def test_a_misspelled_mode_lets_no_wall_fall() -> None:
 
 
 def test_workers_have_a_network_without_interfaces() -> None:
-    """Where the kernel permits namespaces; others rely on the filter alone."""
+    """Workers get their own network namespace if the kernel permits it. Otherwise, only the system call filter protects
+    them."""
     code = (
         "from bridle import os_sandbox; import socket\n"
         "print(os_sandbox.leave_namespaces(), [name for _, name in socket.if_nameindex()])"
@@ -125,7 +126,7 @@ def test_workers_have_a_network_without_interfaces() -> None:
 
 
 def test_packages_of_a_user_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install --user` puts them into a folder that is on the path alone; other folders of the path are closed."""
+    """The folder of `pip install --user` stays readable; other folders of Python's path do not."""
     packages, other = tmp_path / "site-packages", tmp_path / "other"
     monkeypatch.setattr(sys, "path", [str(packages), str(other), *sys.path])
     found = os_sandbox.python_folders.__wrapped__()

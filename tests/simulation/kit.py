@@ -1,4 +1,4 @@
-"""Small scenarios, and a device under simulated engines that checks every plan."""
+"""Small scenarios, and an executor that checks every plan of a simulated engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COST = SimulatedStepCost(base=0.010, row=2e-4, token=1e-4, context=1e-7)
 
 
 def make_scenario(num_requests: int = 200, num_replicas: int = 3, rate: float = 12.0, **fields: Any) -> Scenario:
-    """Short chats on few replicas; fields of the workload and of the scenario by name."""
+    """Return a scenario with short chats on few replicas. `fields` replace fields of the workload or the scenario."""
     workload = Workload(
         num_requests,
         rate,
@@ -34,7 +34,7 @@ def make_scenario(num_requests: int = 200, num_replicas: int = 3, rate: float = 
 
 
 class CheckedExecutor(CountingExecutor):
-    """Lets a `ScriptedExecutor` follow every plan, which raises if one breaks the contract."""
+    """An executor that passes each plan to a `ScriptedExecutor`, which raises an error for an invalid plan."""
 
     def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, clock: LocalClock) -> None:
         super().__init__(info, cost, clock)
@@ -54,7 +54,7 @@ class CheckedExecutor(CountingExecutor):
 
 
 class ForgetfulExecutor(CountingExecutor):
-    """Draws one token wrong."""
+    """An executor that samples one wrong token."""
 
     def sample(self, batch: SampleBatch) -> StepResult:
         result = super().sample(batch)

@@ -1,6 +1,5 @@
-"""Properties of whole simulations: nothing is lost, everything follows from the seed, and the model of an engine is
-close to the engine. That no token is lost, doubled or somebody else's is checked by the simulated clients
-themselves."""
+"""Properties of whole simulations: results follow from the seed, and the simplified engine is close to the real engine.
+The simulated clients check that no token is lost, doubled or sent to another client."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tests.simulation.kit import COST, CheckedExecutor, ForgetfulExecutor, make_
 
 
 def facts(outcome: Outcome) -> dict[str, Any]:
-    """All but how long the simulation took."""
+    """Return the outcome without the run time of the simulation."""
     return asdict(replace(outcome, wall_seconds=0.0, cpu_seconds=0.0))
 
 
@@ -57,7 +56,8 @@ def test_a_seed_says_it_all(core: Any) -> None:
 
 
 def compare(scenario: Scenario, *, time: float, rate: float) -> None:
-    """Run the engine and its model; times must agree to within a share of `time`, the hit rate to within `rate`."""
+    """Compare simulations with the real and the simplified engine. Times may differ by the share `time`, hit rates by
+    `rate`."""
     engine = simulate(replace(scenario, core="engine"))
     quick = simulate(replace(scenario, core="quick"))
     for measure in ("ttft", "latency", "pace"):

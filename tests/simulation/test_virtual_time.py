@@ -1,4 +1,4 @@
-"""Virtual time, what steps cost in it, and the counted cache of simulated engines."""
+"""Tests of virtual time, the time that a step takes in it, and the prefix cache of simulated engines."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dev.simulation.workload import SimulatedChat, Workload, drawn_token, first_
 
 
 def talk(chat: SimulatedChat) -> list[tuple[int, ...]]:
-    """The prompts of a chat."""
+    """Return the prompts of a chat."""
     prompts = []
     while (turn := chat.next_turn()) is not None:
         prompts.append(turn.prompt)
