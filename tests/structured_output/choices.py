@@ -1,4 +1,4 @@
-"""Exact scores of options, by which choices are judged: each option is scored alone, as a prompt."""
+"""Exact scores of options, which tests compare to the engine's choices. Each option is scored alone, as a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.structured_output.kit import Lab
 
 
 def exact(lab: Lab, texts: tuple[str, ...], prompt: tuple[int, ...]) -> list[float]:
-    """The log-probability of each text after the prompt; an option that begins others has what these leave of it."""
+    """Return each text's log-probability after the prompt, without the probability of longer options that begin with
+    it."""
     paths = [tuple(lab.vocab.encode(text.encode())) for text in texts]
     scores = [_alone(lab, prompt, path) for path in paths]
     left = []

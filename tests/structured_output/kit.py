@@ -1,4 +1,4 @@
-"""Common parts of the constraints' tests: small vocabularies, matchers without a child process, an engine to run
+"""Common parts of the constraints' tests: small vocabularies, matchers without a child process, and an engine that runs
 them."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ids = itertools.count()
 
 
 def vocabulary(pieces: Iterable[str], size: int | None = None) -> GrammarVocabulary:
-    """Token 0 ends a text, the others are `pieces`, spelled greedily."""
+    """Return a vocabulary in which token 0 ends a text, and `pieces` are the other tokens. Tokenization is greedy."""
     tokens = [b"<end>", *(piece.encode() for piece in pieces)]
     by_bytes = {data: token for token, data in enumerate(tokens) if token}
 
@@ -50,7 +50,7 @@ def vocabulary(pieces: Iterable[str], size: int | None = None) -> GrammarVocabul
 
 
 def text_vocabulary() -> GrammarVocabulary:
-    """All ASCII characters and some longer tokens, with five rows that no token has."""
+    """Return a vocabulary of all ASCII characters and some longer tokens. Five logits rows have no token."""
     longer = ('{"', '":', '": ', '", "', "the", " the", "name", "true", "12", "  ", "ab", "abc", "yes", "no", '"}')
     return vocabulary([*map(chr, range(1, 128)), *longer], size=1 + 127 + len(longer) + 5)
 
@@ -67,17 +67,17 @@ def allows(vocab: GrammarVocabulary, constraint: Constraint, text: str) -> bool:
 
 
 def matcher(vocab: GrammarVocabulary, constraint: Constraint) -> Matcher:
-    """Compiled in this process."""
+    """Return the constraint's matcher, compiled in this process."""
     return Matcher(vocab, grammar_of(constraint))
 
 
 def tokens_of(mask: bytes) -> set[int]:
-    """The tokens that a mask allows."""
+    """Return the tokens that a mask allows."""
     return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
 
 
 def forbidden_pairs(vocab: GrammarVocabulary, text: str) -> list[tuple[bytes, bytes]]:
-    """The pairs of tokens that the tokenizer writes for `text`, and canonical masks forbid."""
+    """Return the pairs of tokens that the tokenizer writes for `text` although canonical masks forbid them."""
     tokens = vocab.written(text)
     return [
         (vocab.text_of((a,)), vocab.text_of((b,))) for a, b in itertools.pairwise(tokens) if not vocab.pairs.has(a, b)
@@ -91,8 +91,8 @@ def spell(vocab: GrammarVocabulary, tokens: Iterable[int]) -> str:
 def generate(
     vocab: GrammarVocabulary, start: Matcher, rng: random.Random, prefer: Sequence[str] = (), max_tokens: int = 600
 ) -> str | None:
-    """A random text that the matcher allows; None if it did not end. Every other step takes a token that
-    begins with one of `prefer`, or the end, if that is allowed."""
+    """Return a random text that the matcher allows; None if it did not end. Every other step takes a token that begins
+    with one of `prefer`, or the end, if allowed."""
     walk = start.copy()
     out: list[int] = []
     closing = {t for t, data in enumerate(vocab.tokens) if data[:1].decode("latin-1") in prefer} | {EOS}
@@ -111,7 +111,7 @@ def generate(
 
 @dataclass
 class Output:
-    """Output as a client has it."""
+    """An output as a client has it."""
 
     tokens: list[int] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Output:
 
 
 class Lab:
-    """A scripted model with constraints, on a device of the class `scripted`. `draft` guesses its tokens ahead. If it
+    """A scripted model with constraints, on a device of the class `scripted`. `draft` predicts draft tokens. If
     `is_composed`, a request may have several controllers."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Lab:
         return Request(f"r{next(_ids)}", tuple(prompt), params, controller=controller)
 
     def run(self, *requests: Request) -> list[dict[int, Output]]:
-        """Outputs of each request, by index."""
+        """Run the requests, and return the outputs of each request by index."""
         outputs: dict[str, dict[int, Output]] = {request.id: {} for request in requests}
         for request in requests:
             self.engine.add(request)

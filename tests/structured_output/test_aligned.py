@@ -1,4 +1,4 @@
-"""Aligned sampling: constrained texts have the probabilities that the model gives them among the allowed ones."""
+"""Tests of aligned sampling: allowed texts keep the relative probabilities that the model gives them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = ("aaa", "abc", "aca", "acb", "baaa", "bbb", *(f"c{x}{y}" for x in "abc" 
 
 
 def skewed(prefix: Any) -> Logits:
-    """The logits of the 4 tokens, of moderate probability, so that no text is too rare to be counted."""
+    """Return logits of 4 tokens with moderate probabilities, so that every text occurs often enough to be counted."""
     random = np.random.default_rng([*map(int, prefix), len(prefix)])
     return random.normal(0.0, 0.7, 4).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Rows of few bits say what plain loops over all bits say."""
+"""Tests that operations on bit rows return the results of plain loops over all bits."""
 
 from __future__ import annotations
 

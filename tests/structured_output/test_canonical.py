@@ -1,4 +1,4 @@
-"""Canonical tokenization under constraints: no token is forbidden that the tokenizer writes, and no other one drawn."""
+"""Tests of canonical tokenization under constraints: exactly the tokens that the tokenizer writes are allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def merged_vocabulary() -> GrammarVocabulary:
-    """The demo model's: byte-level BPE."""
+    """Return the vocabulary of the demo model, which is byte-level BPE."""
     tokenizer = Tokenizer.load("demo")
     return vocabulary_of(tokenizer, tokenizer.vocab_size)
 

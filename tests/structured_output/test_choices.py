@@ -1,4 +1,4 @@
-"""Choices: options are scored as a whole, and sampled by their whole probability."""
+"""Tests of choices: options are scored as a whole, and sampled by their whole probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices beside everything else that an engine does: the same options come, whatever happens around them."""
+"""Tests of choices next to other requests and features: these do not change the chosen options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _plain: dict[str, list[tuple[int, ...]]] = {}
 
 
 def outputs(constraint: Constraint, lab: dict[str, Any] | None = None, **fields: Any) -> list[tuple[int, ...]]:
-    """The tokens of requests side by side, at several temperatures and seeds, under settings that may change none."""
+    """Return the tokens of requests that run together at several temperatures and seeds. `lab` must change none."""
     with Lab(text_vocabulary(), seed=7, **(lab or {})) as made:
         asked = [
             made.request(constraint, (1, 2, 3, 4, 5, number), temperature=temperature, seed=number, **fields)
@@ -43,7 +43,7 @@ def outputs(constraint: Constraint, lab: dict[str, Any] | None = None, **fields:
 
 
 def plain_outputs(constraint: Constraint) -> list[tuple[int, ...]]:
-    """The tokens of the same requests with nothing around them."""
+    """Return the tokens of the same requests with default settings."""
     if constraint.key not in _plain:
         _plain[constraint.key] = outputs(constraint)
     return _plain[constraint.key]
@@ -78,7 +78,7 @@ def test_what_goes_on_around_a_choice_changes_no_token(
 
 
 class Watcher(Controller):
-    """Lets everything pass."""
+    """A controller that allows every token."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.sample()

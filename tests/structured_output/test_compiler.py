@@ -1,4 +1,5 @@
-"""Compilation: bounded, off the asker's thread, shared, remembered, and survived whatever the grammar is."""
+"""Tests of grammar compilation: it is bounded, runs in its own thread, is shared and cached, and survives hostile
+grammars."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ PLACES: list[tuple[Constraint, str]] = [
 
 @pytest.mark.parametrize(("constraint", "told"), PLACES, ids=["lark", "regex", "schema", "several"])
 def test_a_refusal_is_in_the_words_of_the_constraint(constraint: Constraint, told: str) -> None:
-    """Places in errors are those in the author's grammar."""
+    """Errors name positions in the author's grammar."""
     with pytest.raises(InvalidRequest) as refusal:
         check_usable(constraint)
     assert str(refusal.value).startswith(told) and refusal.value.param == "constraint"
@@ -200,7 +201,7 @@ def test_equal_constraints_are_compiled_once() -> None:
 
 @pytest.mark.slow
 def test_a_flood_of_schemas_leaves_the_newest_only() -> None:
-    """Each schema once: nobody may fill the memory with what nobody asks for again. BRIDLE_FLOOD sets how many."""
+    """Schemas that are requested once do not fill the memory. BRIDLE_FLOOD sets the number of schemas."""
     count = int(os.environ.get("BRIDLE_FLOOD", "10000"))
     limits = ConstraintLimits()
     compiler = Compiler(text_vocabulary, limits)
@@ -239,7 +240,7 @@ def test_what_is_kept_is_bounded_and_the_latest() -> None:
 
 
 def test_what_hostile_grammars_leave_behind_is_bounded_in_bytes_of_the_process() -> None:
-    """Grammars of megabytes, one after the other: in use is what the cache may hold, the rest goes back."""
+    """After many large grammars, only the cache uses memory, and other memory is returned to the system."""
     limits = ConstraintLimits(cache_bytes=24 << 20, seconds=10)
     compiler = Compiler(text_vocabulary, limits)
     try:

@@ -1,4 +1,4 @@
-"""Reports of what a constraint takes from the model, and floors under forced text."""
+"""Tests of reports about a constraint's effect on probabilities, and of minimum probabilities for forced text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measured(output: Output) -> ConstraintUsage:
 
 
 def forced(lab: Lab, text: str) -> float:
-    """The log-probability of everything after the first character."""
+    """Return the log-probability of all text after the first character."""
     return score(lab, text) - score(lab, text[0])
 
 
@@ -77,7 +77,7 @@ def greedy_and_other(lab: Lab) -> tuple[str, str]:
 
 
 def with_worse_greedy(check: Callable[[Lab, str, str, float], None]) -> None:
-    """Check with models whose greedy way forces less likely text than the other way, and a floor between the two."""
+    """Run `check` with models whose greedy option forces less likely text than the other, and a limit between both."""
     num_checked = 0
     for seed in range(8):
         with Lab(text_vocabulary(), seed=seed) as lab:

@@ -1,4 +1,4 @@
-"""Finite sets inside a constraint: the values of an enum are scored as a whole where they stand in a longer text."""
+"""Tests of finite sets inside a constraint: the values of an enum are scored as a whole, even within a longer text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def an_object(**properties: Any) -> dict[str, Any]:
 
 
 def best_after(lab: Lab, tokens: list[int], before: str, texts: list[str]) -> str:
-    """The best of `texts` after the part of an output that ends with `before`."""
+    """Return the most probable of `texts` after the part of an output that ends with `before`."""
     sizes = (size for size in range(len(tokens)) if spell(lab.vocab, tokens[:size]).endswith(before))
     scores = exact(lab, tuple(texts), PROMPT + tuple(tokens[: next(sizes)]))
     return texts[scores.index(max(scores))]

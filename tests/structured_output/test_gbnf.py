@@ -1,4 +1,4 @@
-"""Grammars in GBNF mean what they mean to llama.cpp, and what cannot be translated is refused with its line."""
+"""Tests that GBNF grammars have the meaning of llama.cpp, and that an unsupported grammar is refused with its line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_usual_grammar_of_json(text: str, fits: bool) -> None:
 
 
 def test_no_terminal_takes_what_the_next_one_needs() -> None:
-    """A lexer that takes the longest match would eat the last letter, and the text could never end."""
+    """A greedy lexer would consume the last letter, and the text could never end."""
     grammar = Gbnf('root ::= [a-z]* "a" | "ab" "c" | "a" "bd"')
     assert all(accepts(grammar, text) for text in ("a", "xyza", "abc", "abd"))
     assert not any(accepts(grammar, text) for text in ("", "xyz", "abe"))
@@ -65,7 +65,7 @@ def test_no_terminal_takes_what_the_next_one_needs() -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of grammar in both notations."""
+    """A part of a grammar, as GBNF and as a regular expression."""
 
     gbnf: str
     regex: str

@@ -1,4 +1,5 @@
-"""Constraints on real models and tokenizers: texts fit, forced tokens are canonical, mistakes are reported."""
+"""Tests of constraints on real models and tokenizers: texts match, forced tokens are canonical, and mistakes are
+reported."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_a_phrase_is_banned_under_a_constraint(llm: LLM) -> None:
 
 
 def test_a_stream_never_shows_what_is_banned(llm: LLM) -> None:
-    """No piece has a part of a phrase that had to go: the pieces add up, and none is rolled back."""
+    """No piece has a part of a banned phrase. The pieces add up to the text, and none is rolled back."""
     said = llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
     phrase = said[10:18]
     pieces = list(llm.stream("Once upon a time", GREEDY.with_(banned_phrases=(phrase,))))
@@ -138,7 +139,7 @@ class Anything(Controller):
 
 
 class Hushed(Anything):
-    """Takes the capital letters away."""
+    """A controller that forbids capital letters."""
 
     max_rewind = 0
 

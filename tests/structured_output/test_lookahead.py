@@ -1,4 +1,4 @@
-"""Lookahead: what a mask forces after a token counts when the token is chosen."""
+"""Tests of lookahead: the choice of a token considers the tokens that a mask forces after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks against brute force: a token is allowed exactly if some text continues with it."""
+"""Tests of masks against brute force: a token is allowed exactly if some matching text continues with it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TEXTS = ["".join(text) for n in range(LONGEST + 1) for text in itertools.product
 
 
 def random_pattern(rng: random.Random, num_letters: int, repeats: bool = True) -> str:
-    """A pattern whose every prefix can be completed within `num_letters` letters. Repetitions of repetitions are
-    left out: Python's regexes take exponential time for them."""
+    """Return a pattern whose every prefix can be completed within `num_letters` letters. Nested repetitions are left
+    out, because Python's regexes take exponential time for them."""
     if num_letters == 1:
         return rng.choice(("a", "b", "[ab]", "."))
     kind = rng.choice(("cat", "cat", "or", "star", "plus", "option") if repeats else ("cat", "or"))
@@ -49,7 +49,7 @@ def random_pattern(rng: random.Random, num_letters: int, repeats: bool = True) -
 
 
 class Oracle:
-    """Reference with Python's own regexes."""
+    """A reference that uses Python's own regexes."""
 
     def __init__(self, pattern: str) -> None:
         self.words = {text for text in TEXTS if re.fullmatch(pattern, text)}
@@ -85,7 +85,7 @@ def test_a_regex_allows_what_brute_force_allows(seed: int) -> None:
 
 
 def check_spelled(vocab: GrammarVocabulary, spelled: Matcher, wanted: set[int], where: object) -> None:
-    """Text that must come is spelled canonically: tokens that only begin it are left out, and no others."""
+    """Check that forced text is tokenized canonically: the mask leaves out only tokens that begin the forced text."""
     if spelled.is_complete:
         assert wanted == {EOS}, where
         return
@@ -273,7 +273,7 @@ def test_a_dead_end_explains_itself() -> None:
     ids=["alternatives that are alike", "counts"],
 )
 def test_a_grammar_beyond_the_limits_of_a_step_is_told_which(constraint: Constraint, text: str, ran_out: str) -> None:
-    """It could continue, so neither is the token wrong that was sampled, nor is there none."""
+    """The grammar could continue, so the error does not blame the sampled token or report that no token is allowed."""
     vocab = vocabulary(string.printable)
     walk = matcher(vocab, constraint)
 
@@ -359,7 +359,7 @@ def test_few_masks_are_remembered() -> None:
 
 
 def test_the_masks_of_a_large_grammar_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered is kept with the grammar's text, which a client chooses."""
+    """Masks are not cached for large grammars, because cached masks keep the grammar's text, which a client chooses."""
     vocab, small, large = vocabulary(PIECES), Choice(("ab",)), Choice(("ab" * 40,))
     monkeypatch.setattr(matchers, "MAX_GRAMMAR", len(grammar_of(small)))
     for constraint in (small, large):

@@ -1,4 +1,4 @@
-"""Texts under a regex end where they match and the model would leave the pattern."""
+"""Tests that a text under a regex ends when it matches and the model would leave the pattern."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORD = Regex("[A-Z][a-z]+")
 
 
 def writes(text: str) -> Callable[[Sequence[int]], int]:
-    """A model that wants to write these characters behind a prompt of two tokens, whatever was written so far."""
+    """Return a model that prefers these characters after a prompt of two tokens, whatever the earlier output is."""
     return lambda prefix: ord(text[min(len(prefix) - 2, len(text) - 1)])
 
 
@@ -57,7 +57,7 @@ def test_an_end_by_the_pattern_is_one_of_the_constraint() -> None:
 
 
 def test_a_token_that_begins_inside_of_the_pattern_is_no_end() -> None:
-    """`" the"` begins with a space, which may come; so the mask applies, and the text ends at the next chance."""
+    """`" the"` begins with an allowed space, so the mask applies, and the text ends at the next possible place."""
     vocab = text_vocabulary()
     the = vocab.token_of(b" the")
     assert the is not None

@@ -1,4 +1,4 @@
-"""Constraints beside an engine: stopping, forcing, forking, failing, and leaving the neighbours alone."""
+"""Tests of constraints in an engine: they stop, force tokens, fork and fail, and do not affect other requests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_model_may_end_where_the_grammar_allows_it() -> None:
 
 
 def num_passes(lab: Lab) -> int:
-    """Forward passes that computed anything."""
+    """Return the number of forward passes that computed any rows."""
     return sum(bool(plan.rows) for plan in lab.executor.plans)
 
 
@@ -111,7 +111,7 @@ def test_a_forward_pass_is_spent_on_choices_only() -> None:
 
 
 class OneByOne(Controller):
-    """Gives the same constraint, with its forced tokens one per step."""
+    """A controller that applies the same constraint, with one forced token per step."""
 
     def __init__(self, start: Matcher) -> None:
         self.matcher, self.queue = start, []
@@ -336,7 +336,7 @@ def test_workers_do_everything_and_end() -> None:
 @given(seed=st.integers(0, 1 << 30), error_rate=st.sampled_from([0.0, 0.2, 1.0]), drafts=st.sampled_from([1, 3, 8, -1]))
 @settings(deadline=None)
 def test_drafts_under_a_constraint_change_nothing(seed: int, error_rate: float, drafts: int) -> None:
-    """The same tokens, forced and sampled ones alike, whatever is predicted; and all logs and reasons."""
+    """Tokens, logs and end reasons are unchanged by any predicted tokens, whether tokens are forced or sampled."""
     random = Random(seed)
     constraint = random.choice(
         [PERSON, ANSWERS, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"]), JsonObject()]
@@ -385,7 +385,7 @@ ANSWERS = JsonSchema(
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("num_known", [None, 1, 2, 3])
 def test_drafts_go_on_across_forced_tokens(num_known: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each draw stands before forced tokens: a draft that ended there would save nothing."""
+    """Forced tokens follow every sampled token, so drafts that ended before them would save nothing."""
     real = ConstraintPool.lookahead
     monkeypatch.setattr(ConstraintPool, "lookahead", lambda *given: real(*given)[:num_known])
     with Lab(text_vocabulary()) as lab:
@@ -406,7 +406,7 @@ def test_drafts_go_on_across_forced_tokens(num_known: int | None, monkeypatch: p
 
 
 def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
-    """A prediction without what is forced is right all the same, and one outside of the mask costs no row."""
+    """Predictions may lack forced tokens. A predicted token outside of the mask takes no batch row."""
     with Lab(text_vocabulary()) as lab:
         lab.engine.add(lab.request(ANSWERS, max_tokens=400, speculate=8))
         while not lab.pool.live:  # it is being compiled
@@ -432,7 +432,7 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
 
 
 def answered(lab: Lab, request: Request) -> int:
-    """The id of the sequence of a request whose constraint is compiled and has answered."""
+    """Add the request, wait until its constraint is compiled and has answered, and return the id of its sequence."""
     lab.engine.add(request)
     while not lab.pool.live:
         lab.engine.step()
@@ -443,14 +443,15 @@ def answered(lab: Lab, request: Request) -> int:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out because the machine was slow."""
+    """Set long time limits, so that no work is left out on a slow machine."""
     for module in ("pool", "constrained_sequence"):
         monkeypatch.setattr(f"bridle.structured_output.{module}.SLOW_SECONDS", 60.0)
         monkeypatch.setattr(f"bridle.structured_output.{module}.SLOW_MASK_SECONDS", 60.0)
 
 
 def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
-    """The scripted model of a `Lab` again, which is another one after all but a `share` of texts."""
+    """Return a draft model that predicts like the model of a `Lab` after a `share` of all texts, and differs after
+    others."""
     size = text_vocabulary().size
     right, wrong = ScriptedModel(size), ScriptedModel(size, seed=1)
 
@@ -492,9 +493,9 @@ def test_a_draft_model_under_a_constraint_changes_nothing(
 def test_a_draft_model_draws_under_the_constraint(
     constraint: Constraint, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft model that is always right is also right under a mask and across forced tokens. Without the mask it would
-    hit one of a few tokens by chance, and almost no draft token would be accepted. Copies from the text are off,
-    because they may be wrong and come first if the draft model was measured to be slow."""
+    """A draft model that is always right is also right under a mask and across forced tokens. Without the mask, almost
+    no draft token would be accepted. N-gram drafts are off, because they may be wrong and are preferred to a slow draft
+    model."""
     monkeypatch.setattr(NgramProposer, "propose", lambda *given: {})
     fields: dict[str, object] = {"temperature": temperature, "max_tokens": 400}
     with Lab(text_vocabulary()) as lab:
@@ -511,7 +512,7 @@ def test_a_draft_model_draws_under_the_constraint(
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_draft_waits_for_the_thread_that_has_the_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mask of a sequence for which nothing was drafted of late is computed on a thread, however slow."""
+    """Without recent drafts, the mask of a sequence is computed in a thread, and draft tokens wait for it."""
     real, begin = Matcher.mask, threading.Event()
 
     def mask(held: Matcher) -> bytes:
@@ -557,7 +558,7 @@ def test_what_is_guided_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("num_known", [0, 1, 2])
 def test_what_is_foreseen_in_part_is_enough(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool may know less than was drafted: the last draft that is right then waits to be computed again."""
+    """A pool may check only some draft tokens. The last right draft token is then computed again."""
     real = ConstraintPool.lookahead
     monkeypatch.setattr(ConstraintPool, "lookahead", lambda *given: real(*given)[:num_known])
     with Lab(text_vocabulary()) as lab:
@@ -575,7 +576,7 @@ def test_what_is_foreseen_in_part_is_enough(num_known: int, monkeypatch: pytest.
 
 
 def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine waits while a pool foresees: it stops once that has taken processor time."""
+    """The engine waits while a pool checks draft tokens, so the pool stops after a limit of processor time."""
     seconds = iter(range(1_000_000))
     with Lab(text_vocabulary()) as lab:
         seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))

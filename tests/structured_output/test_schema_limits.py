@@ -1,4 +1,4 @@
-"""Limits that schemas do not state: they end digits and properties, and never allow what the schema forbids."""
+"""Tests of limits that schemas do not state: digits and properties are bounded, and no forbidden text is allowed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of rewritten schemas: they mean the same to an independent validator; and text generated under them is
-valid under the original schema."""
+"""Tests of rewritten schemas: an independent validator finds them equivalent, and generated texts are valid under the
+original schema."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ EVIL = "(x+x+)+y"  # a backtracking matcher takes years for a few dozen letters
     ids=["pattern", "names", "lists", "parts", "references", "large numbers", "anchors"],
 )
 def test_no_schema_takes_long(schema: Any) -> None:
-    """Each of these would take minutes or for ever (a test's limit of time ends it); what is not decided stays."""
+    """The rewriter gives up on schemas that take too long, and leaves them unchanged."""
     json.loads(equivalent_text(json.dumps(schema)))
 
 
@@ -239,7 +239,7 @@ def test_a_regex_of_other_texts(texts: list[str], text: str) -> None:
 
 @given(values.filter(lambda value: isinstance(value, dict)))
 def test_what_is_no_schema_stays_as_it_is_or_is_a_schema_still(schema: Any) -> None:
-    """Whatever a client sends, nothing breaks."""
+    """Arbitrary values in place of schemas cause no error, and the result is valid JSON."""
     for keyword in ("not", "if", "oneOf", "dependencies", "propertyNames", "contains", "uniqueItems", "format", "type"):
         for value in (schema, [schema], 3, None, "x"):
             json.loads(equivalent_text(json.dumps({keyword: value, "maxItems": schema, "then": value})))
@@ -361,7 +361,7 @@ def test_what_was_refused_is_served_exactly(compiler: Compiler, name: str) -> No
 
 @given(nested, st.lists(values, min_size=1, max_size=10))
 def test_what_is_accepted_is_valid(compiler: Compiler, schema: Any, instances: list[Any]) -> None:
-    """Nothing is weakened on the way through llguidance."""
+    """A document that the compiled schema accepts is valid under the given schema."""
     try:
         matcher = compiler.compile(JsonSchema({"type": ["object", "array", "string", "number"], **schema})).result()
     except InvalidRequest:

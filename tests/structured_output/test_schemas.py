@@ -1,4 +1,4 @@
-"""Whatever is generated under a JSON schema is a valid document, by the word of an independent validator."""
+"""Tests that every text generated under a JSON schema is valid for an independent validator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE = {
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema of nested objects, arrays, choices and references, with bounds everywhere."""
+    """Return a random schema of nested objects, arrays, choices and references, with bounds."""
     leaves = (_string, _integer, _number, _enum, _fixed)
     branches = (_object, _array, _any_of, _reference)
     make = rng.choice(leaves if depth >= 3 else leaves + branches + (_object,))

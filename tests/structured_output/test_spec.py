@@ -1,4 +1,4 @@
-"""A constraint is checked when it is made, and says what is wrong with value and limit."""
+"""Tests that a constraint is checked when it is created, and that errors name the value and the limit."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ LARK = 'start: "red" | "blue"'
 
 
 def test_the_same_constraint_under_two_names_counts_once() -> None:
-    """guidance sends its grammar to servers of both ages of vLLM at once."""
+    """guidance sends its grammar in two fields at once, for old and new vLLM servers."""
     given = {"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}, "response_format": {"type": "text"}}
     assert constraint_named(given) == constraint_named({"grammar": LARK}) == Lark(LARK)
     with pytest.raises(InvalidRequest, match="structured_outputs and guided_grammar were given") as refusal:

@@ -1,4 +1,4 @@
-"""The `format` of a structural tag: each kind allows what it says, and what cannot be kept is refused by its path."""
+"""Tests of a structural tag's `format`: each kind is enforced, and unsupported formats are refused with their path."""
 
 from __future__ import annotations
 
