@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def http(llm: LLM) -> Iterator[TestClient]:
-    """A test client of the model's HTTP APIs."""
+    """Yield a test client of the model's HTTP APIs."""
     from starlette.testclient import TestClient
 
     from bridle.http import create_app
@@ -28,7 +28,7 @@ def http(llm: LLM) -> Iterator[TestClient]:
 
 @pytest.fixture
 def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The list of requests that reach the engine."""
+    """Return the list of requests that reach the engine."""
     found: list[Request] = []
     submit = llm.model.client.submit
 

@@ -1,9 +1,6 @@
-"""Runs `bridle` commands without the seconds of their imports, for tests that run many commands.
-
-A process that has imported everything forks for each command. The command's arguments, folder, variables and files are
-those of the caller. All processes of one test run share the process that has imported everything, which ends with the
-run.
-"""
+"""Run `bridle` commands without the seconds of their imports, for tests that run many commands. A process that has
+imported everything forks for each command. A command has the arguments, folder, variables and files of its caller. All
+processes of one test run share the importing process, which ends with the run."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 @cache
 def command_folder() -> Path:
-    """Return a folder for the shell's PATH, in which the program `bridle` runs a command this way."""
+    """Return a folder for the shell's PATH, in which the program `bridle` runs in a fork of the shared process."""
     return shared_folder("commands", "", _begin)
 
 
@@ -60,8 +57,7 @@ _servers: list[subprocess.Popen[bytes]] = []
 
 
 class Command:
-    """A command that runs. The command's process is not a child of this process. A module name after `-m` runs instead
-    of `bridle`."""
+    """A running command, which is not a child of this process. A module name after `-m` runs instead of `bridle`."""
 
     def __init__(
         self,
@@ -92,8 +88,7 @@ class Command:
 
 
 class PipedCommand(Command):
-    """A command whose input, output and errors are pipes. A `with` block must contain its use, because the block's end
-    ends the command."""
+    """A command whose input, output and errors are pipes. Use it in a `with` block, whose end ends the command."""
 
     def __init__(self, words: Sequence[str]) -> None:
         variables = os.environ | {"PYTHONPATH": str(ROOT)}

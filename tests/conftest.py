@@ -47,8 +47,8 @@ settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "c
 
 
 def examples(number: int, quick: int | None = None) -> int:
-    """Return the number of examples of a test that needs more than the profile's: a third of `number`, or `quick`,
-    unless all tests run."""
+    """Return a number of examples for a test that needs more than its profile tries. All of `number` run in the full
+    profile, otherwise `quick` or a third."""
     return number if IS_FULL else quick or max(number // 3, 5)
 
 
@@ -76,7 +76,7 @@ def _draws_as_before(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """Undo a test's changes to the logging configuration, which `serve` makes, after the test."""
+    """Restore the logging configuration after each test, because `serve` changes it."""
     root = logging.getLogger()
     loggers = (root, logging.getLogger("bridle"), logging.getLogger("uvicorn"))
     handlers, levels = list(root.handlers), [logger.level for logger in loggers]
@@ -90,7 +90,7 @@ def _logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def obeyed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of draft tokens stays as requested, however long the steps take on this machine."""
+    """Keep the number of draft tokens as requested, however long the steps take on this machine."""
     monkeypatch.setattr(speculation, "ENOUGH_STEPS", 1 << 60)
 
 
@@ -98,8 +98,8 @@ gc.disable()  # until the tests are collected: imports leave little garbage, and
 
 
 def pytest_collection_finish() -> None:
-    """Objects that exist after the collection of tests are never garbage, so garbage collections skip them. Each load
-    of a model runs a garbage collection, and many tests load models."""
+    """Exclude the objects that exist after test collection from garbage collections, because each load of a model runs
+    one."""
     gc.freeze()  # with the little garbage that exists now, because a collection takes a second
     gc.enable()
 

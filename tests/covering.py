@@ -1,4 +1,4 @@
-"""A few of all cases or combinations, for tests of which each takes long. `make test-all` runs the others, too."""
+"""Selections of cases for slow tests. `make test-all` also runs the cases that are not selected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 
 def covering(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations of the axes' values, for `parametrize`. As many of them as the longest axis has values always
-    run, and have each value of each axis."""
+    """Return all combinations of the axes' values, for `parametrize`. A few combinations, in which each value occurs,
+    are not marked as slow."""
     values = [list(axis) for axis in axes]
     always = {tuple(number % len(axis) for axis in values) for number in range(max(map(len, values)))}
     return [
@@ -24,14 +24,14 @@ def covering(*axes: Iterable[Any]) -> list[Any]:
 
 
 def slow_but(quick: Collection[str], cases: Iterable[str]) -> list[Any]:
-    """All cases, of which those that are not in `quick` are marked as slow. `quick` has one of each kind of code."""
+    """Return all cases, and mark those that are not in `quick` as slow. `quick` has one case for each kind of code."""
     found = [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in cases]
     assert len(quick) == sum(isinstance(each, str) for each in found)
     return found
 
 
 def mark_the_rest(items: Iterable[pytest.Item]) -> None:
-    """Mark as slow all cases of each test with `few(number)` but that many, which are spread over its cases."""
+    """For each test with the mark `few(number)`, keep that number of cases, and mark its other cases as slow."""
     tests: dict[tuple[Any, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("slow"):

@@ -1,4 +1,4 @@
-"""Common parts of the tests of Triton's kernels: availability of Triton, and running of properties."""
+"""Common parts of the tests of Triton kernels: they check that Triton is installed, and run property tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--timeout", "900")
 
 
 def check_properties(path: str) -> None:
-    """Run a file of properties in Triton's interpreter: in a process of its own, as Triton looks at the variable when
-    it is imported."""
+    """Run a file of properties in Triton's interpreter. It runs in its own process, because Triton reads the variable
+    when it is imported."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS, path]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

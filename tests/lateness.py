@@ -1,4 +1,4 @@
-"""A slow, busy machine, made on purpose: `make test ARGS="-p tests.lateness"`.
+"""Simulate a slow, busy machine: `make test ARGS="-p tests.lateness"`.
 
 Readers of a request's stream are delayed repeatedly, and so is every thread that starts. A test that depends on speed
 then fails in a single run, not in one of a hundred runs on a busy machine. A delay uses no processor time, so several

@@ -1,9 +1,6 @@
-"""Nothing stays in the folder for temporary files when the tests are over, and leftovers are reported.
-
-pytest's first process makes a folder that all its other processes use as the system's (`TMPDIR`). It looks into the
-folder at the end, when its workers have ended or were killed. Files that all tests of a process share are in folders
-that `kept_folder` made.
-"""
+"""Check that tests leave no files in the folder for temporary files, and report leftovers. pytest's first process makes
+a folder that all of its processes use for temporary files (`TMPDIR`). It checks this folder at the end, when its
+workers have ended or were killed. Files that all tests of a process share are in folders that `kept_folder` made."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _kept: list[Path] = []
 
 
 def kept_folder(prefix: str) -> Path:
-    """A folder that lives until the last test of this process is over."""
+    """Return a new folder that exists until the last test of this process has ended."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     _kept.append(folder)
     return folder
@@ -66,7 +63,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes of tests left that were killed."""
+    """Remove the files of test processes that were killed."""
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match and not psutil.pid_exists(int(match[1])):
@@ -77,7 +74,7 @@ def _sweep(folder: Path) -> None:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return the names left in a folder, with some of their content."""
+    """Return the names of the files in a folder. A folder's name comes with some of its content."""
     left = []
     for path in sorted(folder.iterdir()):
         if not path.name.startswith(_FOREIGN):

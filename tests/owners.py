@@ -1,10 +1,10 @@
-"""Each thread, asyncio task and child process that a test starts ends with the test, or with the fixture that owns it.
+"""Check that each thread, asyncio task and child process of a test ends with the test, or with the fixture that owns
+it.
 
-Threads and tasks are looked for after each test, which costs microseconds. Child processes are looked for after the
-last test of a module, which costs milliseconds. A fixture of a class or module owns what starts while it is made. It
-may also own what starts in tests that use it. Both have to end with the module. A fixture of the session owns what it
-starts. What a thread starts belongs to its owner. `_LIBRARIES` lists what libraries keep for the process, with the
-reason.
+Threads and tasks are checked after each test, and child processes after the last test of a module, because that takes
+longer. A fixture of a class or module owns what starts while it is made, and may own what its tests start. Both end
+with the module. A session fixture owns everything that it starts. A thread's own threads and tasks belong to the
+thread's owner. `_LIBRARIES` lists what libraries keep for the whole process, with the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _failed: set[str] = set()
 
 
 def pytest_sessionstart() -> None:
-    """Watch event loops, which cancel or drop at their end what nobody has awaited, and who starts threads."""
+    """Record the tasks that event loops cancel or drop at their end, and the threads that start other threads."""
     runners: Any = asyncio.runners
     loops: Any = asyncio.BaseEventLoop
     threads: Any = threading.Thread
@@ -68,7 +68,7 @@ def pytest_sessionstart() -> None:
 
 
 def _noting_tasks(end: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return the function that ends a loop, noting before which tasks are still open."""
+    """Return a function that records the open tasks of a loop, and then ends the loop with `end`."""
 
     def noting(loop: asyncio.AbstractEventLoop) -> None:
         _open_tasks.extend(_described(task) for task in asyncio.all_tasks(loop) if not _is_owned(task))
@@ -78,7 +78,7 @@ def _noting_tasks(end: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def pytest_collection_finish() -> None:
-    """Note the threads that imports of test modules have started."""
+    """Record the threads that imports of test modules have started."""
     _owned_threads.update(threading.enumerate())
 
 
@@ -98,7 +98,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note the tests that failed: what they leave behind is no further fault."""
+    """Record the failed tests, whose leftovers are not reported."""
     if report.failed:
         _failed.add(report.nodeid)
 
@@ -129,7 +129,7 @@ def _shares_fixtures(item: pytest.Item) -> bool:
 
 
 def _left(*, with_children: bool, patience: float) -> list[str]:
-    """Return a line for each thing without an owner, once it had time to end by itself; each is reported once."""
+    """Return a line for each new thread, task or process without an owner, after giving it some time to end."""
 
     def is_left() -> bool:
         return bool(_left_threads() or (with_children and _left_children()))
@@ -173,8 +173,7 @@ def _children() -> set[int]:
 
 
 def _is_owned(task: asyncio.Task[Any]) -> bool:
-    """Return whether somebody has cancelled the task a moment ago, or a library made it, or the loop, to close an
-    asynchronous generator that was left."""
+    """Return whether a task is cancelled, is a library's, or closes an asynchronous generator for the event loop."""
     if task.cancelling():
         return True
     name = getattr(task.get_coro(), "__qualname__", "")

@@ -1,7 +1,5 @@
-"""Blocks of a page, and what those that are followed by a block `output` must print.
-
-In an `output` block `...` stands for any text of a line, and a line of `...` alone for any lines, none included.
-"""
+"""Blocks of a page, and the check that a block prints the `output` block after it. In an `output` block, `...` matches
+any text within a line, and a line of `...` matches any number of lines."""
 
 from __future__ import annotations
 
@@ -57,8 +55,8 @@ def _name_before(text: str) -> str | None:
 
 
 def shows(output: str, printed: str) -> bool:
-    """Return whether `printed` matches a page's output. Spaces at the ends of lines do not count, nor does
-    progress, which a busy machine prints while it loads a model."""
+    """Return whether `printed` matches a page's output. Spaces at line ends are ignored, and so is the progress of
+    loading a model."""
     lines = (r"(.*\n)*?" if line == "..." else _pattern(line) + r"\n" for line in output.strip("\n").split("\n"))
     told = "\n".join(line.rstrip() for line in printed.strip("\n").split("\n") if not _PROGRESS.match(line)) + "\n"
     return re.fullmatch("".join(lines), told) is not None
@@ -69,12 +67,12 @@ def _pattern(line: str) -> str:
 
 
 def log_elsewhere() -> None:
-    """The log of a server in this process goes to standard error until the test ends, and not into what is shown."""
+    """Send the log of a server in this process to standard error until the test ends, and not to the output."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 def run_programs(blocks: Iterable[Block], page: str, names: dict[str, object], without: tuple[str, ...] = ()) -> str:
-    """Run the programs in Python from top to bottom, and compare. Gives all that they printed."""
+    """Run Python programs from top to bottom, and compare their output with the page. Returns the whole output."""
     everything = ""
     for block in blocks:
         if block.language != "python" or any(word in block.text for word in without):
@@ -87,7 +85,7 @@ def run_programs(blocks: Iterable[Block], page: str, names: dict[str, object], w
 
 
 def run_commands(blocks: list[Block], folder: Path, path: str, server: str) -> None:
-    """Run blocks of commands in one shell, as a reader with the server `server` does, and compare."""
+    """Run blocks of commands in one shell, like a reader with the server `server`, and check their output."""
     for block in blocks:
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
@@ -107,6 +105,6 @@ def run_commands(blocks: list[Block], folder: Path, path: str, server: str) -> N
 
 
 def path_without_this_python() -> str:
-    """Return the shell's path before an environment is activated."""
+    """Return the shell's path without the folder of this Python."""
     own = Path(sys.executable).parent
     return os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if Path(part) != own)

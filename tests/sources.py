@@ -1,4 +1,4 @@
-"""The package's source files as syntax trees, for the tests that look at code instead of running it."""
+"""The package's source files and their imports, for tests that inspect code without running it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUESTS = DEV / "controllers" / "sources"
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package, of `dev/` and of the fakes by its dotted name."""
+    """Return all modules of the package, of `dev/` and of the fakes by dotted name."""
     found = {}
     for path in sorted([*PACKAGE.rglob("*.py"), *DEV.rglob("*.py"), *FAKES.rglob("*.py")]):
         if GUESTS in path.parents and path.name != "build.py":
@@ -42,10 +42,10 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def imports(name: str) -> tuple[tuple[str, int], ...]:
-    """(dotted name, line) of all that module `name` imports, anywhere in it, relative imports resolved.
+    """Return (dotted name, line) of every import in module `name`, with relative imports resolved.
 
-    `from a import b` gives `a.b` if that is one of our modules, else `a`. Of the package itself only what is taken
-    from it is reported, and the version, a mere constant, is not.
+    `from a import b` gives `a.b` if that is a module of this project, else `a`. `import bridle` is reported only for
+    uses of its attributes. Imports of the version are left out.
     """
     return tuple(_imports(name))
 
@@ -68,7 +68,7 @@ def _imports(name: str) -> Iterator[tuple[str, int]]:
 
 
 def import_statements(code: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Import statements of a module, anywhere in it."""
+    """Yield the import statements of a module, at any depth."""
     plain = _TEXTS.sub(lambda text: "\n" * text[0].count("\n"), code)
     for found in _IMPORTS.finditer(plain):
         (node,) = ast.parse(found[1]).body

@@ -1,4 +1,4 @@
-"""The page about `view` has each member of the code and no other."""
+"""Tests that the page about `view` documents exactly the members of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINE_ONLY = {"copy", "take_logs"}
 
 
 def rows(pattern: str) -> dict[str, str]:
-    """Calls or names in the first column, by what the second says."""
+    """Return the table rows whose first column matches `pattern`: the first column, and the text of the second."""
     found = re.findall(rf"^\| `{pattern}` \| `?(.*?)`? \|", PAGE, re.MULTILINE)
     return {name: text.replace("\\|", "|") for name, text in found}
 

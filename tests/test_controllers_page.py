@@ -1,4 +1,4 @@
-"""The commands and flags on the page about controllers exist."""
+"""Tests that the commands and flags on the page about controllers exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every old name has its former meaning for one release, and no current name is among the old ones."""
+"""Tests that every old name keeps its meaning for one release, and that no current name is listed as old."""
 
 from __future__ import annotations
 

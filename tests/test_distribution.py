@@ -1,4 +1,4 @@
-"""The distribution's name, version and address: each is written down once, and every copy agrees with it."""
+"""Tests of the distribution's name, version and address: each is defined once, and every copy agrees with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def project() -> dict[str, Any]:
 
 
 def files() -> list[Path]:
-    """Every text file of the checkout that a release would have, but this one and what belongs to the browser."""
+    """Return every text file of the checkout that a release has, except this file and the files of the web pages."""
     folders = ("bridle", "dev", "docs", "deploy", "examples", "scripts", "tests", ".github")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     found = [*inside, *(path for path in ROOT.iterdir() if path.is_file())]
@@ -44,7 +44,7 @@ def files() -> list[Path]:
 
 
 def matches(pattern: re.Pattern[str]) -> dict[str, list[str]]:
-    """The matches in each file that has some."""
+    """Return the matches of the pattern, by file. Files without a match are left out."""
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in files()}
     found = {name: [match.group() for match in pattern.finditer(text)] for name, text in texts.items()}
     return {name: texts for name, texts in found.items() if texts}
@@ -108,7 +108,7 @@ def test_repository_has_one_address() -> None:
 
 
 def test_scripts_can_read_the_name() -> None:
-    """`scripts/image` takes it from the project file with sed."""
+    """The script `scripts/image` reads the distribution's name from the project file with sed."""
     line = next(
         line for line in (ROOT / "scripts/image").read_text(encoding="utf-8").splitlines() if "^name = " in line
     )

@@ -1,4 +1,4 @@
-"""Work that `serve` begins early is done when it is needed, and errors appear where the file is loaded."""
+"""Tests of work that `serve` begins early: it is done when it is needed, and errors appear where the file is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run unchanged in their folder."""
+"""Tests that the examples run unchanged in their folder."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def allowed_by(mask: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
 @given(draws=st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 20)), min_size=40, max_size=40))
 @example(draws=[*[(False, 0)] * 5, (True, 0), *[(False, 0)] * 5, (True, 0), *[(False, 0)] * 5, (True, 0)] * 3)
 def test_steer_writes_valid_json_whatever_is_drawn(kind: str, draws: list[tuple[bool, int]]) -> None:
-    """Any token that the masks let pass may be drawn, at each place; half of those that may end a field do."""
+    """Any allowed token may be sampled at each place. Half of the tokens that may end a field do end it."""
     made, tokenizer = form_over(kind)
     form, left = copy.copy(made), iter(draws)
     view = SequenceView([0], 1, tokenizer.vocab_size)
@@ -177,7 +177,7 @@ def test_the_tiny_server_is_tiny() -> None:
 
 
 def test_a_human_waits_while_the_server_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks again when the server says so; any other refusal is an error."""
+    """The example waits and asks again while the server compiles. Any other refusal is an error."""
     human, answers, slept = load("human"), [429, 429, 200], list[float]()
 
     def answer(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""`from bridle import X`: the list is sorted, complete and true."""
+"""Tests that the list of names for `from bridle import X` is sorted, complete and right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the cache are complete or absent, with concurrent writers and readers, damage and kills."""
+"""Tests that cache entries are complete or absent, with concurrent writers and readers, damage and killed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the commands that forges run: the same in each of their formats, and runnable by a developer."""
+"""Tests that each forge's configuration runs the same commands, and that a developer can run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORGES = [".github/workflows/ci.yml", ".gitlab-ci.yml"]
 
 
 def commands(file: str) -> list[str]:
-    """Return the commands in a file, with the version of Python replaced."""
+    """Return the commands in a forge's configuration file, with the Python version replaced."""
     found = re.findall(
         r"^ *- (?:run: )?((?:make|scripts/)\S*.*)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE
     )

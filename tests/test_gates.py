@@ -1,4 +1,4 @@
-"""Tests of forbidden content: ways to run code that arrived as data, and paths of a developer's machine."""
+"""Tests that the code has no forbidden content: ways to run code from data, and paths of a developer's machine."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _bad_calls(module: ast.Module) -> Iterator[str]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`a.b.c`, or nothing for what is no such name."""
+    """Return the dotted name of an expression, such as `a.b.c`; empty for expressions that are not such names."""
     if isinstance(node, ast.Name):
         return node.id
     before = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
@@ -160,7 +160,7 @@ def test_package_carries_no_unsafe_weights() -> None:
 
 
 def test_the_page_for_newcomers_is_up_to_date() -> None:
-    """`python -m dev.coming_from --write` makes it so."""
+    """The page equals the output of `python -m dev.coming_from --write`."""
     from dev.coming_from import PAGE, written
 
     page = PAGE.read_text(encoding="utf-8")

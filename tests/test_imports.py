@@ -1,4 +1,4 @@
-"""Tests of the import rule: arrows point down only. The order is the one of docs/structures.md."""
+"""Tests of the import rule: modules import only from lower layers, in the order of docs/structures.md."""
 
 from __future__ import annotations
 
@@ -128,8 +128,7 @@ ENGINE_FORBIDDEN = {
 
 
 def layer_of(name: str) -> str | None:
-    """The layer a module belongs to: its second dotted part, for a module of ours. `dev` is one layer, and so are the
-    fakes."""
+    """Return a module's layer: the second part of its dotted name. `dev` is one layer, and so are the fakes."""
     parts = name.split(".")
     if parts[0] == "dev":
         return "dev"
@@ -290,7 +289,7 @@ MAX_CIRCLES = 4
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    """Return the import cycles: strongly connected components of more than one node (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -318,7 +317,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return the imports of each module, wherever in a file and for whatever purpose, types included."""
+    """Return the imports of each module, at any depth of its code, including imports for types."""
     known = modules()
     return {name: {target for target, _ in imports(name) if target in known} - {name} for name in known}
 

@@ -1,4 +1,4 @@
-"""`LLM` in a Jupyter kernel: interrupts, bars, `await`, streams that show themselves, forks."""
+"""Tests of `LLM` in a Jupyter kernel: interrupts, progress bars, `await`, streams that show themselves, forks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ llm = LLM({folder!r}, sampling=SamplingParams(temperature=0.0, max_tokens=6, ign
 
 
 class Kernel:
-    """A kernel, and what its cells do."""
+    """A Jupyter kernel that runs cells."""
 
     def __init__(self) -> None:
         manager = pytest.importorskip("jupyter_client", reason="needs the extra notebook").KernelManager()
@@ -49,11 +49,11 @@ class Kernel:
         self.client.wait_for_ready(timeout=PATIENCE)
 
     def begin(self, code: str) -> str:
-        """Run a cell; gives what its messages answer."""
+        """Run a cell, and return the id that its messages answer."""
         return str(self.client.execute(textwrap.dedent(code)))
 
     def end(self, cell: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The answer of a cell, and everything that it showed."""
+        """Wait for a cell, and return its answer and everything that it showed."""
         shown: list[dict[str, Any]] = []
         while True:
             message = self.client.get_iopub_msg(timeout=PATIENCE)
@@ -68,7 +68,7 @@ class Kernel:
                 return answer["content"], shown
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """A cell that has to succeed; gives what it showed."""
+        """Run a cell that has to succeed, and return everything that it showed."""
         answer, shown = self.end(self.begin(code))
         assert answer["status"] == "ok", "\n".join(answer.get("traceback", []))
         return shown
@@ -78,8 +78,8 @@ class Kernel:
         return "".join(each["text"] for each in self.run(code) if each["type"] == "stream")
 
     def interrupt(self) -> None:
-        """Interrupt as the stop button does. The question after it wakes a kernel whose loop sleeps: it hears of
-        the cancelling of a cell with `await` when the loop turns next."""
+        """Interrupt the kernel like the stop button. The request after it wakes a sleeping event loop, which then sees
+        the cancellation of a cell with `await`."""
         self.manager.interrupt_kernel()
         self.client.kernel_info()
 

@@ -1,4 +1,4 @@
-"""Tests of Python's literals in text that models and clients write."""
+"""Tests of Python literals in texts from models and clients."""
 
 from __future__ import annotations
 

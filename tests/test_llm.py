@@ -1,4 +1,4 @@
-"""`LLM` over a tiny real checkpoint: batches, streams, scores, refusals, and life."""
+"""Tests of `LLM` with a tiny real checkpoint: batches, streams, scores, refusals, and the end of its resources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llm(folder: str) -> Iterator[LLM]:
 
 
 class Only(Controller):
-    """Allows a few tokens."""
+    """A controller that allows a few tokens."""
 
     max_rewind = 0
 
@@ -54,7 +54,7 @@ class Only(Controller):
 
 
 class Holds(Controller):
-    """Samples one token, then waits until the request is cancelled."""
+    """A controller that samples one token, and then waits until the request is cancelled."""
 
     max_rewind = 0
 
@@ -268,11 +268,11 @@ class OneByOne:
         return ([event] for event in self.events)
 
     def cancel(self, request_id: str = "") -> None:
-        """It is over."""
+        """Do nothing, because the run has ended."""
 
 
 def test_a_reader_in_time_gets_a_piece_for_each_token(llm: LLM) -> None:
-    """The number of events read together depends on timing; that received text is shown at once does not."""
+    """Received text is shown at once. Only the number of events that are read together depends on timing."""
     client: Any = OneByOne(llm)
     stream = TextStream(client, llm.request(PROMPTS[0], GREEDY))
     shown = [(piece, len(stream.output.outputs[0].token_ids)) for piece in stream]
@@ -315,7 +315,7 @@ def test_deltas_tell_what_is_taken_back(llm: LLM) -> None:
     a, b = (llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
 
     class Regret(Controller):
-        """Writes `aaa`, rolls two tokens back, and writes `b`."""
+        """A controller that writes `aaa`, rolls two tokens back, and writes `b`."""
 
         def next(self, view: SequenceView) -> Decision:
             written = view.generated

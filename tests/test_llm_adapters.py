@@ -1,4 +1,4 @@
-"""Adapters in the Python API: one for all prompts or one for each, in sessions and in scores."""
+"""Tests of adapters in the Python API: one for all prompts or one for each, in sessions and in scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
-    """The generated text depends on the adapter. There are `french` and `german`."""
+    """Yield an `LLM` with the adapters `french` and `german`, whose generated text depends on the adapter."""
     model = scripted_model(spread=4096)
     with_adapters(model)
     folder = write_adapter(tmp_path / "any")
@@ -88,7 +88,7 @@ def test_a_bad_adapter_closes_what_was_loaded_for_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_adapter_is_one_clear_error_until_it_is_mended(tmp_path: Path) -> None:
-    """Its files changed after they were looked at, and before a request wanted them."""
+    """The adapter's files change after it was added, and before the first request uses it."""
     with LLM(str(tiny_checkpoints.cached_checkpoint("llama")), num_blocks=16, block_size=16) as llm:
         pool = llm.model.adapter_pool
         assert pool is not None

@@ -1,4 +1,4 @@
-"""`LLM(tools=...)`: controllers of a real model call functions of the program."""
+"""Tests of `LLM(tools=...)`: controllers of a real model call functions of the program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridle.controller_tools import Call
 
 
 class Quotes(Controller):
-    """Writes what the tool `say` answers."""
+    """A controller that writes the result of the tool `say`."""
 
     call: Call | None = None
 

@@ -1,4 +1,4 @@
-"""Chat: conversations, sessions, forks and files, over a tiny real checkpoint."""
+"""Tests of chats: conversations, sessions, forks and files, with a tiny real checkpoint."""
 
 from __future__ import annotations
 

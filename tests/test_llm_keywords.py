@@ -1,4 +1,4 @@
-"""Keywords of `LLM`'s calls: their meaning, and that none is ignored."""
+"""Tests of keyword arguments of `LLM`'s methods: each has its meaning, and none is ignored."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_what_does_not_go_together_is_refused(llm: LLM, given: dict[str, Any], t
 
 
 def test_what_calls_take_is_no_second_list() -> None:
-    """A field of running may not have the name of one of sampling."""
+    """No field of `RunOptions` has the name of a sampling parameter."""
     assert not set(RunOptions.__annotations__) & {field.name for field in dataclasses.fields(SamplingParams)}
 
 
