@@ -1,4 +1,4 @@
-"""`LLM.parse`: objects in place of texts, whole or as they grow."""
+"""Tests of `LLM.parse`, which returns objects instead of texts, complete or while they are generated."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ THINGS = st.builds(
 @given(THINGS, st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_a_part_agrees_with_the_whole(thing: Thing, data: st.DataObject) -> None:
-    """Every beginning of an object's text is an object whose finished fields are those of the whole."""
+    """The beginning of an object's text gives an object whose finished fields equal those of the whole object."""
     text = thing.model_dump_json()
     cut = data.draw(st.integers(0, len(text)))
     part = ParsedType(Thing).partial(text[:cut])

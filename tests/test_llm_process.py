@@ -1,4 +1,4 @@
-"""`LLM` and its process: interrupts, forks, and folders that lack what a model needs."""
+"""Tests of `LLM` and its process: interrupts, forks, and folders that lack a part of the model."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 class Interrupts(Controller):
-    """Sends SIGINT to this process after a number of tokens, as Ctrl-C does; then the output continues until something
-    ends it."""
+    """A controller that sends SIGINT to its own process after a number of tokens, like Ctrl-C. Then the output only
+    waits."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -54,7 +54,7 @@ class Interrupts(Controller):
 
 
 class Pauses(Controller):
-    """Samples one token, then lets its output wait until the event is set."""
+    """A controller that samples one token, and then waits until the event is set."""
 
     def __init__(self, goes_on: threading.Event) -> None:
         self.goes_on = goes_on
@@ -71,7 +71,7 @@ def in_a_script(call: Callable[[], object]) -> None:
 
 
 def in_a_notebook(call: Callable[[], object]) -> None:
-    """A cell runs inside the kernel's event loop, and the kernel is sent SIGINT to end it."""
+    """Run `call` inside a running event loop, like a notebook cell that SIGINT interrupts."""
 
     async def cell() -> None:
         call()
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_what_runs(llm: LLM, run: Callable[[Callable[[], objec
 
 
 class Trap:
-    """Sends the main thread what Ctrl-C sends, at one of the lines that a call runs in `bridle.llm`, in any thread."""
+    """Interrupt the main thread like Ctrl-C, at a given line that a call runs in `bridle.llm`, in any thread."""
 
     def __init__(self, line: int) -> None:
         self.num_left = line
@@ -133,7 +133,7 @@ class Trap:
 
 
 class GoesOn(Controller):
-    """Samples until the interrupt, and then waits until the request is cancelled."""
+    """A controller that samples until the interrupt, and then waits until the request is cancelled."""
 
     def __init__(self, is_sent: threading.Event) -> None:
         self.is_sent = is_sent

@@ -1,4 +1,4 @@
-"""Streams that are not read to their end: their requests end when the streams are released, wherever that happens."""
+"""Tests of streams that are not read to their end: their requests end when the streams are released."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, until, until_async
 
 
 class Waits(Controller):
-    """Samples two tokens; then the output waits without end."""
+    """A controller that samples two tokens, and then waits without end."""
 
     max_rewind = 0  # so that text is certain at once
 
@@ -104,7 +104,7 @@ def test_a_session_forgets_a_turn_that_nobody_reads(llm: LLM) -> None:
 
 
 class CollectsInside:
-    """A lock under which somebody's last stream is collected, as may happen with any lock."""
+    """A lock during which the last reference to a stream is dropped, which may happen at any lock."""
 
     def __init__(self, held: list[object]) -> None:
         self.lock, self.held = threading.Lock(), held
@@ -129,7 +129,7 @@ def test_collecting_one_waits_for_no_lock(llm: LLM) -> None:
 
 
 def test_a_cancelled_id_may_be_used_again(llm: LLM) -> None:
-    """A late cancellation is that of its own request."""
+    """A late cancellation does not affect a new request with the same id."""
     client = client_of(llm)
     stream = endless(llm)
     stream.cancel()

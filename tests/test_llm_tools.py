@@ -1,4 +1,4 @@
-"""Tools and thoughts of the Python API: calls and thoughts are separated as on the server."""
+"""Tests of tools and thoughts in the Python API: calls and thoughts are separated like on the server."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_a_call_can_be_demanded(llm: LLM, choice: str) -> None:
 
 
 class Hearing(Controller):
-    """Changes nothing."""
+    """A controller that changes nothing."""
 
     max_rewind = 0
 
 
 class Without(Hearing):
-    """Takes tokens away."""
+    """A controller that forbids some tokens."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
@@ -106,7 +106,7 @@ def test_thoughts_end_with_their_budget(llm: LLM) -> None:
 
 @pytest.mark.parametrize("options", [{"tools": TOOLS}, {"tools": TOOLS, "thinking_budget": 20}, {}])
 def test_the_server_says_the_same(llm: LLM, options: Any) -> None:
-    """One way of planning and reading, whatever the front-end."""
+    """The Python API returns the same text, thoughts and calls as the server."""
     (ours,) = llm.chat(QUESTION, **options)
     body = {"messages": QUESTION, "temperature": 0, "max_tokens": GREEDY.max_tokens, **options}
     model = llm.model

@@ -1,4 +1,4 @@
-"""Tests of the progress of loading: by bytes, in the order of its stages, to a bar on a terminal and to the log
+"""Tests of loading progress: it counts bytes, in the order of stages, as a bar on a terminal and as log lines
 elsewhere."""
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def told_by(path: Path, **settings: Any) -> Told:
 
 
 def check_moves(told: Told, stage: str, begin: float, end: float, least: int) -> None:
-    """The bar never goes back, ends full, and moves at least so often within a stage, from its beginning to its end."""
+    """Check that the bar never moves back, ends full, and moves at least `least` times within a stage."""
     assert all(before <= after + 1e-9 for (_, before), (_, after) in pairwise(told))
     assert told[-1] == ("ready", 1.0)
     shares = [share for what, share in told if what == stage]
@@ -176,7 +176,7 @@ def check_moves(told: Told, stage: str, begin: float, end: float, least: int) ->
 
 
 def in_shards(folder: Path, out: Path) -> Path:
-    """The checkpoint with a file for each of its tensors."""
+    """Write the checkpoint with one file for each of its tensors."""
     for path in folder.iterdir():
         if path.suffix != ".safetensors":
             (out / path.name).write_bytes(path.read_bytes())
@@ -223,7 +223,7 @@ def test_a_model_that_pools_tells_too(tmp_path: Path) -> None:
 
 
 class Screen(io.StringIO):
-    """Captured output, with an event for each line."""
+    """Captured output, with an event that is set by each write."""
 
     def __init__(self) -> None:
         super().__init__()

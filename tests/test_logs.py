@@ -1,4 +1,4 @@
-"""Logs of a program that uses bridle as a library."""
+"""Tests of the logs of a program that uses bridle as a library."""
 
 from __future__ import annotations
 

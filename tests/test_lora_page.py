@@ -1,4 +1,4 @@
-"""Tests of docs/lora.md: its code runs, its flags, routes and fields exist."""
+"""Tests of docs/lora.md: its code runs, and its flags, routes and fields exist."""
 
 from __future__ import annotations
 

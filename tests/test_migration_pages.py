@@ -1,4 +1,4 @@
-"""Short pages for those who come from another server: flags on both sides of the tables exist."""
+"""Tests that the flags in the tables of the migration pages exist, both the other server's and bridle's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
 
 def cells(name: str) -> list[tuple[list[str], list[str]]]:
-    """The flags of each row: there, and here."""
+    """Return the flags of each table row: those of the other server, and those of bridle."""
     page = (ROOT / "docs" / f"from-{name}.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \| (.+) \|$", page, re.MULTILINE)
     code = [[" ".join(re.findall(r"`([^`]+)`", cell)) for cell in row] for row in rows]

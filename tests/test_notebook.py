@@ -1,4 +1,4 @@
-"""Tests of output in notebooks, with a display that only records; tests/test_jupyter.py uses a real kernel."""
+"""Tests of output in notebooks, with a display that only records. `tests/test_jupyter.py` uses a real kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def llm() -> Iterator[LLM]:
 
 
 class Display:
-    """Record of the kernel's displays: each place with its contents, one after the other."""
+    """A fake display that records the successive contents of each display."""
 
     def __init__(self) -> None:
         self.places: list[list[str]] = []
@@ -40,7 +40,7 @@ class Display:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Display:
-    """IPython as it looks inside a kernel."""
+    """Replace IPython by a fake kernel, and return its display."""
     display = Display()
     ipython, pages = ModuleType("IPython"), ModuleType("IPython.display")
     shell = SimpleNamespace(kernel=object())
@@ -79,7 +79,7 @@ def test_changes_that_come_too_fast_are_left_out(kernel: Display) -> None:
 
 
 class Writes(Controller):
-    """Forces a text, rolls its end back, and samples the rest."""
+    """A controller that forces a text, rolls its end back, and samples the rest."""
 
     def __init__(self, llm: LLM) -> None:
         self.waiting = [Decision.splice(2, [5]), Decision.splice(0, llm.tokenizer.encode(HOSTILE))]

@@ -1,4 +1,4 @@
-"""The plugin that looks for threads, tasks and processes without an owner finds them, and nothing else."""
+"""Tests that the plugin `owners` reports exactly the threads, tasks and processes without an owner."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Tests of README and pages, whose content must exist and run unchanged: commands, programs, requests, links, names of
-files.
-
-Programs and requests go to a server of the demo model in this process. A page whose programs run in a test of its own
-is named with it, so that none is forgotten.
-"""
+"""Tests that the README and pages are right: their commands, programs and requests run, and their links and file names
+exist. Programs and requests use a server of the demo model in this process. A page whose programs run in another test
+is listed with that test, so that none is forgotten."""
 
 from __future__ import annotations
 
@@ -58,12 +55,12 @@ ENDLESS = ("serve_forever",)
 
 
 def blocks(page: str, *languages: str) -> list[str]:
-    """Return the code blocks of a page in these languages."""
+    """Return the code blocks of a page in the given languages."""
     return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", PAGES[page], re.DOTALL)
 
 
 def at(page: str, server: str) -> list[Block]:
-    """The blocks of a page for that server of the demo model."""
+    """Return the blocks of a page, with the address of `server` and the demo model."""
     return blocks_of(PAGES[page].replace(SERVED_AT, server).replace(f'"{DEFAULT_MODEL}"', '"demo"'))
 
 
@@ -80,7 +77,7 @@ HERE = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The demo model behind HTTP, with controllers. What it has compiled serves the programs on the pages, too."""
+    """Serve the demo model with controllers, and yield the address. The pages' programs share its compiled modules."""
     patient = ("--limit", "max_prepare_wait=600000", "--wasm-max-step-time", "1000", "--wasm-max-init-time", "10000")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
@@ -115,9 +112,8 @@ QUICK |= {"docs/multiple-models.md", "docs/watching.md"}
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("page", slow_but(QUICK, COMMANDS))
 def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) -> None:
-    """Commands run in a shell, in a folder that contains the files of a checkout. The tutorial on servers is followed
-    to the letter, from a shell that does not know the environment; of the others what is shown with its output is run.
-    """
+    """Commands run in a shell, in a folder with the files of a checkout. For the server tutorial, all commands run, in
+    a shell without an active environment. For other pages, only commands with an `output` block run."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     found, path = at(page, server), path_without_this_python()
@@ -155,7 +151,7 @@ def test_pages_with_programs_are_known() -> None:
 
 
 def requests() -> list[tuple[str, str]]:
-    """Lines with curl that ask the demo model of a server."""
+    """Return the curl lines that send requests to the demo model, with their pages."""
     found = []
     for page in PAGES:
         text = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
@@ -223,7 +219,7 @@ def test_links_lead_somewhere() -> None:
 
 @cache
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of headings."""
+    """Return the anchors of a page's headings."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,5 +1,4 @@
-"""Images through every front-end: the same image and text give the same prompt and the same answer, equal to
-transformers'."""
+"""Tests of images on every API: the same image and text give the same prompt and the same answer as transformers."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def test_every_api_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: 
 
 
 async def test_lmtp_takes_them(llm: LLM, submitted: list[Request]) -> None:
-    """As an announced extension; the same image and text make the same prompt as elsewhere."""
+    """LMTP announces images as an extension. The same image and text give the same prompt as on other APIs."""
     wanted = llm.generate({"prompt": f"<image>{TEXT}", "multi_modal_data": {"image": png()}}, **GREEDY)[0].outputs[0]
     setup = Setup(llm.model)
     wire = setup.connect()
@@ -148,7 +147,7 @@ def test_sessions_see_and_encode_once(llm: LLM) -> None:
 
 
 def large_url() -> str:
-    """An image of more bytes than a body of text may have."""
+    """Return the URL of an image that has more bytes than a text body may have."""
     file = io.BytesIO()
     Image.fromarray(np.random.RandomState(3).randint(0, 255, (1400, 1200, 3), dtype=np.uint8)).save(file, "PNG")
     assert len(file.getvalue()) > BODY_BYTES
@@ -165,7 +164,7 @@ def test_bodies_have_room_for_pictures(http: TestClient, monkeypatch: pytest.Mon
 
 
 def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A batch file may also contain images of more bytes than a body of text may have."""
+    """A batch file may also contain images that have more bytes than a text body may have."""
     folder = str(llm.model.pictures.folder) if llm.model.pictures else ""
     lines = []
     for name, given in (("small", url()), ("large", large_url()), ("odd", "data:image/png;base64,AAAA")):
@@ -189,7 +188,7 @@ def metrics_of(http: TestClient) -> dict[str, float]:
 
 
 def test_a_picture_is_encoded_once_and_counted(llm: LLM, http: TestClient) -> None:
-    """Encoded once, found the second time; features stay, what requests held is let go of."""
+    """The second request finds the image's features in the cache. No features stay in use after the requests."""
     before = metrics_of(http)
     for _ in range(2):
         llm.generate({"prompt": f"twice<image>{TEXT}", "multi_modal_data": {"image": png(92)}}, **GREEDY)
@@ -265,7 +264,7 @@ def elsewhere() -> Iterator[str]:
 
 
 def named(address: str) -> list[tuple[str, dict[str, Any]]]:
-    """A request of each API of HTTP whose image is at an address."""
+    """Return a request of each HTTP API whose image is at the given address."""
     part = {"type": "image_url", "image_url": {"url": address}}
     block = {"type": "image", "source": {"type": "url", "url": address}}
     item = {"type": "input_image", "image_url": address}
@@ -311,7 +310,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
 def test_a_pictures_server_is_trusted_by_its_certificate(
     llm: LLM, http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An untrusted server is refused in one sentence on each API."""
+    """An untrusted image server gives a one-sentence error on each API."""
     assert llm.model.pictures is not None
     files = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))

@@ -1,4 +1,4 @@
-"""Resources of a process: threads, the processor time that a container allows, and buffers that are reused."""
+"""Tests of process resources: threads, the processor time that a container allows, and buffers that are reused."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run(how: str) -> list[int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the functions are glibc's")
 def test_large_buffers_are_kept_until_memory_is_returned() -> None:
-    """Reuse is measured by page faults, with huge pages or without."""
+    """Page faults show that a buffer is reused, with or without huge pages."""
     (fresh, _, _), (reused, held, returned) = run("fresh"), run("kept")
     assert reused < fresh / 4, (reused, fresh)
     assert held - returned > 40 << 20, (held, returned)

@@ -1,4 +1,4 @@
-"""The code on the page about the Python API runs from top to bottom."""
+"""Tests that the code on the page about the Python API runs from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The first answer of the README, from the model that it names: SmolLM2-135M-Instruct.
-
-The model has to be downloaded, so `BRIDLE_SMOLLM2` names its GGUF file: `bridle pull smollm2` prints where it is.
-`test_pages.py` runs the same program with the demo model.
-"""
+"""Tests the README's first answer with the model that it names, SmolLM2-135M-Instruct. `BRIDLE_SMOLLM2` names the
+model's GGUF file, because it has to be downloaded; `bridle pull smollm2` prints its path. `test_pages.py` runs the same
+program with the demo model."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="BRIDLE_SMOLLM2 name
 
 
 def shown(language: str) -> Block:
-    """Return the only block of the README in that language."""
+    """Return the README's only block in the given language."""
     (found,) = [block for block in blocks_of(README) if block.language == language]
     return found
 

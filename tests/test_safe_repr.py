@@ -1,4 +1,4 @@
-"""Values in messages are short, and only the parts that are shown are read."""
+"""Tests that values in messages are short, and that only the shown parts are read."""
 
 from __future__ import annotations
 

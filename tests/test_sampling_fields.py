@@ -1,7 +1,7 @@
-"""Tests that each field of `SamplingParams` is supported everywhere: on each API, on the command line, on wires to
-shards and replicas, to controllers. A field is written once, with its metadata. Lists of fields that are not
-derived from it are compared with it here, so that a new one cannot be forgotten: `test_a_new_field_is_missed` adds
-one and checks who notices."""
+"""Tests that each field of `SamplingParams` is supported everywhere: on each API, on the command line, in messages to
+shards and replicas, and in controllers. A field is defined once, with its metadata. Handwritten lists of fields are
+compared with it, so that no new field is forgotten. `test_a_new_field_is_missed` adds a field, which the comparisons
+must find."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES = [each.name for each in fields(SamplingParams)]
 
 
 def taken(api: Api) -> set[str]:
-    """The names that the messages of an API have."""
+    """Return the field names in the messages of an API."""
     if api == "openai":
         return set(CompletionBody.model_fields)
     if api == "tgi":
@@ -60,13 +60,13 @@ def taken(api: Api) -> set[str]:
 
 
 def missing(api: Api, params: type[SamplingParams] = SamplingParams) -> set[str]:
-    """Names that fields have on an API which does not know them."""
+    """Return the names that fields should have on an API and that its messages lack."""
     names = {meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     return {name for name in names if name is not None} - taken(api)
 
 
 def unsent(params: type[SamplingParams] = SamplingParams) -> set[str]:
-    """Fields that a shard needs and its protocol lacks."""
+    """Return the fields that a shard needs and the shard protocol lacks."""
     known = {each.name for each in pb.Sampling.DESCRIPTOR.fields}
     formed = {"logit_bias": "bias_values", "logprobs_mode": "processed_logprobs"}
     sent = [name for name, meaning in meanings(params).items() if meaning.part != "output"]
@@ -118,7 +118,7 @@ def test_a_field_goes_through_the_bodies_of_openai() -> None:
 
 
 def flags(name: str, value: Any) -> list[str]:
-    """Return the command line's flags for a value."""
+    """Return the command line flags for a field's value."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
@@ -209,7 +209,7 @@ class More(SamplingParams):
 
 
 def test_a_new_field_travels() -> None:
-    """A new one is written once: bodies, flags, GENERATE and replicas derive it."""
+    """Request bodies, command line flags, GENERATE and replicas derive their fields from one definition."""
     for api in ("openai", "tgi"):
         body = derived_fields(api, More).model_validate({"top_a": 0.5})
         assert getattr(body, "top_a") == 0.5  # noqa: B009 -- derived
@@ -220,6 +220,6 @@ def test_a_new_field_travels() -> None:
 
 
 def test_a_new_field_is_missed() -> None:
-    """Handwritten lists notice it: the protocol of shards."""
+    """The comparisons report a new field that the APIs and the shard protocol lack."""
     assert missing("openai", More) == missing("tgi", More) == {"top_a"}
     assert unsent(More) == {"top_a"}

@@ -1,4 +1,4 @@
-"""Sounds through every front-end: the same sound and text give the same prompt and the same answer."""
+"""Tests of sounds on every API: the same sound and text give the same prompt and the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the tests themselves: what they import from each other, and how often they look inside of the package."""
+"""Tests of rules for the tests: their imports from each other, and their uses of the package's private names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOREIGN |= {"_is_expert_parallel", "_parameters", "_proj"}
 
 
 def private_names() -> set[str]:
-    """Names that the package uses with an underscore in front, and that are no protocol of others (`_repr_html_`)."""
+    """Return the package's names with a leading underscore, except those of other protocols, such as `_repr_html_`."""
     text = " ".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     return {name for name in re.findall(r"\b_[a-zA-Z]\w*\b", text) if not name.endswith("_")} - FOREIGN
 
@@ -32,7 +32,8 @@ USE = re.compile(
 
 
 def uses(source: str, known: set[str]) -> Iterator[str]:
-    """Private names of the package that a module uses: attributes, imports, and what `monkeypatch` is given."""
+    """Yield the private names of the package that a module uses, as attributes, imports, and arguments of
+    `monkeypatch`."""
     for match in USE.finditer(source):
         names = [match["attribute"] or match["text"]] if match["names"] is None else re.findall(r"\w+", match["names"])
         yield from (name for name in names if name in known and name.startswith("_"))
@@ -56,7 +57,7 @@ def test_the_count_leaves_out_what_is_a_test_s_own() -> None:
 
 
 def test_no_module_imports_from_a_test_module() -> None:
-    """What several tests need lies in `tests/fakes`, in a `conftest.py` or in a support module beside them."""
+    """Code that several tests need is in `tests/fakes`, in a `conftest.py` or in a support module."""
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in MODULES

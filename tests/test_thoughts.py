@@ -1,4 +1,4 @@
-"""Thoughts with constraints: thoughts are unconstrained, and the text after them has the form."""
+"""Tests of thoughts with constraints: thoughts are unconstrained, and the text after them matches the constraint."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
 
 
 def test_thoughts_that_are_switched_off_are_not_opened(llm: LLM) -> None:
-    """By the request, or by a template that waits to be asked. The tag would be the most probable of what a mask
-    leaves."""
+    """The request or the template's default turns thoughts off. If they were on, the opening tag would be the most
+    probable token."""
     assert (
         planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
     )

@@ -1,4 +1,4 @@
-"""The training loop of the examples runs, and its adapter changes from round to round while the model stays loaded."""
+"""Tests the training example: its loop runs, and its adapter changes in each round while the model stays loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = replace(calculator.RECIPE, max_tokens=24, is_right=lambda case, text: len
 
 
 class Watched(Learner):
-    """A learner that keeps what it has saved, and what it was taught."""
+    """A learner that records its training samples and its saved adapters."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(str(resolve_model("demo")), out, learning_rate=1e-2, batch=2)
@@ -43,7 +43,7 @@ def llm() -> Iterator[LLM]:
 
 
 def score(llm: LLM, samples: list[Sample], adapter: str | None) -> float:
-    """The log-probability of all answers after their prompts."""
+    """Return the summed log-probability of all answers after their prompts."""
     prompts = [[*sample.prompt, *sample.answer] for sample in samples]
     outputs = llm.generate(prompts, max_tokens=1, prompt_logprobs=0, adapter=adapter, use_tqdm=False)
     parts = [

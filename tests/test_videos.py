@@ -1,4 +1,4 @@
-"""Videos through every front-end: the same video and text give the same prompt and the same answer."""
+"""Tests of videos on every API: the same video and text give the same prompt and the same answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def places(request: Request) -> tuple[Any, ...]:
 
 
 def test_every_shape_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: list[Request]) -> None:
-    """A list of frames is taken as half a second apart, as those of the file are."""
+    """Frames of a list count as half a second apart, like the frames of the video file."""
     urls = [f"data:image/png;base64,{one}" for one in pngs()]
     shapes = [
         {"type": "video_url", "video_url": {"url": URL}},

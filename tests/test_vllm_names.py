@@ -1,5 +1,5 @@
-"""Names that vLLM has in Python, of its present version and earlier ones: each is taken by `LLM` and `SamplingParams`,
-or refused with what to write here."""
+"""Tests of vLLM's Python names, old and new: `LLM` and `SamplingParams` accept each name, or the error names the
+replacement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOUND = set(ModelConfig.__slots__) | set(EngineConfig.__slots__)
 
 
 def refusal(call: Callable[..., object], *given: object, **named: object) -> str:
-    """Return the error for an unknown keyword; empty if it is known."""
+    """Return the error for an unknown keyword; empty if the keyword is known."""
     try:
         call(*given, **named)
     except UnknownKeyword as error:

@@ -1,4 +1,4 @@
-"""The watermark of an operator: no request leaves it out, and `bridle detect` finds it."""
+"""Tests of an operator's watermark: requests cannot avoid it, and `bridle detect` finds it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def marked(key_file: Path) -> Any:
 
 
 class Plainly(Controller):
-    """Draws each token with sampling parameters of its own."""
+    """A controller that samples each token with its own sampling parameters."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.sample(sampling=SamplingParams(temperature=0.9))
@@ -59,7 +59,7 @@ def test_nothing_in_a_request_leaves_it_out(marked: LLM, key_file: Path, fields:
 
 
 class Remote(ScriptedExecutor):
-    """An executor in another process."""
+    """A fake of an executor in another process."""
 
     is_up = True
     on_change = None

@@ -1,4 +1,4 @@
-"""The tutorial works: its commands are executed one after the other, and give what it says they give."""
+"""Tests the controller tutorial: its commands run one after the other, and print the output on the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SKIPPED = ("pip install ",) if os.environ.get("BRIDLE_FULL") else ("pip install 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The demo model, served as the page does it; what `make` calls is this Python."""
+    """Serve the demo model like the page does. `python3` in `make` runs this Python."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -62,7 +62,7 @@ def test_the_commands_do_what_the_page_says(
 
 
 def _do(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return a command's output. Ours run in this process, which saves seconds for each."""
+    """Return a command's output. `bridle` commands run in this process, which saves seconds for each."""
     words = shlex.split(line)
     if line.startswith(SKIPPED):
         return ""

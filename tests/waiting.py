@@ -1,5 +1,5 @@
-"""Waiting for what other threads and processes do. How long that takes says nothing: a machine may be slow and busy, so
-tests wait for a condition, and the bound is only there to tell a hang."""
+"""Functions that wait for other threads and processes. Tests wait for conditions, because a machine may be slow; the
+time limit only detects a hang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def until(condition: Callable[[], T], what: str = "the condition", seconds: floa
 
 
 async def until_async(condition: Callable[[], T], what: str = "the condition", seconds: float = PATIENCE) -> T:
-    """Wait in the same way for events in this event loop or other threads."""
+    """Wait until `condition()` is true, without blocking the event loop; return its value. Fails like `until`."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:
