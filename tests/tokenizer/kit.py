@@ -45,7 +45,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback(strip: int = 1) -> Tokenizer:
-    """As Llama 2 (`strip` 1) and Gemma (`strip` 0) have it."""
+    """Return a tokenizer with byte fallback, as in Llama 2 (`strip` 1) and Gemma (`strip` 0)."""
     trained = Tokenizer(models.BPE())
     steps = [normalizers.Prepend("▁")] if strip else []
     trained.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -119,7 +119,7 @@ WITHOUT_TABLE = ("word_piece", "suffix_bpe", "words")
 
 @cache
 def make(kind: str) -> BridleTokenizer:
-    """The tokenizer of that kind, with a beginning-of-text token added to prompts."""
+    """Return the tokenizer of the given kind, which adds a beginning-of-text token to prompts."""
     backend = MAKERS[kind]()
     bos = backend.token_to_id("<s>")
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
@@ -130,7 +130,7 @@ def make(kind: str) -> BridleTokenizer:
 
 @cache
 def backend(kind: str) -> Tokenizer:
-    """The library's own tokenizer of the same vocabulary, to compare with."""
+    """Return the Hugging Face tokenizer with the same vocabulary, for comparison."""
     twin = Tokenizer.from_str(make(kind)._backend.to_str())
     assert twin.get_vocab() == make(kind)._backend.get_vocab()  # scores may lose their last digit on the way
     return twin

@@ -1,4 +1,4 @@
-"""Added tokens have the ids that the files state; otherwise the folder is refused."""
+"""Tests of added tokens: they have the ids that their files state, or the folder is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LETTERS = {letter: number for number, letter in enumerate("abcdefgh")}
 
 
 def spec(added: Sequence[tuple[str, int]], vocabulary: Mapping[str, int] = LETTERS) -> dict[str, Any]:
-    """A `tokenizer.json` of letters, and added tokens with the ids that it states."""
+    """Return the content of a `tokenizer.json` with letters, and added tokens with the given ids."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     plain = {"unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
@@ -69,7 +69,7 @@ def test_tokens_that_follow_the_vocabulary_are_loaded(loader: str, tmp_path: Pat
 
 
 def test_a_gap_is_loaded_where_the_vocabulary_has_the_token_with_its_id(tmp_path: Path) -> None:
-    """The message's advice helps; GGUF files become such a `tokenizer.json`."""
+    """The error's advice helps. GGUF files become such a `tokenizer.json` with filled gaps."""
     folder = write(tmp_path, spec([("<y>", 20)], LETTERS | {"<y>": 20}))
     assert Tokenizer.load(folder).encode("a<y>b") == [0, 20, 1]
     filled = [(f"<unused {token}>", token) for token in range(8, 20)]
@@ -98,7 +98,7 @@ VOCABULARIES = st.lists(IDS, min_size=8, max_size=8, unique=True).map(
 def test_what_is_not_refused_reads_each_token_as_stated(
     added: list[tuple[str, int]], vocabulary: dict[str, int]
 ) -> None:
-    """Whatever gaps and clashes files have: each added token is found in a text as the id that is stated."""
+    """The ids have arbitrary gaps and clashes. A loaded folder reads each added token as its stated id."""
     made = spec(added, vocabulary)
     backend = tokenizers.Tokenizer.from_str(json.dumps(made))
     found = {content: backend.encode(content).ids for content, _ in added if content}

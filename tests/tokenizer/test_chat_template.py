@@ -1,4 +1,4 @@
-"""Chat templates: agreement with transformers, refusals, and hostile ones."""
+"""Tests of chat templates: they agree with transformers, and invalid or hostile templates are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of incremental detokenization, over every kind of tokenizer."""
+"""Property tests of incremental detokenization, with every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ kinds = st.sampled_from(sorted(MAKERS))
 
 
 def tokens_of(tokenizer: Tokenizer, max_size: int = 24) -> st.SearchStrategy[list[int]]:
-    """Any ids, special ones and ones that do not exist included, and real text."""
+    """Generate ids of real texts and arbitrary ids, including special tokens and ids that do not exist."""
     wild = st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=max_size)
     real = st.sampled_from(SENTENCES).map(lambda text: tokenizer.encode(text, False)[:max_size])
     return st.one_of(wild, real, st.tuples(wild, real).map(lambda two: two[0] + two[1]))
 
 
 def spelled(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> bytes:
-    """The whole text as bytes, from the table."""
+    """Return the whole text as bytes, computed from the byte table."""
     table = tokenizer.table
     assert table is not None
     visible = [t for t in tokens if not (skip and t in tokenizer.special_token_ids)]
@@ -35,7 +35,7 @@ def spelled(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> bytes:
 
 
 def finished_part(data: bytes) -> bytes:
-    """Without the beginning of a character at the end."""
+    """Return the bytes without an incomplete character at the end."""
     for size in range(min(3, len(data)), 0, -1):
         try:
             data[-size:].decode()

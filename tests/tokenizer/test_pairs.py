@@ -1,4 +1,4 @@
-"""Texts that are cut, and pairs of texts, give the same tokens as transformers' tokenizer."""
+"""Tests that truncated texts and pairs of texts give the same tokens as transformers' tokenizers."""
 
 from __future__ import annotations
 

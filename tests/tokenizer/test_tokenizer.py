@@ -1,4 +1,4 @@
-"""Tokenizer: encoding, decoding, bytes of tokens, and loading from a folder."""
+"""Tests of the tokenizer: encoding, decoding, the bytes of tokens, and loading from a folder."""
 
 from __future__ import annotations
 

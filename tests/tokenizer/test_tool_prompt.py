@@ -1,4 +1,5 @@
-"""Tools, calls and answers that a chat template leaves out are described in its messages. What a text begins with."""
+"""Tests of prompts whose chat template leaves out tools, calls or results: messages describe them. Also tests start
+tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_what_a_template_writes_stays() -> None:
 
 
 class Bos(Tokenizer):
-    """A tokenizer that names a start token and puts nothing before texts."""
+    """A tokenizer that has a start token but does not put it before texts."""
 
     def __init__(self, template: str, bos: str) -> None:
         made = Tokenizer.load(tokenizer_folder())

@@ -1,4 +1,4 @@
-"""A tokenizer whose vocabulary is cached knows its tokens without being read, and is the same tokenizer."""
+"""Tests of a tokenizer with a cached vocabulary: it knows its tokens without reading its files, and works the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders whose tokenizers were read."""
+    """Return the list of folders whose tokenizer files are read."""
     found: list[Path] = []
 
     def read(folder: Path) -> TokenizerFiles:
@@ -48,13 +48,13 @@ def folder_of(kind: str, folder: Path) -> Path:
 
 
 def is_opened(found: Tokenizer | None) -> bool:
-    """Return whether the tokenizer itself was read."""
+    """Return whether the tokenizer's own files were read."""
     assert found is not None
     return vars(found)["_opened"] is not None
 
 
 def knowledge(found: Tokenizer) -> Any:
-    """All that is known without tokenizing."""
+    """Return all properties that are available without tokenizing."""
     ids = range(-1, found.vocab_size + 1)
     table = found.table
     return (

@@ -1,4 +1,4 @@
-"""Records of every kind for property tests, made from the types of their fields."""
+"""Records of every kind for property tests, generated from the types of their fields."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def made(kind: type[Any], **own: Any) -> st.SearchStrategy[Any]:
-    """Objects of a class of `bridle.traces`; `own` are strategies of single fields. A type that is not known is an
-    error, so that a new field is tested too."""
+    """Generate objects of a class of `bridle.traces`. `own` are strategies for single fields. An unknown type is an
+    error, so that new fields are also tested."""
     types = get_type_hints(kind)
     values = {each.name: own[each.name] if each.name in own else _LEAVES[types[each.name]] for each in fields(kind)}
     return st.builds(kind, **values)
@@ -62,7 +62,7 @@ HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=y>'
 
 
 class Reader(HTMLParser):
-    """The elements, attributes and text of a page."""
+    """A parser that collects the elements, attribute names and text of a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tokens in colours: no token is left out, and hostile texts do not become markup."""
+"""Tests of coloured tokens: no token is left out, and hostile texts do not become markup."""
 
 from __future__ import annotations
 

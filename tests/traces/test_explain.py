@@ -1,4 +1,4 @@
-"""Tests of explanations of a trace made by hand, where every number is known."""
+"""Tests of explanations of a handmade trace, in which every number is known."""
 
 from __future__ import annotations
 

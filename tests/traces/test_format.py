@@ -1,4 +1,4 @@
-"""Traces as JSON lines: what was written is read, each line is what the schema says, and other things are refused."""
+"""Tests of traces as JSON lines: written traces can be read, lines match the schema, and invalid lines are refused."""
 
 from __future__ import annotations
 

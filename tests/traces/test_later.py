@@ -1,4 +1,4 @@
-"""Records that are made when they are read: the trace says the same, makes each once, and can be sent elsewhere."""
+"""Tests of records that are made when they are read: they equal other records, are made once, and can be sent."""
 
 from __future__ import annotations
 

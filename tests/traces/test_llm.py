@@ -1,4 +1,4 @@
-"""`LLM` with `trace`: the trace of an output, the content of a file, and running it again."""
+"""Tests of `LLM` with `trace`: the trace of an output, the content of its file, and a replay of the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llm() -> Iterator[LLM]:
 
 
 class Restless(Controller):
-    """Forces, draws, takes back, and says so."""
+    """A controller that forces, samples and rolls back tokens."""
 
     def next(self, view: SequenceView) -> Decision:
         match len(view.generated):

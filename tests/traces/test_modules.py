@@ -1,5 +1,5 @@
-"""Traces record which module a controller's name meant. A replay uses that module, even if the name has another meaning
-now."""
+"""Tests that traces record the module of a controller's name. A replay uses that module, even if the name now means
+another module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
 
 
 def upload(model: LoadedModel, text: str, tag: str) -> str:
-    """Keep a controller that forces a text, and let a tag mean it."""
+    """Upload a controller that forces a text, give it the tag, and return its module id."""
     control = control_of(model)
     module: str = upload_module(control, guest2([force(ids(text)), END]), LOCAL_ADMIN).module_id
     tag_module(control, module, [tag], LOCAL_ADMIN)

@@ -1,4 +1,4 @@
-"""Recorded traces as tests: the same controller passes without a model, another one does not."""
+"""Tests that use recorded traces: the same controller passes without a model, and a different controller fails."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_trace_passes_without_its_model(
 
 
 class Steers(Controller):
-    """Takes back, forces and forks by a rule that depends on how long the output is; `allowed` is its mask."""
+    """A controller that rolls back, forces or forks, depending on the output's length. `allowed` is its mask."""
 
     def __init__(self, allowed: int = VOCAB, forced: int = 70) -> None:
         self.allowed, self.forced = allowed, forced

@@ -1,4 +1,4 @@
-"""Traces run again: the same request gives the same output, and a different one reports where it diverged."""
+"""Tests of replayed traces: an equal request gives an equal output, and another request reports where it diverged."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_another_seed_is_told_with_its_surroundings(llm: LLM) -> None:
 
 
 class Says(Controller):
-    """Forces the tokens that it was given."""
+    """A controller that forces the given tokens, and then stops."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""Traces of requests that a real Wasm controller steers: kept, run again, tested on the model and without it."""
+"""Tests of traces of a real Wasm controller: they are saved, replayed, and tested with and without the model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_module_is_replayed_and_tested(
 
 
 def move_name(name: str, module: Path, folder: Path) -> None:
-    """Let a name mean the module of this file, in a runtime's store."""
+    """Give the name to the module of this file, in a runtime's store."""
     admin = Auth("localhost", True)
     store = ModuleStore(folder)
     try:

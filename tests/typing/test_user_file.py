@@ -1,4 +1,4 @@
-"""Type checkers see what calls of `LLM` take: a user's file passes, but for the lines that are marked as wrong."""
+"""Tests that type checkers accept a user's file with calls of `LLM`, except for the lines that are marked as wrong."""
 
 from __future__ import annotations
 

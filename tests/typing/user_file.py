@@ -1,5 +1,5 @@
-"""A user's program, for type checkers. It is never run: `test_user_file.py` checks it. A line with `# wrong` must be an
-error, and no other line."""
+"""A user's program for type checkers, which is never run. `test_user_file.py` checks that each line with `# wrong` is
+an error, and that no other line is."""
 
 from __future__ import annotations
 
