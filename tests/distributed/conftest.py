@@ -1,4 +1,4 @@
-"""Shared machines pause at random, so silence of a process does not count as a failure except in tests of it."""
+"""Let only tests of silent processes treat silence as a failure, because shared machines pause at random."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Host:
         self.server, self.address = start_shard(self.shard, address)
 
     def connect(self, executor: Executor | None = None, **options: Any) -> ShardExecutor:
-        """A router's connection to the shard, through `executor` if given."""
+        """Return a router's connection to the shard, through `executor` if given."""
         if executor is not None:
             self.shard.executor = executor
         return ShardExecutor(self.address, **{"timings": PATIENT, **options})
@@ -52,7 +52,7 @@ class Host:
 
 @contextlib.contextmanager
 def hosted(executor: Executor) -> Iterator[Host]:
-    """A shard that serves `executor`."""
+    """Serve `executor` as a shard, and yield the shard."""
     with tempfile.TemporaryDirectory(prefix="bridle-test-") as folder:
         host = Host(executor, f"unix:{Path(folder) / 'shard.sock'}")
         try:

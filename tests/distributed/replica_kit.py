@@ -28,7 +28,7 @@ PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
 
 
 class LocalReplica:
-    """A replica: an engine and its server, in a thread with an event loop."""
+    """A replica, which is an engine and its server in a thread with an event loop."""
 
     def __init__(
         self, path: Path, engine: Engine, config: EngineConfig, desk: RemoteToolExecutor | None = None
@@ -55,7 +55,7 @@ class LocalReplica:
             runner.run(main())
 
     def cut(self) -> None:
-        """Close the connections, which a router sees as the end of the process."""
+        """Close the connections, which looks to a router like the end of the process."""
         if self._thread.is_alive():
             assert self._ended is not None
             self._loop.call_soon_threadsafe(self._ended.set)
@@ -68,7 +68,7 @@ class LocalReplica:
 
 
 class Replicas:
-    """Some replicas and their router."""
+    """Several replicas and their router."""
 
     def __init__(self, folder: Path, executors: list[Executor], config: EngineConfig, **options: Any) -> None:
         self._config = config
@@ -108,7 +108,7 @@ def make_executor(**options: Any) -> ScriptedExecutor:
 def replicated(
     count: int = 2, *, make: Callable[[], Executor] = make_executor, config: EngineConfig | None = None, **options: Any
 ) -> Iterator[Replicas]:
-    """`count` replicas, up."""
+    """Start `count` replicas and their router, and yield them when all replicas are up."""
     with tempfile.TemporaryDirectory(prefix="bridle-test-") as folder:
         made = Replicas(Path(folder), [make() for _ in range(count)], config or EngineConfig(), **options)
         try:

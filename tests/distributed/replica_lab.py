@@ -144,7 +144,7 @@ class ReplicaLab:
         """Do nothing, because every engine checks itself."""
 
     def statistics(self) -> EngineStatistics:
-        """The current statistics, summed over the engines."""
+        """Return the current statistics, summed over the engines."""
         total = EngineStatistics()
         for replica in self._replicas:
             add_beat(total, pack_beat(True, replica.engine.statistics()))

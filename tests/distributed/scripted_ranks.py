@@ -54,7 +54,7 @@ class SplitModel(ScriptedModel):
 
 
 class Rank:
-    """Implements `Executor` with this rank's part of a scripted model."""
+    """An executor that computes this rank's part of a scripted model."""
 
     def __init__(self, executor: ScriptedExecutor, rank: int) -> None:
         self._executor = executor
@@ -100,7 +100,7 @@ def options_of(executor: ScriptedExecutor) -> dict[str, Any]:
 
 
 def resets_of(options: Path) -> Path:
-    """The file in which rank 1 counts its resets."""
+    """Return the file in which rank 1 counts its resets."""
     return options.with_suffix(".resets")
 
 
@@ -114,7 +114,7 @@ class Follower(Rank):
         super().__init__(ScriptedExecutor(), 1)
 
     def reset(self) -> None:
-        """Begin again. Rank 0 gets the number of resets, so that it does not change the file before a late reset."""
+        """Begin again. Rank 0 gets the number of resets, because it may not change the file before a late reset."""
         self._begin_again()
         self._num_resets += 1
         resets = resets_of(self._path)

@@ -108,7 +108,7 @@ async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None
 
 
 class Named(Controller):
-    """An operator's class."""
+    """A controller class that an operator registers."""
 
     def __init__(self, words: dict[str, int]) -> None:
         self.words = words

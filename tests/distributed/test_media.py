@@ -56,7 +56,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def requests(folder: Path) -> list[Request]:
-    """One request with text, and three with images. The first two have the same image."""
+    """Return one request with text, and three with images. The first two images are the same."""
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None
     name = tokenizer.token_text(reader.placeholder)
@@ -71,8 +71,7 @@ def requests(folder: Path) -> list[Request]:
 
 
 def engine_over(executor: Executor) -> Engine:
-    """An engine with chunks that split images, and without prefix caching, so that each round needs all image
-    features."""
+    """Return an engine without prefix caching, so that each round needs all image features. Its chunks split images."""
     device = find_media(executor)
     assert device is not None
     return Engine(

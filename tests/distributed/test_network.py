@@ -94,7 +94,7 @@ def proxy() -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def streaming(proxy: Proxy, num_tokens: int, timings: Timings) -> Iterator[tuple[ShardExecutor, Crowd]]:
-    """Streams through the proxy. In the end they must have the same output as without the proxy."""
+    """Run streams through the proxy. In the end they must have the same output as without the proxy."""
     made = requests(8, num_tokens)
     executor = ShardExecutor(proxy.address, timings=timings)
     with AsyncEngine(Engine(executor)) as engine:

@@ -157,8 +157,8 @@ def test_the_search_goes_around(loads: list[int], start: int) -> None:
 
 
 def hit_rate(number_for: Any, num_replicas: int = 4) -> float:
-    """The share of cached prompt tokens for many users with their own system prompts, on engines that cannot cache all
-    of these prompts."""
+    """Return the share of cached prompt tokens for many users with their own system prompts, which exceed each engine's
+    cache."""
     engines = [Engine(make_executor(num_blocks=160)) for _ in range(num_replicas)]
     random = Random(1)
     systems = [tuple(random.randrange(30) for _ in range(64)) for _ in range(24)]

@@ -1,5 +1,4 @@
-"""The engine's properties, unchanged, with an executor in a shard or in two ranks, and with two engines and a
-router."""
+"""Tests of the engine's properties with an executor in a shard or in two ranks, and with two engines and a router."""
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 @pytest.fixture(autouse=True)
 def _through(way: Way, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each lab of a test uses the setup."""
+    """Let each lab of a test use the setup."""
     way.enter(monkeypatch)
     yield
     way.leave()
 
 
 def again(invariant: Callable[..., None]) -> Any:
-    """A property of the engine with a number of examples that is suitable for a stream."""
+    """Return a property test of the engine, with a number of examples that is suitable for streams."""
     test = getattr(invariant, "hypothesis", None)
     if test is None:
         return invariant

@@ -1,4 +1,4 @@
-"""The generated module matches the committed `.proto` file."""
+"""Tests that the generated Python module matches the committed `.proto` file."""
 
 from __future__ import annotations
 

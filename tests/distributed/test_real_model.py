@@ -1,5 +1,4 @@
-"""A real model in a shard process, started by the command line, gives the same output as in this process, bit for
-bit."""
+"""Tests that a real model in a shard process gives exactly the output of a model in this process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["tools"]  # a fixture
 
 
 class Draws(Controller):
-    """Wants nothing."""
+    """A controller that only samples."""
 
     def next(self, view: SequenceView) -> Decision:
         return Decision.sample()

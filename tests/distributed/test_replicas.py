@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE, until
 
 
 def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
-    """All events of all requests, which run at the same time."""
+    """Return all events of all requests, which run at the same time."""
     streams = [client.submit(request) for request in requests]
     return {stream.request_id: [event for events in stream for event in events] for stream in streams}
 
@@ -77,7 +77,7 @@ def test_two_replicas_say_what_one_engine_says() -> None:
 
 
 def test_a_replicas_load_is_what_it_has_to_compute() -> None:
-    """A cached prompt counts little, so that a replica with such prompts does not look busier than others."""
+    """A cached prompt adds little load, so that a replica with such prompts does not look busier than others."""
     loads: list[list[float]] = []
 
     class Watching(PrefixRouter):

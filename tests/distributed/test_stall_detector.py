@@ -53,7 +53,7 @@ def test_a_name_may_look_like_a_state(tmp_path: Path) -> None:
 
 
 def once_held_up(monkeypatch: pytest.MonkeyPatch, module: object) -> list[int]:
-    """A fake in which every process is delayed at its first check only."""
+    """Report the first checked process as delayed once. Returns the list of checked process ids."""
     asked: list[int] = []
     monkeypatch.setattr(module, "is_held_up", lambda pid: asked.append(pid) or len(asked) == 1)
     return asked

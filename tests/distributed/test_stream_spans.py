@@ -19,7 +19,7 @@ from tests.engine.support import make_request
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """An exporter of the spans of both ends, which run in this process."""
+    """Return an exporter of the spans of both ends, which run in this process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace_context.trace, "get_tracer", lambda name: provider.get_tracer(name))

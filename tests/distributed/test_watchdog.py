@@ -1,4 +1,4 @@
-"""A step that hangs is reported; a slow step is not."""
+"""Tests that the watchdog reports a step that hangs, and does not report a slow step."""
 
 from __future__ import annotations
 

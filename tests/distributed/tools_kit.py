@@ -1,4 +1,4 @@
-"""Replicas whose controllers call tools."""
+"""Replicas whose controllers call tools, for tests of tool calls."""
 
 from __future__ import annotations
 

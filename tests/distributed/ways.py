@@ -54,7 +54,7 @@ class Way:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps that this setup computed."""
+        """Return the number of steps that this setup computed."""
         raise NotImplementedError
 
 

@@ -83,7 +83,7 @@ def with_adapters(model: LoadedModel, home: FakeHome | None = None) -> FakeHome:
 def write_adapter(
     folder: Path, layers: Mapping[str, tuple[int, int]] | None = None, rank: int = 2, scale: float = 0.0, seed: int = 0
 ) -> Path:
-    """An adapter in PEFT's format for linear layers of (in, out) features, with random weights of size `scale`."""
+    """Write a PEFT adapter for linear layers of (in, out) features, with random weights of size `scale`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     tensors = {}
@@ -99,7 +99,7 @@ def write_adapter(
 
 
 def write_demo_adapter(folder: Path, seed: int = 0) -> Path:
-    """An adapter that changes the output of the demo model."""
+    """Write an adapter that changes the output of the demo model."""
     return write_adapter(folder, DEMO_LAYERS, rank=4, scale=0.5, seed=seed)
 
 

@@ -26,7 +26,7 @@ VOCAB_SIZE = 260
 
 
 class LineTemplate:
-    """Renders chats as `role: content` lines."""
+    """A chat template that renders messages as `role: content` lines."""
 
     is_present = True
     text = "{{ role }}: {{ content }}"
@@ -168,7 +168,7 @@ class FakeClient:
 
 
 def say(text: str) -> Script:
-    """A script in which every output is `text`, byte by byte, cut at `max_tokens`. Each token has one batch of
+    """Return a script in which every output is `text`, byte by byte, cut at `max_tokens`. Each token has one batch of
     events."""
 
     def script(request: Request) -> Iterator[list[Event]]:
@@ -192,7 +192,7 @@ def prompt_event(request: Request) -> PromptEvent:
 
 
 def logprob(token: int, num_top: int | None) -> Logprob | None:
-    """Log-probability -0.5 for the token, -1, -2, ... for its neighbors."""
+    """Return log-probability -0.5 for the token, and -1, -2, ... for its neighbors."""
     if num_top is None:
         return None
     top = [(token, -0.5)] + [((token + i) % 256, -float(i)) for i in range(1, num_top)]
@@ -200,14 +200,14 @@ def logprob(token: int, num_top: int | None) -> Logprob | None:
 
 
 def fake_model(script: Script | None = None, name: str = "fake", **options: Any) -> LoadedModel:
-    """A loaded model whose `client` is a `FakeClient`."""
+    """Return a loaded model whose `client` is a `FakeClient`."""
     client: Any = FakeClient(script or say("hello"), **options)
     tokenizer: Any = ByteTokenizer()
     return LoadedModel(name, client, tokenizer, created=1_700_000_000, shutdown=client.close)
 
 
 async def served_by(model: LoadedModel, identity: Identity | None = None) -> RequestLifecycle:
-    """A call that holds a model and a request slot."""
+    """Return the lifecycle of a request that holds the model and a request slot."""
     host = AppState(ModelRegistry([model]), Admission())
     serving = RequestLifecycle(host, RequestRecord(id="c", identity=identity), ExitStack())
     await serving.acquire_model(None)

@@ -79,7 +79,7 @@ def registry_of(
     named: tuple[str, ...] = (),
     kv_mib: int | None = None,
 ) -> ModelRegistry:
-    """A registry whose catalog has the models of the loader."""
+    """Return a registry whose catalog has the models of the loader."""
     base = ModelConfig(kv_memory=None if kv_mib is None else kv_mib * MIB)
     keeper = ModelManager(loader, None if max_mib is None else max_mib * MIB, clock or FakeClock())
     registry = ModelRegistry(catalog=ModelCatalog(base, hub_ids=loader.sizes), keeper=keeper)

@@ -156,7 +156,7 @@ def test_the_seed_of_each_choice_repeats_it_alone(llm: LLM, path: str, several: 
 
 
 def _choices(client: TestClient, path: str, body: dict[str, Any]) -> list[tuple[int, str]]:
-    """The seed and the text of each choice of an answer."""
+    """Return the seed and the text of each choice of an answer."""
     answer = client.post(path, json=body)
     if not body.get("stream"):
         return [(each["seed"], _text(each)) for each in answer.json()["choices"]]
@@ -182,7 +182,7 @@ def test_outputs_in_python_have_seeds_that_repeat_them(llm: LLM) -> None:
 
 
 class Split(Controller):
-    """Forks at once."""
+    """A controller that forks at once."""
 
     def next(self, view: Any) -> Decision:
         return Decision.sample() if view.generated else Decision.fork([Branch(), Branch()])

@@ -48,7 +48,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[EarlyParts | None]:
-    """The early results that loads get."""
+    """Return the list of early results that loads get."""
     found: list[EarlyParts | None] = []
     monkeypatch.setattr(served_models, "load_model", lambda *_, early, **__: found.append(early))
     return found

@@ -26,8 +26,8 @@ class Clock:
 
 
 def _serve(costs: dict[str, list[int]], weights: dict[str, float], num_served: int) -> Counter[str]:
-    """The tokens of each tenant if all requests arrive at once and `num_served` of them are served one after the other,
-    in the order of admission."""
+    """Return the tokens of each tenant after `num_served` requests. All requests arrive at once, and are served one
+    after the other in the order of admission."""
     queue = FairQueue()
     waiting: list[tuple[float, int, QueuePlace, int]] = []
     longest = max(map(len, costs.values()))

@@ -21,7 +21,7 @@ VALUES = st.recursive(
 
 
 def counted(value: Any) -> JsonSize:
-    """The counts of a parsed value, for comparison."""
+    """Return the counts of a parsed value, for comparison."""
     if isinstance(value, str):
         return JsonSize(1, 1)
     if not isinstance(value, (list, dict)):

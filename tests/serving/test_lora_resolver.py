@@ -204,7 +204,7 @@ async def failure(desk: Desk, name: str) -> BaseException | None:
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources whose files are read from now on."""
+    """Return the list of sources whose files are read from now on."""
     looks: list[str] = []
     look = lora.find_adapter
 

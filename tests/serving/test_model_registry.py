@@ -1,4 +1,4 @@
-"""Models: loading, names, and errors for unknown models."""
+"""Tests of the model registry: loading, names, and errors for unknown models."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ STEPS = st.lists(
 
 
 def play(steps: list[tuple[str, int, object]]) -> list[list[Event]]:
-    """A valid history: batches of events, split where a step is `read`."""
+    """Return a valid history: batches of events, split at each step `read`."""
     outputs: dict[int, list[tuple[int, str]]] = {0: []}
     batches: list[list[Event]] = [[]]
     for number, (kind, index, value) in enumerate(steps):

@@ -72,8 +72,8 @@ def test_a_paused_engine_takes_requests_and_computes_none() -> None:
 
 
 def tokens_of(engine: Engine, events: list[Event], pauses: Sequence[bool] = ()) -> dict[str, list[int]]:
-    """The tokens of each request after the engine has computed all. The engine is paused in the steps that `pauses`
-    lists."""
+    """Return the tokens of each request after the engine has computed all. The engine is paused in the steps that
+    `pauses` lists."""
     for is_paused in pauses:
         engine.is_paused = is_paused
         events += engine.step()

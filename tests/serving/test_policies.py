@@ -165,7 +165,7 @@ class Unmade(Only):
 
 
 def run(*tables: dict[str, Any], controller: Any = None, reply: str = "hello there", **fields: Any) -> Any:
-    """The output of one request with these policies."""
+    """Return the output of one request with these policies."""
     model = scripted_model(next_token=saying(reply))
     try:
         policies: PolicySet = read_policies({"policy": list(tables)})

@@ -19,13 +19,13 @@ def token(number: int) -> TokenEvent:
 
 
 class WasmController:
-    """A fake with the interface of the real class, which needs further packages."""
+    """A fake controller with the interface of the real Wasm controller, which needs further packages."""
 
     module = "gh:microsoft/aici/pyctrl" + "x" * 200
 
 
 def my_program(view: object) -> None:
-    """A controller that is a function."""
+    """A controller that is a function, for the name in the record."""
 
 
 def test_what_steers_has_a_name() -> None:
@@ -83,7 +83,7 @@ def test_the_page_explains_every_field() -> None:
 
 
 class FakeSpan:
-    """Knows its trace."""
+    """A fake span that has a trace id."""
 
     trace_id = "ab" * 16
     traceparent = ""

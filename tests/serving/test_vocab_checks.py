@@ -106,7 +106,7 @@ def test_a_prompt_with_an_added_token_too_many_is_refused(tmp_path: Path) -> Non
 
 
 def eager_checkpoint(folder: Path) -> Path:
-    """A model that prefers token ids without a token."""
+    """Write a checkpoint of a model that prefers token ids without a token."""
     path = with_gaps(tiny_checkpoints.make_checkpoint("llama", folder))
     weights = load_file(path / "model.safetensors")
     head = weights["lm_head.weight"]  # [300, hidden]
