@@ -16,7 +16,7 @@ VOCAB_SIZE = 260
 
 
 def _byte_names() -> list[str]:
-    """The printable character of each byte in byte-level vocabularies."""
+    """Return the printable character of each byte in byte-level vocabularies."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names = {}
     extra = 0
@@ -52,7 +52,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A module store, so that modules are compiled once for the whole test session."""
+    """Return the folder of a module store, so that modules are compiled once for the whole test session."""
     return tmp_path_factory.mktemp("store")
 
 
@@ -65,7 +65,7 @@ PATIENT = ("--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000")
 
 @pytest.fixture
 def start(tokenizer: Path, store: Path) -> Iterator[Start]:
-    """A function that starts runtimes, which end with the test."""
+    """Yield a function that starts runtimes, which end with the test."""
     started: list[Llm] = []
 
     def make(*args: str, **options: object) -> Llm:
@@ -80,7 +80,7 @@ def start(tokenizer: Path, store: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def llm2(tokenizer: Path, store: Path) -> Iterator[Llm]:
-    """A runtime for an engine of dialect 2. All tests of a module share it, like users of a server."""
+    """Yield a runtime for an engine of dialect 2. All tests of a module share it, like users of a server."""
     llm = Llm(tokenizer, store, *CAPABLE)
     yield llm
     llm.close()
@@ -88,7 +88,7 @@ def llm2(tokenizer: Path, store: Path) -> Iterator[Llm]:
 
 @pytest.fixture(scope="module")
 def llm1(tokenizer: Path, store: Path) -> Iterator[Llm]:
-    """A runtime for an engine of dialect 1, which all tests of a module share."""
+    """Yield a runtime for an engine of dialect 1, which all tests of a module share."""
     llm = Llm(tokenizer, store, *PATIENT)
     yield llm
     llm.close()

@@ -84,7 +84,7 @@ _PRELUDE = """
 
 
 def _place(data: bytes) -> str:
-    """A placeholder for the address of some bytes, until a module is built."""
+    """Return a placeholder for the address of some bytes, until a module is built."""
     return f"@{data.hex()}@"
 
 
@@ -96,12 +96,12 @@ def _text(data: bytes) -> str:
 
 
 def say(text: str) -> str:
-    """Print."""
+    """Return an action that prints a text."""
     return f"(call $print {_text(text.encode())})"
 
 
 def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
-    """An action that gives a set of tokens to the host as a mask."""
+    """Return an action that gives a set of tokens to the host as a mask."""
     row = bytearray(4 * ((vocab_size + 31) // 32) + 4)
     for token in tokens:
         row[token >> 3] |= 1 << (token & 7)
@@ -114,7 +114,7 @@ def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
 
 
 def result(value: Any) -> str:
-    """An action that returns JSON. Text is used unchanged."""
+    """Return an action that returns JSON to the host. A text is used as JSON without change."""
     template = value if isinstance(value, str) else json.dumps(value)
     parts = ["(global.set $length (i32.const 0))"]
     for piece in re.split(r"(\"?#\"?|\"?\$\d\"?)", template):
@@ -130,18 +130,18 @@ def result(value: Any) -> str:
 
 
 def store(name: str, value: str, op: str = "Set", when: int | None = None) -> str:
-    """Write a shared variable and print the host's answer."""
+    """Return an action that writes a shared variable and prints the host's answer."""
     command = {"WriteVar": {"name": name, "value": value, "op": op, "when_version_is": when}}
     return f"(call $print_blob (call $storage {_text(json.dumps(command).encode())}))"
 
 
 def load(name: str) -> str:
-    """Read a shared variable and print the host's answer."""
+    """Return an action that reads a shared variable and prints the host's answer."""
     return f"(call $print_blob (call $storage {_text(json.dumps({'ReadVar': {'name': name}}).encode())}))"
 
 
 def by_branch(*steps: Step) -> str:
-    """A step that does the n-th given step in the n-th sequence of the fork group."""
+    """Return a step that does the n-th given step in the n-th sequence of the fork group."""
     text = ""
     for index, step in enumerate(steps):
         text += f"(if (i32.eq (call $my_index) (i32.const {index})) (then {chr(10).join(step)}))\n"
@@ -171,17 +171,17 @@ SAMPLE_ALL_OF = "#"
 
 
 def sample(tokens: Sequence[int], vocab_size: int, **more: Any) -> list[str]:
-    """A step that samples one of the given tokens."""
+    """Return a step that samples one of the given tokens."""
     return [mask(tokens, vocab_size), result({"branches": [{"sample_mask": "#", "splices": [], **more}]})]
 
 
 def splice(tokens: Sequence[int], backtrack: int = 0) -> dict[str, Any]:
-    """A branch that appends tokens without sampling."""
+    """Return a branch that appends tokens without sampling."""
     return {"sample_mask": None, "splices": [{"when_sampled": [], "backtrack": backtrack, "ff_tokens": list(tokens)}]}
 
 
 def force(tokens: Sequence[int], backtrack: int = 0) -> list[str]:
-    """A step that appends tokens."""
+    """Return a step that appends tokens."""
     return [result({"branches": [splice(tokens, backtrack)]})]
 
 
@@ -201,7 +201,7 @@ def guest2(
     raw: str = "",
     imports: str = "",
 ) -> bytes:
-    """A controller of dialect 2 (from D2.1 on)."""
+    """Return a controller of dialect 2 (from D2.1 on) as a Wasm module."""
     prompt_result = [result({"prompt": list(prompt)})] if prompt is not None else [_ECHO_PROMPT]
     functions = _callback("aici_mid_process", steps) + _callback("aici_init_prompt", [[*init, *prompt_result]])
     return _build(functions + raw, create, "(func $bias (param i32) (result i32))", imports)
@@ -210,7 +210,7 @@ def guest2(
 def guest1(
     pre: Sequence[Step], mid: Sequence[Step], post: Sequence[Step], *, create: Step = (), init: Step = ()
 ) -> bytes:
-    """A controller of dialect 1."""
+    """Return a controller of dialect 1 as a Wasm module."""
     functions = (
         _callback("aici_pre_process", pre)
         + _callback("aici_mid_process", mid)
@@ -292,7 +292,7 @@ _CORE = {
 def component(
     steps: list[list[str]], create: str = "(i32.store8 (i32.const 32) (i32.const 0))", data: str = ""
 ) -> bytes:
-    """A component whose n-th call of `next` does the n-th step. Each step sets its decision with `$decide`."""
+    """Return a component whose n-th call of `next` does the n-th step. Each step sets its decision with `$decide`."""
     exports = "".join(f'(export "{name}" {kind})' for name, kind in _HOST.items())
     lowered = "".join(
         f'(core func ${name} (canon lower (func $host "{name}") (memory (core memory $libc "memory"))'
@@ -334,7 +334,7 @@ def component(
 
 
 def texts(*pieces: Any) -> tuple[str, list[str]]:
-    """A data segment, and the address and length of each piece in it."""
+    """Return a data segment, and the address and length of each piece in it."""
     data, numbers, place = "", [], 1024
     for piece in pieces:
         raw = (piece if isinstance(piece, str) else json.dumps(piece)).encode()

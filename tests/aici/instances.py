@@ -1,4 +1,4 @@
-"""AICI guests that run in this process."""
+"""Create instances of AICI guests in this process."""
 
 from __future__ import annotations
 

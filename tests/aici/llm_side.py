@@ -214,19 +214,19 @@ class Llm:
         return answer
 
     def start(self, module: str, seq: int, arg: Any = "", user: str | None = None) -> dict[str, Any]:
-        """Instantiate and take the first step."""
+        """Instantiate a controller, run its first step, and return its answer."""
         req_id, reply = self.instantiate(module, arg, user=user)
         assert reply["type"] == "ok" and not reply["data"]["error"], reply
         return self.settle(self.mid({"id": seq, "req_id": req_id}), seq)
 
     def next(self, seq: int, tokens: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
-        """Run one further step of one sequence."""
+        """Run one further step of one sequence, and return its answer."""
         sampled = tokens[0] if len(tokens) == 1 else None
         op = {"id": seq, "tokens": list(tokens), "sampled": sampled, **more}
         return self.settle(self.mid(op), seq)
 
     def row(self, data: dict[str, Any], index: int, vocab_size: int) -> list[int]:
-        """The tokens that a mask row allows."""
+        """Return the tokens that a mask row allows."""
         stride, first = data["mask_num_bytes"], data["first_mask_byte_offset"]
         raw = self.bin[first + index * stride : first + (index + 1) * stride]
         if data["dtype"] == "bool":
@@ -241,7 +241,7 @@ class Llm:
     # -- the end -------------------------------------------------------------------------------------------
 
     def descendants(self) -> list[int]:
-        """Every living process of the runtime's group."""
+        """Return the ids of the runtime's processes that have not ended."""
         found = []
         for entry in os.listdir("/proc"):
             if not entry.isdigit():
@@ -253,7 +253,7 @@ class Llm:
         return found
 
     def workers(self) -> list[int]:
-        """Processes two levels below the runtime, which are the children of the fork server."""
+        """Return the ids of the processes two levels below the runtime, which are the children of the fork server."""
         parents = {}
         for pid in self.descendants():
             with contextlib.suppress(OSError):  # it may have ended since

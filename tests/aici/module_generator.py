@@ -23,7 +23,7 @@ _BINARY = ("add", "sub", "mul", "div_u", "rem_s", "and", "or", "xor", "shl", "sh
 
 @cache
 def corpus() -> tuple[bytes, ...]:
-    """Modules that work."""
+    """Return valid modules of both dialects, and a component."""
     steps = [[say("x"), *sample([65, 66], VOCAB_SIZE)], force([7, 8]), [store("v", "00"), load("v"), *NOOP], END]
     old = guest1([[result({"suspend": True})]], [[result({"SampleWithBias": {}})]], [[result({"stop": False})]])
     data, (noop,) = texts({"branches": [{"splices": [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}]}]})
@@ -59,7 +59,7 @@ def _mutated(rng: random.Random) -> bytes:
 
 
 def _shuffled(rng: random.Random) -> bytes:
-    """A core module whose sections are left out, doubled, swapped, or have a wrong size."""
+    """Return a core module whose sections are left out, doubled, swapped, or have a wrong size."""
     parts = list(sections(rng.choice(corpus()[:3])))
     for _ in range(rng.randint(1, 3)):
         place, other = rng.randrange(len(parts)), rng.randrange(len(parts))
@@ -85,7 +85,7 @@ def _shuffled(rng: random.Random) -> bytes:
 
 
 def _random_code(rng: random.Random) -> bytes:
-    """A module whose callbacks call the host at random."""
+    """Return a module whose callbacks call the host at random."""
     code = _Code(rng)
     prompt = "(call $answer (i32.const 1024) (i32.const 2))"
     mid = "(call $answer (i32.const 1040) (i32.const 99))"
@@ -108,7 +108,7 @@ def _random_code(rng: random.Random) -> bytes:
 
 
 def _random_answer(rng: random.Random) -> bytes:
-    """Valid code that returns JSON with small errors."""
+    """Return a module with valid code that returns JSON with small errors."""
     code = _Code(rng)
     first, second = _answer(rng, rng.choice(("prompt", "branches"))), _answer(rng, "branches")
     masks = "(drop (call $aici_host_return_logit_bias (i32.const 2048)))" if rng.random() < 0.7 else ""
@@ -122,7 +122,7 @@ def _random_answer(rng: random.Random) -> bytes:
 
 
 def _answer(rng: random.Random, key: str) -> bytes:
-    """JSON that is similar to `{"branches": [...]}`."""
+    """Return random JSON that is similar to `{"branches": [...]}`."""
     if rng.random() < 0.1:
         return rng.choice((b"", b"null", b"[]", b"{", b"[" * 400, b'{"branches":[{}', b"\xff\xfe", b'"Stop"', b"1e999"))
 
@@ -181,7 +181,7 @@ def _build(code: _Code, functions: str, first: str, second: str) -> bytes:
 
 
 class _Code:
-    """Random statements and expressions, well typed."""
+    """A generator of random, well-typed statements and expressions."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -25,13 +25,13 @@ TENANTS = ("ada", "bob", "cy", "dee")
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent, group."""
+    """Return the state, the parent and the process group of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return fields[0], int(fields[1]), int(fields[2])
 
 
 def members(group: int) -> dict[int, int]:
-    """The running processes of a process group, with their parents."""
+    """Return the ids of the running processes of a process group, with their parents."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -43,7 +43,7 @@ def members(group: int) -> dict[int, int]:
 
 
 def workers(pool: RuntimePool) -> set[int]:
-    """The processes that the runtime's fork server started."""
+    """Return the ids of the processes that the runtime's fork server started."""
     assert pool.runtime_pid is not None
     group = members(pool.runtime_pid)
     nurseries = {pid for pid, parent in group.items() if parent == pool.runtime_pid}
@@ -72,7 +72,7 @@ NUM_BLOCKS, BLOCK_SIZE = 40, 4
 
 
 def make_engine(pool: RuntimePool, random: Random) -> Engine:
-    """An engine with much or little memory, so that some runs have preemptions and chunks."""
+    """Return an engine with large or small limits, so that some runs have preemptions and prompt chunks."""
     executor = ScriptedExecutor(VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, eos_token_ids=(EOS,))
     config = EngineConfig(
         max_num_batched_tokens=random.choice([3, 8, 100]),
@@ -94,7 +94,7 @@ def run(engine: Engine, requests: list[Request], random: Random) -> dict[str, Re
 
 
 def guest_request(pool: RuntimePool, random: Random, number: int) -> tuple[Request, programs.Node]:
-    """A request with a random program as a Wasm guest, and the program."""
+    """Return a request with a random program as a Wasm guest, and the program."""
     root = programs.make(random)
     prompt = tuple(random.randrange(200) for _ in range(programs.PROMPT_TOKENS))
     sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=random.randrange(1 << 30), ignore_eos=True)
@@ -105,7 +105,7 @@ def guest_request(pool: RuntimePool, random: Random, number: int) -> tuple[Reque
 def reference(
     engine: Engine, request: Request, root: programs.Node
 ) -> dict[tuple[tuple[int, int], ...], ReferenceOutput]:
-    """The outputs of a naive reference for a program, by path."""
+    """Return the outputs of a naive reference for a program, by path."""
     model = engine._executor.model  # type: ignore[attr-defined]
     return run_reference(
         model,

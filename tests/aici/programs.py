@@ -42,7 +42,7 @@ class Node:
 
 
 def make(random: Random, length: int = PROMPT_TOKENS, depth: int = 0, forks: int = 0) -> Node:
-    """A random tree. `length` is the minimum number of tokens that the sequence has at this node."""
+    """Return a random tree. `length` is the minimum number of tokens that the sequence has at this node."""
     verb = random.choice("ssssmmffrrwwkkt") if depth < MAX_DEPTH else "t"
     if verb == "t" and depth > 2:
         return Node()
@@ -77,7 +77,7 @@ def _tokens(random: Random) -> list[int]:
 
 
 def _after(way: Way, length: int) -> int:
-    """The minimum number of tokens after a branch."""
+    """Return the minimum number of tokens after a branch."""
     if way.allowed is None:
         (_, back, tokens) = way.splices[0]
         return length - back + len(tokens)
@@ -89,7 +89,7 @@ def _after(way: Way, length: int) -> int:
 
 
 def decide(node: Node, sampling: SamplingParams) -> Decision:
-    """The decision that a node describes."""
+    """Return the decision that a node describes."""
     if not node.ways:
         return Decision.stop()
     return Decision.fork(_branch(way, sampling) for way in node.ways)
@@ -112,7 +112,7 @@ def lookup(root: Node, view: View) -> Node:
 
 
 class TreeController(Controller):
-    """The program in plain Python."""
+    """A controller that runs the program in plain Python."""
 
     def __init__(self, root: Node, sampling: SamplingParams) -> None:
         self.root, self.sampling = root, sampling
@@ -134,7 +134,7 @@ class TreeController(Controller):
 
 
 def compile_program(root: Node) -> bytes:
-    """The program as a controller. Its state is the number of the node that answered last."""
+    """Return the program as a Wasm controller. Its state is the number of the node that answered last."""
     nodes = list(_number(root))
     moves = "".join(
         f"(if (i32.and (i32.eq (global.get $state) (i32.const {node.number})) (i32.eq (local.get $i) (i32.const {i})))"

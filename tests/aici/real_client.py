@@ -21,7 +21,7 @@ _PATIENT = ["--wasm-max-step-time", "5000", "--wasm-max-init-time", "5000"]
 
 
 def make_runner(kind: Any, runtime: str, tokenizer: str, store: str, prefix: str) -> Any:
-    """The client, with the options of its version."""
+    """Return the client, with the options of its version."""
     known = inspect.signature(kind.__init__).parameters
     args = ["--store", store, *_PATIENT]
     options: dict[str, Any] = {"json_size": 8, "bin_size": 8, "pref": prefix}
@@ -36,7 +36,7 @@ def make_runner(kind: Any, runtime: str, tokenizer: str, store: str, prefix: str
 
 
 async def prepare(runner: Any, wasm: bytes) -> tuple[str, list[int], Any]:
-    """Upload, tag, list, instantiate: the module, the prompt to use, the tags."""
+    """Upload, tag, list and instantiate a module. Returns the module, the prompt to use, and the tags."""
     module = (await runner.upload_module_async(wasm))["module_id"]
     tags: Any = None
     if hasattr(runner, "set_tags"):
@@ -50,12 +50,12 @@ async def prepare(runner: Any, wasm: bytes) -> tuple[str, list[int], Any]:
 
 
 def best(row: Any) -> int:
-    """The scripted model, which takes the first token with the highest bias."""
+    """Return the token of the scripted model, which is the first token with the highest bias."""
     return int(row.argmax())
 
 
 def steps1(runner: Any, tokens: list[int]) -> None:
-    """Run post and pre, then mid, until the controller stops."""
+    """Run the post and pre callbacks, then the mid callback, until the controller stops."""
     for _ in range(50):
         runner.exec_post_pre()
         _suspend, num_forks, forced = runner.pre_status(1)
@@ -77,7 +77,7 @@ def steps1(runner: Any, tokens: list[int]) -> None:
 
 
 def steps2(runner: Any, tokens: list[int]) -> None:
-    """Run only mid, with branches."""
+    """Run only mid callbacks, whose answers have branches, until the controller stops."""
     for _ in range(50):
         runner.add_mid(1)
         runner.exec_mid()

@@ -67,7 +67,7 @@ class Steered:
         return any(isinstance(event, Finished) and event.is_last for event in self.events[name])
 
     def tokens(self, name: str, index: int = 0) -> list[int]:
-        """The tokens of an output after its rollbacks and forks."""
+        """Return the tokens of an output after its rollbacks and forks."""
         outputs: dict[int, list[int]] = {0: []}
         for event in self.events[name]:
             if isinstance(event, TokenEvent):

@@ -71,7 +71,7 @@ class Peer:
 
 
 def reply(**sequence: Any) -> dict[str, Any]:
-    """A reply for both sequences of `ASKS`. Arguments change the result of the first sequence."""
+    """Return a reply for both sequences of `ASKS`. Arguments change the result of the first sequence."""
     splices = [{"when_sampled": [1], "backtrack": 0, "ff_tokens": [2]}]
     branches = [
         {"sample_mask": 0, "temperature": 0.5, "splices": splices, "sampling": {"top_k": 3}, "bias": [[1, 0.5]]}

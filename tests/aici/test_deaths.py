@@ -126,7 +126,7 @@ def test_a_killed_supervisor_leaves_nothing(start: Start) -> None:
 
 
 def nursery_of(llm: Llm) -> int:
-    """The runtime's child process that is the parent of the workers."""
+    """Return the id of the fork server, which is the parent of the workers."""
     (found,) = everything(llm) - {llm.process.pid} - set(llm.workers())
     return found
 
@@ -153,7 +153,7 @@ def test_a_killed_nursery_loses_its_modules_alone(start: Start) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("who", ["worker", "nursery"])
 def test_a_process_of_a_request_that_was_killed_is_let_go_once(start: Start, who: str) -> None:
-    """The process left the list when it died. Freeing its sequence afterwards is not an error."""
+    """A killed process leaves the list of processes. Freeing its sequence afterwards is not an error."""
     llm = start(*CAPABLE, "--isolation", "request")
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), 1)
     lost = set(llm.workers())

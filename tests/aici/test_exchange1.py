@@ -88,7 +88,7 @@ def allowed(llm: Llm, index: int) -> list[int]:
 
 
 def plain(seq_result: dict[str, Any]) -> dict[str, Any]:
-    """A SeqResult without its run time, after a check that the time is present and a multiple of ten."""
+    """Return a SeqResult without its run time, after a check that the time is present and a multiple of ten."""
     assert set(seq_result) == {"error", "result", "storage", "logs", "micros"}
     assert isinstance(seq_result["micros"], int) and seq_result["micros"] % 10 == 0
     return {k: v for k, v in seq_result.items() if k != "micros"}

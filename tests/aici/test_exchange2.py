@@ -32,12 +32,12 @@ BRANCH = {"temperature": None, "splices": []}
 
 
 def told(answer: dict[str, Any]) -> Any:
-    """The process argument that a guest printed."""
+    """Return the process argument that a guest printed."""
     return json.loads(answer["logs"])
 
 
 def forked(llm: Llm, parent: int, *children: int) -> dict[str, Any]:
-    """The step after a fork, in which no sequence has new tokens."""
+    """Run the step after a fork, in which no sequence has new tokens, and return its data."""
     ops = [{"id": parent}]
     ops += [{"id": child, "clone_id": parent, "clone_idx": i} for i, child in enumerate(children, 1)]
     return llm.mid(*ops)

@@ -89,7 +89,7 @@ class Neighbour:
 
 @pytest.fixture(autouse=True)
 def neighbour(llm: Llm) -> Iterator[Neighbour]:
-    """A neighbour that survives the test, like its worker."""
+    """Yield a neighbour, and check that it and its worker survive the test."""
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), NEIGHBOUR)
     workers = set(llm.workers())
     beside = Neighbour(llm)

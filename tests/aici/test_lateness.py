@@ -22,7 +22,7 @@ HURRIED = ("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", "--wasm-max-step-
 
 @pytest.fixture
 def stopped(start: Start) -> tuple[Llm, int]:
-    """A runtime, a sequence that was called while its worker was stopped, and this worker."""
+    """Return a runtime with a sequence that was called while its worker was stopped, and the worker's id."""
     llm = start(*HURRIED)
     assert begun(llm, llm.upload(guest2([sample([65], VOCAB_SIZE), sample([66], VOCAB_SIZE)])), 1)["error"] == ""
     (worker,) = llm.workers()

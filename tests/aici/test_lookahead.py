@@ -50,12 +50,12 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
 
 @pytest.fixture(autouse=True)
 def _waits_for_last_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that waits for the last logs, even on a busy machine."""
+    """Let the host wait for the last logs, even on a busy machine."""
     monkeypatch.setattr(controller_output, "LAST_WORDS", 60.0)
 
 
 def steer(pool: RuntimePool) -> Steered:
-    """An engine that waits for answers, even on a busy machine."""
+    """Return an engine that waits for answers, even on a busy machine."""
     return Steered(pool, step_timeout=60.0)
 
 
@@ -82,7 +82,7 @@ def test_programs_are_drafted_for_and_nothing_changes(pool: RuntimePool, seed: i
 
 
 def random_step(random: Random, number: int, draft: tuple[int, ...] = ()) -> Step:
-    """A random step that prints, often uses variables, often samples, and may propose draft tokens."""
+    """Return a random step that prints, often uses variables, often samples, and may propose draft tokens."""
     actions = [say(f"{number} ")]
     for _ in range(random.choice([0, 0, 1, 2])):
         name = random.choice("ab")
@@ -142,7 +142,7 @@ CHATTY = guest2([[say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZ
 
 
 def proposing(draft: list[int]) -> bytes:
-    """A guest that also proposes the tokens after its first token once."""
+    """Return a guest that also proposes the tokens after its first token once."""
     first, *others = [
         [say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZE, **({} if number else {"draft": draft}))]
         for number in range(20)
@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> No
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    """A sandbox with a running clock, so that guests can be interrupted."""
+    """Yield a sandbox with a running clock, so that guests can be interrupted."""
     sandbox = Sandbox(DEFAULT_LIMITS)
     ticker = Ticker(sandbox.engine, lambda: None)
     ticker.start()
@@ -269,13 +269,13 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool that keeps a clone even if its first answer was slow."""
+    """Let the pool keep a clone even if its first answer was slow."""
     monkeypatch.setattr(lookahead_module, "ENOUGH", 60.0)
     monkeypatch.setattr(lookahead_module, "BUDGET_MS", 500.0)
 
 
 def host(sandbox: Sandbox, steps: list[Step], folder: Path) -> GuestSequence:
-    """A host with a guest that has answered once."""
+    """Return a host with a guest that has answered once."""
     hosted = GuestSequence(1, load_instance(sandbox, guest2([sample([1], VOCABULARY.size), *steps]), folder))
     hosted.start([7], 5000)
     hosted.step(0, [], None, [0], None, 5000)

@@ -161,7 +161,7 @@ def test_more_forks_than_users_may_have_leave_no_policy_out(lab: Demanding, modu
 
 
 def test_no_room_is_no_failure(users: RuntimePool, demand: Callable[..., PolicyPool], modules: Modules) -> None:
-    """Otherwise, users could fill the runtime so that a policy is skipped."""
+    """If the runtime is full, the request is refused and the policy not skipped, even with `skip`."""
     lab = Demanding(users, demand("--limit=max_instances=1"))
     lab.ask("first", modules.only, max_tokens=700)
     lab.begin()

@@ -52,7 +52,7 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
 
 
 def probe(steered: Steered) -> None:
-    """Check that the maximum number of instances can be made, because earlier tests have leaked none."""
+    """Check that the maximum number of instances can be created, which fails if earlier tests leaked any."""
     settle(steered)
     names = [f"probe {number}" for number in range(ROOM)]
     module = steered.upload(SHORT)
@@ -324,7 +324,7 @@ def test_runtimes_that_end_while_nothing_runs_leave_neither_memory_nor_threads(t
 
 
 def mapped_links() -> set[str]:
-    """The links to runtimes that this process has mapped, by their prefixes."""
+    """Return the links to runtimes that this process has mapped, by their prefixes."""
     return set(re.findall(rf"/bridle-{os.getpid()}-\w+-", Path("/proc/self/maps").read_text()))
 
 
@@ -371,7 +371,7 @@ def test_shutting_down_at_any_moment(tokenizer: Path, store: Path, moment: str) 
 
 
 def members(group: int) -> list[int]:
-    """The running processes of a process group."""
+    """Return the running processes of a process group."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -71,7 +71,7 @@ ARGUMENTS = {
 
 
 def files() -> list[Path]:
-    """The files of the controllers that are present."""
+    """Return the files of the controllers that are present."""
     folder = Path(CONTROLLERS)
     found = sorted(folder.glob("*.wasm")) if CONTROLLERS else []
     return [path for path in found if any(name in path.stem for name in ARGUMENTS)]
@@ -116,12 +116,12 @@ def test_a_real_controller_steers(pool: RuntimePool, path: Path) -> None:
 
 
 def text_of(tokens: list[int]) -> bytes:
-    """The bytes of a list of tokens."""
+    """Return the bytes of a list of tokens."""
     return b"".join(bytes([token]) if token < 256 else {HE: b"he", HE + 1: b"ll"}.get(token, b"") for token in tokens)
 
 
 def stored(steered: Steered) -> bytes:
-    """The variable x."""
+    """Return the value of the shared variable `x`."""
     return next(
         event.value for event in reversed(steered.events["run"]) if isinstance(event, Stored) and event.name == "x"
     )
@@ -170,7 +170,7 @@ def test_a_real_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, guest
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with the demo model and the standard controllers."""
+    """Yield the address of a server with the demo model and the standard controllers."""
     patient = ("--limit", "max_prepare_wait=600000")  # until they are compiled for this machine
     control = ControlSettings("on", args=patient, store=tmp_path_factory.mktemp("modules"))
     with served(load_model(ModelConfig("demo"), control=control)) as url:

@@ -74,7 +74,7 @@ class Engine:
         return [name for name in os.listdir("/dev/shm") if f"bridle-{self.process.pid}-" in name]
 
     def runtime(self) -> list[int]:
-        """All runtime processes of this engine, found by its shared memory prefix."""
+        """Return the processes of this engine's runtime, found by their shared memory prefix."""
         prefix, found = f"/bridle-{self.process.pid}-".encode(), []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class Engine:
         return found
 
     def cpu_of_the_runtime(self) -> float:
-        """The processor time of the runtime, in seconds."""
+        """Return the processor time of the runtime, in seconds."""
         with contextlib.suppress(psutil.Error):
             return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(self.process.pid).children())
         return 0.0

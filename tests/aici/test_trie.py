@@ -18,7 +18,7 @@ vocabularies = st.lists(
 
 
 def naive_blob(tokens: list[bytes], eos: int, bits: int) -> bytes:
-    """The trie's bytes, written recursively as the specification describes them."""
+    """Return the trie's bytes, written recursively as the specification describes them."""
     root: dict[int, dict] = {}
     ends: dict[bytes, int] = {}
     for index, token in enumerate(tokens):

@@ -26,7 +26,7 @@ _PURE = {
 
 
 def looker(version: str, then: str = "") -> bytes:
-    """A controller whose `next` prints the clocks and random numbers that it gets, in hexadecimal, and then does
+    """Return a controller whose `next` prints the clocks and random numbers that it gets, in hexadecimal, and then does
     `then`."""
     imports, lowered, given, uses, calls = "", "", "", "", ""
     for number, (interface, functions) in enumerate(_PURE.items()):
@@ -100,7 +100,7 @@ def open_instance(wasm: bytes, folder: Path, resolution_ns: int = 0) -> Componen
 
 
 def seen(instance: ComponentInstance) -> list[int]:
-    """The printed values: monotonic time, resolution, random, insecure random, wall clock seconds, and seed."""
+    """Return the printed values: monotonic time, resolution, random, insecure random, wall clock seconds, and seed."""
     text = instance.callback("aici_mid_process", b"{}", 5000).decode()
     return [int(text[place : place + 16], 16) for place in range(0, len(text), 16)]
 

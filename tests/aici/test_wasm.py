@@ -291,7 +291,7 @@ CONSTRAINT_IMPORTS = """
 
 
 def constrained(kind: str, spec: str, *steps: list[str]) -> bytes:
-    """A guest that creates one constraint, whose handle is `$c`."""
+    """Return a guest that creates one constraint, whose handle is `$c`."""
     quoted = "".join(f"\\{byte:02x}" for byte in spec.encode())
     raw = f'(data (i32.const 600) "{kind}") (data (i32.const 700) "{quoted}") (global $c (mut i32) (i32.const 0))'
     make = f"""(global.set $c (call $new (i32.const 600) (i32.const {len(kind)})

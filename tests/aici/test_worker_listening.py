@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 
 
 def add_worker(pool: WorkerPool) -> tuple[WorkerHandle, socket.socket]:
-    """A fake worker that is only a socket."""
+    """Add a fake worker that is only a socket. Returns its handle and the socket."""
     ours, theirs = socket.socketpair()
     process: Any = SimpleNamespace(handle=-1, cpu_seconds=lambda: 0.0)
     worker = WorkerHandle(process, SimpleNamespace(), ours, "ann")  # type: ignore[arg-type]
