@@ -59,7 +59,7 @@ def tokens(random: Random, at_most: int) -> tuple[int, ...]:
 
 
 def branch(random: Random, view: View, verb: str | None = None) -> Branch:
-    """One branch, which usually samples with random steering."""
+    """Return one branch, which usually samples with random steering."""
     verb = verb or random.choice("ssmbnfr")
     if verb in "fr":
         back = min(random.randint(0, 2), len(view.tokens) - 1)
@@ -74,19 +74,19 @@ def branch(random: Random, view: View, verb: str | None = None) -> Branch:
 
 
 def splice(random: Random, view: View) -> Splice:
-    """A splice after a sampled token, which keeps it, replaces it, or removes older tokens as well."""
+    """Return a splice after a sampled token, which keeps it, replaces it, or removes older tokens as well."""
     back = min(random.choice([0, 0, 1, 1, 2, 3]), len(view.tokens))
     chosen = frozenset(random.sample(range(VOCAB), random.randint(1, 6)))
     return Splice(back, tokens(random, 3), chosen if random.random() < 0.8 else frozenset())
 
 
 def always(decision: Decision) -> Program:
-    """A program that makes the same decision every time."""
+    """Return a program that makes the same decision every time."""
     return lambda view: decision
 
 
 def script(*decisions: Decision) -> Program:
-    """A program that makes the given decisions in order, and then samples without steering."""
+    """Return a program that makes the given decisions in order, and then samples without steering."""
     return lambda view: decisions[view.num_asks] if view.num_asks < len(decisions) else Decision.sample()
 
 

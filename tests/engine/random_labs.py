@@ -44,7 +44,7 @@ LATE = (0.0, 0.01, 0.03, 0.2)
 
 
 def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields: object) -> Request:
-    """A request whose prompt shares a beginning with others, and whose parameters often differ from their defaults."""
+    """Return a request whose prompt shares a beginning with others, and whose parameters are often not the defaults."""
     prompt = [(i * 7) % 5 for i in range(random.randint(1, 14))] + [random.randrange(VOCAB)]
     controller = None
     if random.random() < 0.7:
@@ -95,7 +95,7 @@ MOSTLY_DRAWS = "s" * 24 + "mmmbnnffkrxtw"
 
 
 def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request:
-    """A longer request without draft tokens and prompt scores, which would make steps wait."""
+    """Return a longer request without draft tokens and prompt scores, which would make steps wait."""
     controller = None
     if random.random() < 0.6:
         controller = FakeController(RandomProgram(random.randrange(1 << 30), MOSTLY_DRAWS, delays))
@@ -111,12 +111,12 @@ def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request
 
 
 def maker(random: Random, kind: type[Lab]) -> Callable[..., Request]:
-    """A function that makes requests. For a device that answers late, it sometimes calls `calm_request`."""
+    """Return a function that makes requests. For a device that answers late, it sometimes calls `calm_request`."""
     return random.choice([calm_request, random_request]) if kind is LateLab else random_request
 
 
 def random_lab(random: Random, kv: object, make: Callable[..., Lab] = Lab, **options: object) -> Lab:
-    """An engine with large limits, or with some small ones."""
+    """Return a lab whose engine has large limits, or some small ones."""
     chosen: dict[str, object] = {
         "kv": kv,
         "vocab_size": VOCAB,
@@ -193,7 +193,7 @@ class DraftedLab(Lab):
 
 
 def random_draft(random: Random) -> dict[str, object]:
-    """A draft model with large limits, or with some small ones."""
+    """Return the options for a draft model with large limits, or with some small ones."""
     return {
         "kv": random.choice(["paged", "sequences"]),
         "num_blocks": random.choice([2, 7, 90]),
@@ -204,7 +204,7 @@ def random_draft(random: Random) -> dict[str, object]:
 
 
 def guess(random: Random, truth: list[int]) -> tuple[int, ...]:
-    """A prediction of the output that is fully correct, or has some tokens changed, removed or added."""
+    """Return a prediction of the output that is fully correct, or has some tokens changed, removed or added."""
     told: list[int] = []
     error_rate = random.choice([0.0, 0.1, 0.5])
     for token in truth:

@@ -18,7 +18,7 @@ KEEPINGS = pytest.mark.parametrize("kv", ["paged", "sequences"])
 
 
 def at(num_tokens: int, decision: Decision) -> object:
-    """A program that returns `decision` when the sequence first has that number of tokens, and otherwise samples
+    """Return a program that returns `decision` when the sequence first has that number of tokens, and otherwise samples
     without steering."""
     done: set[tuple[object, ...]] = set()
 

@@ -80,5 +80,5 @@ class Loop:
 
 
 def ample_loop(random: Random, **knobs: Any) -> Loop:
-    """A loop in which only the batching settings can delay a prompt."""
+    """Return a loop in which only the batching settings can delay a prompt."""
     return Loop(num_blocks=400, block_size=4, budget=200, max_num_seqs=50, **knobs)

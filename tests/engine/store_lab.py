@@ -61,7 +61,7 @@ class StoreLab(Lab):
                     assert header is None or header.tenant in (tenant_tag(owner), ERASED)  # None: damaged
 
     def hashes(self, tokens: list[int]) -> list[bytes]:
-        """The hashes of full blocks of tokens, without an adapter and a tenant."""
+        """Return the hashes of full blocks of tokens, without an adapter and a tenant."""
         found = [root_hash(self.store.store.root, "", "")]
         for start in range(0, len(tokens), BLOCK):
             found.append(block_hash(found[-1], tokens[start : start + BLOCK]))

@@ -53,12 +53,12 @@ _CONFIG = frozenset(EngineConfig.__dataclass_fields__)
 
 
 def scheduler_of(engine: Engine) -> Scheduler:
-    """The scheduler of an engine, whose state tests inspect."""
+    """Return the scheduler of an engine, whose state tests inspect."""
     return engine._scheduler
 
 
 def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:
-    """A request with a new id. Sampling parameters may be given by name."""
+    """Return a request with a new id. Sampling parameters may be given by name."""
     sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
     if sampling:
         fields["sampling"] = SamplingParams(**sampling)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:
 
 
 def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields: object) -> Sequence:
-    """A sequence like the engine's for a new request."""
+    """Return a sequence like the engine's for a new request."""
     request = make_request(tokens, **fields)
     return Sequence(
         id=seq_id,
@@ -209,7 +209,7 @@ class Replay:
 
 
 def replay(events: Iterable[Event]) -> dict[str, Replay]:
-    """The replays of many requests, made from their mixed events, and checked."""
+    """Return the replays of many requests, made from their mixed events, and checked."""
     replays: dict[str, Replay] = {}
     for event in events:
         replays.setdefault(event.request_id, Replay(event.request_id)).add(event)
@@ -253,7 +253,7 @@ class Lab:
         self.num_steps = 0
 
     def make_one(self, config: EngineConfig) -> Engine:
-        """An engine with this lab's executor."""
+        """Return an engine with this lab's executor."""
         executor = self.connect(self.executor)
         return Engine(executor, config, pools=self.pools, decoder=self.decoder, clock=self.clock)
 

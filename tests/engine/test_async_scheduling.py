@@ -42,12 +42,12 @@ SECONDS, HOST = 0.010, 0.004
 
 
 def busy_lab(kind: type[Lab], **options: object) -> Lab:
-    """A device that takes 10 ms for a step."""
+    """Return a lab whose device takes 10 ms for a step."""
     return kind(num_blocks=200, device_time=lambda plan: SECONDS * bool(plan.rows), vocab_size=VOCAB, **options)
 
 
 def seconds_of(lab: Lab, num_tokens: int, **fields: object) -> float:
-    """The seconds of an output of `num_tokens` tokens. The host works 4 ms for each token."""
+    """Return the seconds that an output of `num_tokens` tokens takes. The host works 4 ms for each token."""
 
     def think(tokens: object, num_prompt: int) -> None:
         lab.clock.advance(HOST)

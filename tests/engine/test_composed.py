@@ -32,7 +32,7 @@ TOKENS = range(VOCAB)
 
 
 def composed_lab(random: Random, **options: object) -> Lab:
-    """A random engine whose pools also run composed controllers."""
+    """Return a random engine whose pools also run composed controllers."""
     return random_lab(random, random.choice(["paged", "sequences"]), Lab, composed=True, **options)
 
 
@@ -98,7 +98,7 @@ def test_banned_phrases_beside_several_controllers(seed: int) -> None:
 
 
 def pure_mask(seed: int, share: float) -> Program:
-    """A mask program that allows about a `share` of all tokens. The allowed tokens depend on the text so far."""
+    """Return a mask program that allows about a `share` of all tokens. The allowed tokens depend on the text so far."""
     allowed = {last: Random(seed * VOCAB + last).choices([True, False], [share, 1 - share], k=VOCAB) for last in TOKENS}
 
     def decide(view: View) -> Decision:
@@ -108,7 +108,7 @@ def pure_mask(seed: int, share: float) -> Program:
 
 
 def random_crew(random: Random, delays: tuple[float, ...] = ON_TIME) -> Composed:
-    """A few programs with arbitrary decisions, and a few mask programs."""
+    """Return a composite of a few programs with arbitrary decisions and a few mask programs."""
     programs: list[Program] = [
         RandomProgram(random.randrange(1 << 30), delays=delays, verbs=random.choice(["ssssmbwffnkrxt", "sssswffkt"]))
         for _ in range(random.randint(0, 2))

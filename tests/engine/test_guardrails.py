@@ -82,18 +82,18 @@ SEED = st.integers(0, 1 << 40)
 
 
 def folded(text: str) -> str:
-    """A text without case, accents and invisible characters, computed independently of the engine."""
+    """Return the text without case, accents and invisible characters, computed independently of the engine."""
     return seen(text).lower().replace("é", "e")
 
 
 def seen(text: str) -> str:
-    """A text as a reader sees it, computed independently of the engine."""
+    """Return the text as a reader sees it, computed independently of the engine."""
     return re.sub("[\u200b\u00ad\u034f]", "", text).translate({0xFF42: "b", 0xFF20: "@"})
 
 
 def says(guard: Guardrails, text: str, begin: int, *, is_over: bool) -> str | None:
-    """The rule that a text breaks after position `begin`. An unfinished text may end in a possible match, which must
-    not be sent yet, so such a rule always counts."""
+    """Return the rule that a text breaks after position `begin`. An unfinished text may end in a possible match, which
+    must not be sent yet, so such a rule always counts."""
     for rule in guard.texts:
         read = {"folded": folded, "seen": seen, "written": str}[rule.reading]
         whole, start = read(text), len(read(text[:begin]))
@@ -158,7 +158,7 @@ def attack(seed: int, kv: str, pieces: list[str | bytes] = PIECES, guards: list[
 
 
 def run(*, guard: Guardrails, pieces: list[str], script: list[int] | None = None, **fields: object) -> Output:
-    """The output of a model that writes certain tokens, as far as the guardrails allow."""
+    """Return the output of a model that writes certain tokens, as far as the guardrails allow."""
     lab = Lab(vocab_size=len(pieces), decoder=PieceDecoder(pieces), eos_token_ids=(len(pieces) - 1,))
     if script is not None:
         fields["controller"] = FakeController(lambda view: forced(view, tuple(script)))
@@ -332,7 +332,7 @@ def rules_of(name: str) -> Guardrails:
 
 
 def wide(text: str) -> str:
-    """In full-width letters."""
+    """Return the text in full-width letters."""
     return "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
 
 

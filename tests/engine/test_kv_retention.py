@@ -32,7 +32,7 @@ def a_lab(num_blocks: int = 64, **options: Any) -> Lab:
 
 
 def said(lab: Lab, prompt: list[int], num_tokens: int = 5, **fields: object) -> tuple[list[int], Request]:
-    """All tokens of a conversation after an answer that ends with an end token."""
+    """Return all tokens of a conversation after an answer that ends with an end token."""
 
     def enough(tokens: Sequence[int], num_prompt: int) -> str | None:
         return "enough" if len(tokens) - num_prompt >= num_tokens else None

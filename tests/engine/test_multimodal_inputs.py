@@ -30,7 +30,7 @@ SEED = st.integers(0, 1 << 40)
 
 
 def seeing(random: Random, request: Request) -> Request:
-    """`request` with images at some places of a longer prompt. Some images have two ranges, and some must not be
+    """Return `request` with images at some places of a longer prompt. Some images have two ranges, and some must not be
     split."""
     tokens, runs, media = list(request.prompt), [], {}
     for _ in range(random.randint(1, 3)):
@@ -213,7 +213,7 @@ class Never(Random):
 
 
 def rewinding(count: int) -> FakeController:
-    """A controller that replaces the last `count` tokens by one token, and then lets the model continue."""
+    """Return a controller that replaces the last `count` tokens by one token, and then lets the model continue."""
 
     def program(view: View) -> Decision:
         return Decision.splice(count, (7,)) if not view.num_asks else Decision.sample()

@@ -29,7 +29,7 @@ CHANGES = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "s
 
 
 def kind_of(hint: type) -> type:
-    """The class of a part of a sequence. The type of an optional part is `Part | None`."""
+    """Return the class of a part of a sequence. The type of an optional part is `Part | None`."""
     rest = set(get_args(hint)) - {type(None)}
     return rest.pop() if len(rest) == 1 and type(None) in get_args(hint) else hint
 
@@ -61,7 +61,7 @@ def parts_written(module: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def part_of(target: ast.expr) -> str | None:
-    """The part of a sequence to which an expression belongs, from its fields: `a.kv.b`, `kv.b[1:]`,
+    """Return the part of a sequence to which an expression belongs, from its fields: `a.kv.b`, `kv.b[1:]`,
     `a.output.usage.c`."""
     names: list[str] = []
     while isinstance(target, (ast.Attribute, ast.Subscript)):

@@ -26,7 +26,7 @@ def random_prompt(random: Random, length: int) -> list[int]:
 
 
 def ample_lab(**options: object) -> Lab:
-    """A lab with much memory, so that only the token budget of a step delays a prompt."""
+    """Return a lab with much memory, so that only the token budget of a step delays a prompt."""
     return Lab(**{"num_blocks": 20_000, "block_size": 4, "max_model_len": 4_000, "record": True} | options)
 
 

@@ -27,7 +27,7 @@ _AGES = st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100), st.integers(0,
 
 
 def waiting(members: list[tuple[int, float, int]]) -> list[Sequence]:
-    """Sequences with these priorities, arrival times and turns, in the order of admission."""
+    """Return sequences with these priorities, arrival times and turns, in the order of admission."""
     found = []
     for number, (priority, queued_at, turn) in enumerate(members):
         seq = make_sequence(number, [1], priority=priority, place=float(turn))

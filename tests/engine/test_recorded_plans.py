@@ -27,7 +27,7 @@ def test_plans_of_a_recorded_workload_have_the_same_bytes(seed: int) -> None:
 
 
 def _run(seed: int) -> list[object]:
-    """The plans, batches and outputs of a random workload. Half of its sequences have no controller."""
+    """Return the plans, batches and outputs of a random workload. Half of its sequences have no controller."""
     random = Random(seed)
     lab = random_lab(random, "paged", record=True)
     plain: dict[str, object] = {"controller": None, "trace": False, "min_tokens": 0, "bad_words_ids": (), "n": 1}

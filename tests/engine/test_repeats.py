@@ -15,7 +15,7 @@ MARKS = RepeatMarks("(", ")", "!")
 
 
 def written(pieces: list[str], *, stop: tuple[str, ...] = (), include: bool = False) -> tuple[str, str | None]:
-    """The text that a client gets from these pieces, and the reason for its end."""
+    """Return the text that a client gets from these pieces, and the reason for its end."""
     text = OutputText(PIECES.open((), True), stop, include, repeats=Repeats(MARKS))
     shown = ""
     for piece in pieces:

@@ -59,7 +59,7 @@ GUARDS = [
 
 
 def replaced(guard: Guardrails, text: str) -> str:
-    """The reference, which replaces the first match until no match is left."""
+    """Return the expected text, by replacing the first match until no match is left."""
     while True:
         found = []
         for each in guard.texts:

@@ -71,8 +71,8 @@ class Counting(PythonControllerPool):
 
 
 def events_of(pool: ControllerPool, programs: Sequence[Sequence[str]]) -> list[Event]:
-    """The events of one request for each program. Errors are replaced by their texts, because errors never compare as
-    equal."""
+    """Return the events of one request for each program. Errors are replaced by their texts, because errors never
+    compare as equal."""
     lab = Lab(pools=[pool])
     requests = [
         make_request((1, 2, number), id=str(number), controller=Acting(actions), seed=number, max_tokens=8)

@@ -60,7 +60,7 @@ def client() -> AsyncEngine:
 
 
 def scores(client: AsyncEngine, prompt: tuple[int, ...], start: int) -> tuple[tuple[Logprob | None, ...], int]:
-    """The log-probabilities of a prompt from position `start` on, and the number of its cached tokens."""
+    """Return the log-probabilities of a prompt from position `start` on, and the number of its cached tokens."""
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
     events = [event for batch in client.submit(Request(f"{prompt} {start}", prompt, sampling)) for event in batch]
     (told,) = [event for event in events if isinstance(event, PromptEvent)]

@@ -29,13 +29,13 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def greedy(executor: ScriptedExecutor, step: int, *sources: tuple[int, int]) -> list[int]:
-    """Tokens sampled greedily from (sequence, logits row) pairs of a step."""
+    """Return tokens sampled greedily from (sequence, logits row) pairs of a step."""
     rows = [SampleRow(seq_id, index, GREEDY) for seq_id, index in sources]
     return executor.sample(SampleBatch(step, rows)).tokens
 
 
 def started(**options: object) -> ScriptedExecutor:
-    """An executor that has computed tokens 1 2 3 4 5 6 of sequence 1 in blocks 0 and 1, at step 1."""
+    """Return an executor that has computed tokens 1 2 3 4 5 6 of sequence 1 in blocks 0 and 1, at step 1."""
     executor = ScriptedExecutor(8, 8, 4, **options)  # type: ignore[arg-type]
     row = PlanRow(1, 0, 6, new_tokens=(1, 2, 3, 4, 5, 6), new_blocks=(0, 1), num_prompt=6)
     executor.forward(StepPlan(1, [row]))
@@ -253,7 +253,7 @@ def draw(sampling: SamplingParams, history: tuple[int, ...] = (), num_prompt: in
 
 
 def support(sampling: SamplingParams, **row: object) -> set[int]:
-    """All tokens that occur in a hundred samples."""
+    """Return all tokens that occur in a hundred samples."""
     return {draw(sampling, draw=i, key=7, **row) for i in range(100)}
 
 

@@ -40,13 +40,13 @@ class Reader:
 
 
 def certain(tokens: list[int]) -> str:
-    """The text that no further token can change."""
+    """Return the text that no further token can change."""
     state = PIECES.open((), True)
     return "".join(state.push(token) for token in tokens)
 
 
 def first_stop(tokens: list[int], stops: tuple[str, ...]) -> tuple[int, str] | None:
-    """The stop string that begins first among those that end within the last token's characters."""
+    """Return the stop string that begins first among those that end within the last token's characters."""
     before, text = len(certain(tokens[:-1])), certain(tokens)
     found = [(text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in stops]
     return min(((start, stop) for start, stop in found if start >= 0), key=lambda m: m[0], default=None)

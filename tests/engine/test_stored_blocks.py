@@ -111,7 +111,7 @@ class HeldLoads:
         return self.loads[-1]
 
     def end(self) -> None:
-        """Read all requested blocks now."""
+        """Finish all loads that the engine has requested."""
         for load in self.loads:
             real = self._read(load.blocks)
             until(lambda real=real: real.is_done, "the load")  # type: ignore[misc]

@@ -35,7 +35,7 @@ PIECES = list("abcdefgh")
 
 
 def counting(prefix: tuple[int, ...]) -> int:
-    """A scripted model that counts: the token n is followed by n + 1."""
+    """Return the next token of a scripted model that counts: the token n is followed by n + 1."""
     return (prefix[-1] + 1) % VOCAB
 
 

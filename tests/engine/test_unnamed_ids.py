@@ -32,7 +32,7 @@ _MODEL = ScriptedModel(VOCAB)
 
 
 def eager(prefix: Sequence[int]) -> Logits:
-    """Logits whose highest value belongs to an id without a token."""
+    """Return logits whose highest value belongs to an id without a token."""
     row = _MODEL.row_after(prefix)
     row[list(UNNAMED)] += 6.0
     return row
@@ -68,13 +68,13 @@ def told(replays: dict[str, Replay]) -> list[Any]:
 
 
 def half(view: View) -> Decision:
-    """A mask that allows ids with and without a token."""
+    """Return a decision to sample with a mask that allows ids with and without a token."""
     return Decision.sample(mask_of(range(len(view.tokens) % 2, VOCAB, 2), VOCAB))
 
 
 def random_request(random: Random) -> Request:
-    """A request with random sampling parameters, with or without masks and beam search. Its prompt may have ids without
-    a token."""
+    """Return a request with random sampling parameters, with or without masks and beam search. Its prompt may have ids
+    without a token."""
     controller = random.choice([None, None, half, BeamSearch(3, 6)])
     if isinstance(controller, BeamSearch):
         return make_request((1, 2), controller=controller, max_tokens=6, temperature=0.0, ignore_eos=True)

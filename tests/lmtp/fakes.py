@@ -17,7 +17,7 @@ EOS = 0
 
 
 def next_token(context: Sequence[int]) -> int:
-    """The greedy next token of a model, which depends on all previous tokens."""
+    """Return the greedy next token of a model, which depends on all previous tokens."""
     state = 7
     for token in context:
         state = (state * 31 + token + 1) % 1_000_003

@@ -36,8 +36,8 @@ class Wire:
         await self.link.send(f"{kind} {body if isinstance(body, str) else json.dumps(body)}")
 
     async def next(self) -> tuple[str, Object]:
-        """The next object from the server, with its type. Reports of waiting requests depend on the machine, and are
-        ignored unless `tells_waiting`."""
+        """Return the next object from the server, with its type. Reports of waiting requests are ignored unless
+        `tells_waiting`, because they depend on the machine."""
         found = await self._next()
         while found[1].get("event") == "queued" and not self.tells_waiting:
             found = await self._next()
@@ -53,7 +53,7 @@ class Wire:
         return self._objects.pop(0)
 
     async def stream(self, stream_id: Any = 1) -> list[Object]:
-        """All objects of one stream up to its end. Objects of other streams are skipped."""
+        """Return all objects of one stream up to its end. Objects of other streams are skipped."""
         found = []
         while True:
             kind, body = await self.next()
@@ -115,7 +115,7 @@ class Setup:
 async def running(
     model: LoadedModel | None = None, settings: LmtpSettings | None = None, admission: Admission | None = None
 ) -> AsyncIterator[Setup]:
-    """A server of `model`, by default a scripted model."""
+    """Yield a server of `model`, which is a scripted model by default."""
     setup = Setup(model or scripted_model(), settings, admission)
     try:
         yield setup

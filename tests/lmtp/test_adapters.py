@@ -21,7 +21,7 @@ from tests.serving.fake_adapters import FakeHome, with_adapters, write_adapter
 
 @pytest.fixture
 async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
-    """A server whose model has the adapter `french`, and may load `later`."""
+    """Yield a server whose model has the adapter `french`, and may load `later`."""
     model = scripted_model(spread=4096)
     with_adapters(model)
     write_adapter(tmp_path / "later")
@@ -109,7 +109,7 @@ async def test_buffers_serve_the_model_and_its_adapters(setup: Setup) -> None:
 
 
 class Screen:
-    """Keeps the texts."""
+    """A screen that stores the shown texts."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
@@ -125,13 +125,13 @@ class Screen:
         raise AssertionError("no tokens were asked for")
 
     def end(self, number: int) -> None:
-        """Nothing to do."""
+        """Do nothing at the end of a text."""
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def ask(self) -> None:
-        """Nothing to do."""
+        """Do nothing for a question."""
 
 
 async def test_the_client_and_the_terminal_take_it_as_an_option(setup: Setup) -> None:

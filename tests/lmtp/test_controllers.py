@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _unhurried(prefix: Sequence[int]) -> int:
-    """A server whose long texts come slowly, so that an output still runs when a slow reader wants to cancel it."""
+    """Return the next token. Long texts come slowly, so that an output still runs when a slow reader cancels it."""
     if len(prefix) > 50:
         time.sleep(0.02)
     return 70
@@ -78,7 +78,7 @@ def await_more(found: list[Object]) -> bool:
 
 
 def replayed(found: list[Object]) -> dict[int, str]:
-    """The text of each branch, as a client assembles it from events."""
+    """Return the text of each branch, as a client assembles it from events."""
     texts = {0: ""}
     for body in found:
         branch = body.get("branch", 0)

@@ -111,7 +111,7 @@ class Fuzzer:
 
 
 async def visit(url: str, seed: int, num_frames: int) -> None:
-    """One client that sends random frames, reads or does not read, and disconnects in a random way."""
+    """Connect a client that sends random frames, reads or does not read, and disconnects in a random way."""
     fuzzer = Fuzzer(seed)
     reads = fuzzer.chance.random() < 0.8
     socket = await connect(url, compression=None, open_timeout=PATIENCE, close_timeout=5, max_size=None)

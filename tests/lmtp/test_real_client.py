@@ -31,7 +31,7 @@ def results(
     python: Path,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """The results of all queries, with both commands that serve a model."""
+    """Return the results of all queries, with both commands that serve a model."""
     with serving(request.param, "demo", "--port", "0") as endpoint:
         return ask(python, tmp_path_factory.mktemp("queries"), endpoint)
 

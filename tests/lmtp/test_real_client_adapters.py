@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(python: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:  # noqa: F811
-    """The results of all queries with one server, which loads the adapter `clerk` when a query names it."""
+    """Return the results of all queries with one server, which loads the adapter `clerk` when a query names it."""
     flags = ("--adapter", f"pirate={folder / 'pirate'}", "--adapters-dir", str(folder / "later"))
     home = tmp_path_factory.mktemp("queries")
     with serving("serve-model", "demo", "--port", "0", *flags) as endpoint:

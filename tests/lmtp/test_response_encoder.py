@@ -44,7 +44,7 @@ def told(of: GenerateTeller, *batches: list[EngineEvent]) -> list[StreamAnswer]:
 
 
 def shape(answers: list[StreamAnswer]) -> list[Any]:
-    """The essential data of objects: tokens with their finish reason, error codes, and names of events."""
+    """Return the essential data of objects: tokens with their finish reason, error codes, and names of events."""
     return [
         (answer.token, answer.finish_reason)
         if isinstance(answer, Token)

@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest
 
 
 def settings_of(*words: str) -> Any:
-    """The settings that a command line results in."""
+    """Return the settings that a command line results in."""
     _, bound, _ = app.parse_args(["serve-model", *words], exit_on_error=False, print_error=False)
     given = {"lmtp": LmtpOptions(), "models": serve_model.ModelSetOptions(), "access": serve_model.AccessOptions()}
     given |= {name: bound.arguments[name] for name in given if name in bound.arguments}

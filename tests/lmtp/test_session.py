@@ -38,7 +38,7 @@ def opened(session: Session, line: str = GENERATE) -> Stream:
 
 
 def errors(actions: list[Action]) -> list[tuple[Any, str]]:
-    """The stream id and error code of each failure in a list of actions."""
+    """Return the stream id and error code of each failure in a list of actions."""
     sent = [action.answer for action in actions if isinstance(action, Send)]
     return [(answer.stream_id, answer.code) for answer in sent if isinstance(answer, Failure)]
 

@@ -37,7 +37,7 @@ class Spans(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def next_request(self) -> tuple[ReadableSpan, set[str]]:
-        """The next span of a request, and the names of its child spans, which end earlier."""
+        """Return the next span of a request, and the names of its child spans, which end earlier."""
         children = set()
         while (span := self._queue.get(timeout=PATIENCE)).kind is not SpanKind.SERVER:
             children.add(span.name)

@@ -19,7 +19,7 @@ from tests.sources import ROOT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python interpreter of a virtual environment with LMQL."""
+    """Return the Python interpreter of a virtual environment with LMQL."""
     kept = os.environ.get("BRIDLE_LMQL_ENV")
     return lmql_python(Path(kept) if kept else tmp_path_factory.mktemp("lmql"), packages=CLIENT_PACKAGES)
 
