@@ -19,7 +19,7 @@ EXPECTED = ("Failed to load resource",)
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser. The test is skipped if no browser is installed."""
+    """Yield a browser. The test is skipped if no browser is installed."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -37,8 +37,8 @@ def chromium() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(browser: Any, url: str, *, width: int = 1360, height: int = 860, **options: Any) -> Iterator[Any]:
-    """A new browser page without stored data. The page must not fail, break its content security policy, or load from
-    other hosts."""
+    """Yield a new browser page without stored data. The page must not fail, break its content security policy, or load
+    from other hosts."""
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
     page = context.new_page()
     page.set_default_timeout(1000 * PATIENCE)

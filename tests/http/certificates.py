@@ -12,7 +12,7 @@ import pytest
 def make_certificate(
     folder: Path, password: str | None = None, names: str = "DNS:localhost,IP:127.0.0.1"
 ) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost or other names, and its key."""
+    """Write a self-signed certificate for localhost or other names, and its key. Returns both paths."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("makes certificates with openssl")

@@ -24,21 +24,21 @@ REPLY = "Hello there, é and the end."
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server whose model always says `REPLY`."""
+    """Yield the address of a server whose model always says `REPLY`."""
     with served(scripted_model(next_token=saying(REPLY))) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def random_server() -> Iterator[str]:
-    """A server whose model computes probabilities of several tokens from a hash of the text so far."""
+    """Yield the address of a server whose model computes several tokens' probabilities from a hash of the text."""
     with served(scripted_model(spread=16)) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[str]:
-    """A server with the demo model, for tests that need a trained model."""
+    """Yield the address of a server with the demo model, for tests that need a trained model."""
     with served(load_model(ModelConfig("demo", num_blocks=512))) as url:
         yield url
 
@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with the demo model and a control runtime."""
+    """Yield the address of a server with the demo model and a control runtime."""
     control = ControlSettings("on", store=tmp_path_factory.mktemp("store"))
     with served(load_model(ModelConfig("demo", num_blocks=1024), control=control)) as made:
         yield made
@@ -71,14 +71,14 @@ def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Any, playground_url: str) -> Iterator[Any]:
-    """The playground's page in a browser without stored data."""
+    """Yield the playground's page in a browser without stored data."""
     with opened(browser, playground_url) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The source of axe-core, which checks accessibility, from the packages that the page is built with."""
+    """Return the source of axe-core, which checks accessibility, from the packages that the page is built with."""
     packages = WEB / "node_modules"
     if not (packages / "axe-core").is_dir():
         npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")

@@ -29,12 +29,12 @@ VOCAB_SIZE = tokenizer().vocab_size
 
 
 def ids(text: str) -> list[int]:
-    """Token ids of a text, without special tokens."""
+    """Return token ids of a text, without special tokens."""
     return tokenizer().encode(text, add_special_tokens=False)
 
 
 def pick(text: str) -> list[str]:
-    """A controller step that samples one of the tokens of a text."""
+    """Return a controller step that samples one of the tokens of a text."""
     return sample(ids(text), VOCAB_SIZE)
 
 
@@ -50,8 +50,8 @@ def controlled_model(
     max_model_len: int = 512,
     folder: Path | None = None,
 ) -> Iterator[LoadedModel]:
-    """A scripted model whose runtime keeps modules in the folder `store`. `folder` may have a tokenizer. The model and
-    its processes are closed at the end."""
+    """Yield a scripted model whose runtime keeps modules in the folder `store`. `folder` may have a tokenizer. The
+    model and its processes are closed at the end."""
     text = tokenizer() if folder is None else Tokenizer.load(folder)
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -78,7 +78,7 @@ def controlled_model(
 
 
 def lent(model: LoadedModel) -> LoadedModel:
-    """A model that a server uses and does not close."""
+    """Return the model in a form that the server uses but does not close."""
     return replace(model, shutdown=lambda drain: None)
 
 
@@ -100,12 +100,12 @@ class Client:
         return self.http.post(path, json=body)
 
     def run(self, controller: str | bytes, argument: Any = "", **body: Any) -> list[Any]:
-        """The items of a run, `[DONE]` included."""
+        """Return the items of a run's stream, including `[DONE]`."""
         name = self.upload(controller) if isinstance(controller, bytes) else controller
         return self.stream("/v1/run", controller=name, controller_arg=argument, **body)
 
     def stream(self, path: str, **body: Any) -> list[Any]:
-        """The items of any stream."""
+        """Return the items of any route's stream."""
         with self.http.stream("POST", path, json=body) as answer:
             if answer.status_code != 200:
                 answer.read()
@@ -118,7 +118,7 @@ class Client:
 
 
 def events_of(lines: Iterator[str]) -> Iterator[Any]:
-    """The payloads of server-sent events; `[DONE]` stays a text."""
+    """Yield the payloads of server-sent events; `[DONE]` stays a text."""
     for line in lines:
         if line.startswith("data: "):
             text = line.removeprefix("data: ")
@@ -126,17 +126,17 @@ def events_of(lines: Iterator[str]) -> Iterator[Any]:
 
 
 def text_of(items: Sequence[Any], index: int = 0) -> str:
-    """All text of one fork of a run."""
+    """Return all text of one fork of a run."""
     return joined(items, "text", index)
 
 
 def joined(items: Sequence[Any], key: str, index: int = 0) -> str:
-    """A text field of one fork, over all `run` items."""
+    """Return a text field of one fork, joined over all `run` items."""
     return "".join(fork[key] for item in runs_of(items) for fork in item["forks"] if fork["index"] == index)
 
 
 def runs_of(items: Sequence[Any]) -> list[Any]:
-    """The `run` items."""
+    """Return the `run` items of a stream."""
     return [item for item in items if isinstance(item, dict) and item["object"] == "run"]
 
 

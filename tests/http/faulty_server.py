@@ -118,7 +118,7 @@ def faulty_server(
 
 
 def once(act: Callable[[], object]) -> Callable[[], None]:
-    """A fault that happens in one forward pass."""
+    """Return a fault that happens in only one forward pass."""
     left = [act]
 
     def fault() -> None:

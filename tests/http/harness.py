@@ -65,7 +65,7 @@ uvicorn.server.asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": _nap})
 
 @cache
 def tokenizer_folder() -> Path:
-    """A folder with a small byte-level BPE tokenizer and a chat template."""
+    """Return a folder with a small byte-level BPE tokenizer and a chat template."""
     folder = kept_folder("bridle-http-tests-")
     save_tokenizer(folder)
     return folder
@@ -73,7 +73,7 @@ def tokenizer_folder() -> Path:
 
 @cache
 def tokenizer() -> Tokenizer:
-    """The same, loaded."""
+    """Return the tokenizer of `tokenizer_folder`."""
     return Tokenizer.load(tokenizer_folder())
 
 
@@ -90,8 +90,8 @@ def scripted_model(
     num_blocks: int = 256,
     **options: Any,
 ) -> LoadedModel:
-    """A running engine over a scripted executor. `next_token(prefix)` chooses each token; without it, a seeded hash
-    chooses. `clock` is the engine's clock. `runtime` runs the Wasm controllers, and is closed with the model."""
+    """Return a model whose running engine has a scripted executor. `next_token(prefix)`, or else a seeded hash, chooses
+    each token. `clock` is the engine's clock. `runtime` runs the Wasm controllers, and is closed with the model."""
     text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -119,8 +119,8 @@ def scripted_model(
 
 
 def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
-    """A model that writes three tokens and does not end. After the client has read these tokens, all deadlines have
-    passed."""
+    """Return a model that writes three tokens and does not end. After the client has read these tokens, all deadlines
+    have passed."""
     late = 0.0
 
     def next_token(prefix: Any) -> int:
@@ -135,8 +135,8 @@ def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
 
 
 def leisurely_model(**options: Any) -> LoadedModel:
-    """A model that repeats one letter on a slow device, so that a request still runs when a slow reader has read its
-    output."""
+    """Return a model that repeats one letter on a slow device, so that a request still runs when a slow reader has read
+    its output."""
 
     def next_token(prefix: Any) -> int:
         time.sleep(0.02)
@@ -146,7 +146,7 @@ def leisurely_model(**options: Any) -> LoadedModel:
 
 
 def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:
-    """A script that says `reply` after any prompt, then ends. The prompt must not end in a part of the reply."""
+    """Return a script that says `reply` after any prompt, then ends. The prompt must not end in a part of the reply."""
     text = text or tokenizer()
     tokens = text.encode(reply, add_special_tokens=False)
 
@@ -162,7 +162,7 @@ def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:
 
 @contextlib.contextmanager
 def local_client(model: LoadedModel, settings: HttpSettings | None = None, **options: Any) -> Iterator[TestClient]:
-    """An application in this process, without a socket. Unexpected errors become status 500, as in a real server."""
+    """Yield a client of an application in this process. Unexpected errors become status 500, as in a real server."""
     registry = ModelRegistry()
     registry.add(model, options.pop("aliases", ()))
     with TestClient(create_app(registry, settings), raise_server_exceptions=False) as client:
@@ -180,7 +180,7 @@ def served(
     tracing: Tracing | None = None,
     max_connections: int = 4096,
 ) -> Iterator[str]:
-    """The base URL of a server on a free port of the loopback interface."""
+    """Yield the base URL of a server on a free port of the loopback interface."""
     with serving(ModelRegistry([model]), settings, keys, fronts, tracing, max_connections) as url:
         yield url
 
@@ -194,7 +194,7 @@ def serving(
     tracing: Tracing | None = None,
     max_connections: int = 4096,
 ) -> Iterator[str]:
-    """The base URL of a server for a model registry, which is closed at the end."""
+    """Yield the base URL of a server for a model registry, which is closed at the end."""
     app = create_app(registry, settings, keys, fronts, tracing)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
@@ -252,14 +252,14 @@ def recommended(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def every_route(app: FastAPI) -> Iterator[Any]:
-    """All routes of the application, including undocumented routes and those of included routers."""
+    """Yield all routes of the application, including undocumented routes and those of included routers."""
     for entry in app.routes:
         router = getattr(entry, "original_router", None)
         yield from [entry] if router is None else router.routes
 
 
 def calls(app: FastAPI) -> list[tuple[str, str]]:
-    """Methods and paths of all HTTP routes."""
+    """Return methods and paths of all HTTP routes."""
     found = {(method, route.path) for route in every_route(app) for method in getattr(route, "methods", None) or ()}
     paths = {(method, path.replace(":path", "")) for method, path in found}
     assert paths >= documented(), "some routes were not found"
@@ -268,13 +268,13 @@ def calls(app: FastAPI) -> list[tuple[str, str]]:
 
 @cache
 def documented() -> set[tuple[str, str]]:
-    """Methods and paths in the description of every application, which takes half a second."""
+    """Return methods and paths in the description of every application, cached because it takes half a second."""
     description = create_app(ModelRegistry()).openapi()
     return {(method.upper(), path) for path, item in description["paths"].items() for method in item}
 
 
 def raw_request(url: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent, and on which the answer was not read."""
+    """Return a connection on which a request was sent, and on which the answer was not read."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     data = json.dumps(body).encode()

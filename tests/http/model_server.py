@@ -18,7 +18,7 @@ from tests.serving.loaders import MIB, FakeLoader
 def server_of(
     loader: FakeLoader, settings: HttpSettings | None = None, keys: KeyStore | None = None, **options: Any
 ) -> Iterator[tuple[str, ModelRegistry]]:
-    """A server that has loaded the model `good`, and can load the other models of the loader."""
+    """Yield the address and the registry of a server that has the model `good`, and can load the loader's others."""
     allowed = tuple(name for name in loader.sizes if name != "good")
     models = ModelSet(("good",), allow_hub=allowed, max_memory=100 * MIB, **options)
     registry, load_named = build_registry(models, ModelConfig("good", kv_memory=MIB), loader)

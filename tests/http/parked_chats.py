@@ -87,11 +87,11 @@ class Talk:
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
     def say(self) -> tuple[int, int, int]:
-        """The counts of the next answer: prompt tokens, cached prompt tokens, and tokens of the answer."""
+        """Request an answer, and return its counts: prompt tokens, cached prompt tokens, and tokens of the answer."""
         raise NotImplementedError
 
     def tell(self) -> None:
-        """The result of the tool call."""
+        """Add the result of the tool call to the conversation."""
         raise NotImplementedError
 
 
@@ -162,7 +162,7 @@ class Messages(Talk):
 
 
 def arguments_of(text: str) -> Any:
-    """The parsed arguments of a call, or their text if the text is incomplete."""
+    """Return the parsed arguments of a call, or their text if the text is incomplete."""
     try:
         return json.loads(text)
     except ValueError:

@@ -56,7 +56,7 @@ def read_stream(
 
 
 def _choice_of(event: str) -> int:
-    """The number of the choice to which an event belongs. Events without a choice come first."""
+    """Return the number of the choice to which an event belongs. Events without a choice come first."""
     found = re.match(r'data: \{.*"choices":\[\{.*?"index":(\d+)', event)
     return -1 if found is None else int(found[1])
 
@@ -65,7 +65,7 @@ _NUM_TOKENS = 4000
 
 
 def one_token_model() -> tuple[LoadedModel, str]:
-    """A model that repeats one token, and the text of 4,000 such tokens."""
+    """Return a model that repeats one token, and the text of 4,000 such tokens."""
     token = tokenizer().encode("a" * 8, add_special_tokens=False)[0]
     model = scripted_model(next_token=lambda prefix: token, max_model_len=8192, num_blocks=1024)
     return model, tokenizer().decode([token]) * _NUM_TOKENS

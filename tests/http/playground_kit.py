@@ -28,13 +28,13 @@ def settle(page: Any, state: str = "done") -> None:
 
 
 def text_of(page: Any, index: int = 0) -> str:
-    """The text of a run without its prompt."""
+    """Return the text of a run without its prompt."""
     chunks = page.locator(".tokens").nth(index).locator(":scope > .chunk")
     return "".join(chunks.all_text_contents())
 
 
 def answer_of(page: Any) -> str:
-    """The visible text of the chat's last answer."""
+    """Return the visible text of the chat's last answer."""
     text: str = page.locator(".message.assistant").last.locator(".markdown").last.inner_text()
     return text
 
@@ -68,7 +68,7 @@ def plainly(page: Any) -> None:
 
 
 def write(page: Any, text: str) -> None:
-    """Replace the program."""
+    """Replace the program in the editor."""
     page.locator(".editor .cm-content").click()
     page.keyboard.press("Control+a")
     page.locator(".editor .cm-content").evaluate(PASTE, text)

@@ -16,7 +16,7 @@ _DENSE = {"in_features": 32, "out_features": 16, "activation_function": "torch.n
 
 @cache
 def embedder() -> Path:
-    """An embedding model with prompts, whose embeddings have 16 dimensions and are not normalized."""
+    """Return the folder of an embedding model with prompts, whose embeddings have 16 dimensions and any norm."""
     modules = [("Pooling", {"pooling_mode_mean_tokens": True}), ("Dense", _DENSE)]
     folder = kept_folder("bridle-embedder-") / "embedder"
     return make_sentence_model("bert", folder, modules, max_length=40, prompts={"query": "find: ", "document": ""})

@@ -27,7 +27,7 @@ ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
 
 
 def post(client: httpx.Client, route: str, fields: dict[str, Any], **headers: str) -> httpx.Response:
-    """A request body with these fields at their places on the route."""
+    """Post a request body with these fields at their places on the route."""
     body = ROUTES[route][0] | fields
     if route == "/generate":
         body = {"inputs": "Say", "parameters": body}
@@ -35,7 +35,7 @@ def post(client: httpx.Client, route: str, fields: dict[str, Any], **headers: st
 
 
 def text_of(answer: httpx.Response) -> str:
-    """The generated text of an answer of any route."""
+    """Return the generated text of an answer of any route."""
     assert answer.status_code == 200, answer.text
     if answer.request.url.path == "/v1/run":
         lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -55,6 +55,6 @@ def text_of(answer: httpx.Response) -> str:
 
 
 def of_eight(route: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, plus a limit of 8 tokens under its name on the route."""
+    """Return the fields with a limit of 8 tokens, under its name on the route."""
     (name,) = [name for name in ROUTES[route][0] if name.startswith("max_")]
     return {name: 8} | fields

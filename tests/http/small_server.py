@@ -30,7 +30,7 @@ _is_slow = True
 
 
 def slow_step(plan: Any) -> None:
-    """A step takes some time, or ends early when the parent process requests it."""
+    """Wait for some time in a step, or until the parent process lets the engine run at full speed."""
     global _is_slow
     if _is_slow and select.select([sys.stdin], [], [], STEP_SECONDS)[0]:
         _is_slow = False

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def registry_of(model: LoadedModel, folder: Path, home: FakeHome | None = None) -> ModelRegistry:
-    """A model with the adapters `french` and `org/german`, and further adapters in a folder."""
+    """Return a registry whose model has the adapters `french` and `org/german`, and may load more from a folder."""
     with_adapters(model, home)
     for name in ("french", "org/german"):
         model.adapters.add(name, str(folder / "later"))
@@ -63,7 +63,7 @@ def registry_of(model: LoadedModel, folder: Path, home: FakeHome | None = None) 
 
 @pytest.fixture(scope="module")
 def http(folder: Path) -> Iterator[TestClient]:
-    """A model whose greedy text depends only on the adapter."""
+    """Yield a client of a model whose greedy text depends only on the adapter."""
     registry = registry_of(scripted_model(spread=4096), folder)
     with TestClient(create_app(registry), raise_server_exceptions=False) as client:
         yield client
@@ -72,7 +72,7 @@ def http(folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def fake(folder: Path) -> tuple[TestClient, Any]:
-    """A fake engine that records its requests."""
+    """Return a client of a model, and its fake engine, which records its requests."""
     model = fake_model(name="demo")
     return TestClient(create_app(registry_of(model, folder))), model.client
 

@@ -59,7 +59,7 @@ def client(model: LoadedModel) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def names(client: Client) -> dict[str, str]:
-    """Module ids by name."""
+    """Return the module ids by controller name."""
     return {"rewinding": client.upload(REWINDING), "forking": client.upload(FORKING)}
 
 
@@ -70,7 +70,7 @@ def complete(client: Client, **body: Any) -> Any:
 
 
 def chunks(client: Client, path: str = "/v1/completions", **body: Any) -> list[Any]:
-    """The choices of a stream's chunks."""
+    """Return the choices of a stream's chunks."""
     given = {"messages": HI} if "chat" in path else {"prompt": "x"}
     items = client.stream(path, stream=True, max_tokens=50, **(given | body))
     assert items.pop() == "[DONE]"
@@ -78,7 +78,7 @@ def chunks(client: Client, path: str = "/v1/completions", **body: Any) -> list[A
 
 
 def followed(choices: list[Any], index: int = 0) -> str:
-    """The text of a choice, as a client assembles it from events with rewind `event`."""
+    """Return the text of a choice, as a client assembles it from events with rewind `event`."""
     text = ""
     for choice in choices:
         if choice["index"] == index:
@@ -344,7 +344,7 @@ ROUTES: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
 
 @pytest.fixture(scope="module")
 def letters(client: Client) -> list[str]:
-    """Controllers that each allow some letters. Both controllers allow only `x` and `y`."""
+    """Return the module ids of two controllers that each allow some letters. Both allow only `x` and `y`."""
     return [client.upload(guest2([pick(text)])) for text in ("vxy", "xyz")]
 
 

@@ -255,7 +255,7 @@ def wait_until_free(model: LoadedModel, num_free: int) -> EngineStatistics:
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """A model with a long context, and a control runtime that allows few instances."""
+    """Yield a model with a long context, and a control runtime that allows few instances."""
     store = tmp_path_factory.mktemp("store")
     with controlled_model(store, "--limit", "max_instances=3", max_model_len=2 * LONG) as model:
         yield model

@@ -41,7 +41,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyStore]:
 
 @pytest.fixture(scope="module")
 def url(model: LoadedModel) -> Iterator[str]:
-    """A server without keys, on which every client is the local admin."""
+    """Yield the address of a server without keys, on which every client is the local admin."""
     with served(lent(model)) as url:
         yield url
 
@@ -55,7 +55,7 @@ def keyed(model: LoadedModel, keys: KeyStore) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def proxied(model: LoadedModel) -> Iterator[str]:
-    """A server of the same model behind a proxy on this machine."""
+    """Yield the address of a server of the same model behind a proxy on this machine."""
     with served(lent(model), HttpSettings(trusted_proxies=("127.0.0.1",))) as url:
         yield url
 
@@ -208,7 +208,7 @@ def test_a_module_that_grows_too_large_is_cut(model: LoadedModel, monkeypatch: p
 
 @contextlib.contextmanager
 def upload_under_way(url: str) -> Iterator[None]:
-    """The route waits for the body of an upload, whose client disconnects at the end."""
+    """Start an upload whose body the route waits for. Its client disconnects at the end."""
     where = urlsplit(url)
     assert where.hostname is not None
     slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)

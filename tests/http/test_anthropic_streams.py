@@ -25,7 +25,7 @@ OPTIONAL = {"input_transformations", "citations"}
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream. Each event's type must be the name in its `event:` line."""
+    """Yield the events of a stream. Each event's type must be the name in its `event:` line."""
     name = ""
     for line in lines:
         assert not line.startswith(":"), "a comment is no event"
@@ -44,7 +44,7 @@ def is_read() -> threading.Event:
 
 @pytest.fixture
 def late_server(is_read: threading.Event) -> Iterator[str]:
-    """A server whose device computes nothing until `is_read` is set."""
+    """Yield the address of a server whose device computes nothing until `is_read` is set."""
 
     def wait(plan: object) -> None:
         assert is_read.wait(PATIENCE)

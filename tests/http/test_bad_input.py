@@ -28,7 +28,7 @@ def client() -> Iterator[TestClient]:
 
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:
-    """The error of a response, after a check that it has OpenAI's shape and the field `error_type` of TGI clients."""
+    """Return the error of a response, after checking that it has OpenAI's shape and TGI's field `error_type`."""
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert set(body) == {"error", "error_type"}

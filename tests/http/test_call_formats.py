@@ -57,7 +57,7 @@ def form_of(name: str) -> CallFormat:
 
 
 def read(form: CallFormat, pieces: list[str], rules: CallRules = RULES) -> tuple[str, list[tuple[str, Any]]]:
-    """The content and the tool calls of a text that arrives in pieces."""
+    """Return the content and the tool calls of a text that arrives in pieces."""
     reader, found = CallFormatReader(form, rules), ParsedMessage()
     for position, piece in enumerate(pieces):
         found.add(reader.push(piece, is_last=position == len(pieces) - 1))

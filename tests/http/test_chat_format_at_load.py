@@ -47,7 +47,7 @@ class Loader:
 
 @contextmanager
 def started(text: Tokenizer) -> Iterator[TestClient]:
-    """The application of a server that loads its model with this tokenizer."""
+    """Yield a client of a server that loads its model with this tokenizer."""
     model = scripted_model(text=text, name="demo", next_token=saying("Yes.", text), max_model_len=2048)
     registry = load_registry(ServeSettings(make_loader=lambda *_: Loader(model), log_level="error"))
     with TestClient(create_app(registry), raise_server_exceptions=False) as client:

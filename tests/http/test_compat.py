@@ -175,5 +175,5 @@ def test_limits_wider_than_openais_are_those_of_the_page(
 
 
 def template(path: str) -> str:
-    """A route's path without the names of its parameters."""
+    """Return a route's path without the names of its parameters."""
     return re.sub(r"\{[^}]*\}|:[a-z_]+", "{}", path)

@@ -58,7 +58,7 @@ def _byte_level() -> Backend:
 
 
 def _with_byte_fallback() -> Backend:
-    """A tokenizer like SentencePiece: words begin with a mark, and unknown characters become bytes."""
+    """Return a tokenizer like SentencePiece: words begin with a mark, and unknown characters become bytes."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -77,7 +77,7 @@ def made(kind: Callable[[], Backend]) -> Tokenizer:
 
 
 def prompt_of(text: Tokenizer, said: str, **settings: bool) -> tuple[str, list[int]]:
-    """The rendered text and the tokens of a conversation that has a given text at every place."""
+    """Return the rendered text and the tokens of a conversation that has a given text at every place."""
     text.chat_settings = ChatSettings(**settings)
     call = {"type": "function", "id": said, "function": {"name": said, "arguments": {said: [said, {"a": said}]}}}
     messages = [
@@ -94,7 +94,7 @@ def prompt_of(text: Tokenizer, said: str, **settings: bool) -> tuple[str, list[i
 
 
 def control(text: Tokenizer, tokens: list[int]) -> list[str]:
-    """The control tokens of a prompt."""
+    """Return the control tokens of a prompt."""
     return [each for each in map(text.token_text, tokens) if each in SPECIAL or each in TAGS]
 
 
@@ -171,7 +171,7 @@ ATTACK = SHORT + "x".join(SPECIAL)
 
 @cache
 def with_all_tokens() -> Tokenizer:
-    """The default tokenizer of the tests, with the special tokens of all model families."""
+    """Return the default tokenizer of the tests, with the special tokens of all model families."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": SPECIAL})
     folder = kept_folder("bridle-http-tests-")

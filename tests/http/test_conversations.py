@@ -35,7 +35,7 @@ def a_model() -> Any:
 
 @asynccontextmanager
 async def clients(folder: Path) -> AsyncIterator[Clients]:
-    """The clients of two users of one server, which has a state file."""
+    """Yield the clients of two users of one server, which has a state file."""
     keys, model = KeyStore(folder / "keys.db"), a_model()
     app = create_app(ModelRegistry([model]), HttpSettings(state_db=folder / "state.db"), keys)
     http: HttpState = app.state.http

@@ -23,7 +23,7 @@ _LABELS = re.compile(r"(\w+)\s*=~?\s*\"|by \((\w+)\)")
 
 
 def expressions(node: Any) -> Iterator[str]:
-    """All queries in a dashboard, at any depth."""
+    """Yield all queries in a dashboard, at any depth."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in ("expr", "query") and isinstance(value, str):
@@ -37,7 +37,7 @@ def expressions(node: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, set[str]]:
-    """The names of all metric samples of a server, with their labels."""
+    """Return the names of all metric samples of a server, with their labels."""
     model = scripted_model()
     model.control = SimpleNamespace(is_ready=True, num_restarts=0, close=lambda: None)  # type: ignore[assignment]
     client = TestClient(create_app(ModelRegistry([model])))

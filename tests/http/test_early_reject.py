@@ -38,7 +38,7 @@ HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/jso
 
 @pytest.fixture
 def full() -> Iterator[str]:
-    """A server with one request slot, which is in use."""
+    """Yield the address of a server with one request slot, which is in use."""
     with served(fake_model(say("hello"), is_endless=True), HttpSettings(max_requests=1)) as url:
         held = raw_request(url, "/v1/completions", {"prompt": "a", "stream": True})
         assert held.recv(10)
@@ -51,7 +51,7 @@ def open_raw(url: str) -> socket.socket:
 
 
 def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """The status, headers and body of one answer. Reads no byte after the answer."""
+    """Return the status, headers and body of one answer. Reads no byte after the answer."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         piece = connection.recv(1)

@@ -59,7 +59,7 @@ def strict_server() -> Iterator[httpx.Client]:
 
 
 def told(answer: httpx.Response) -> str:
-    """The message of an error, which must have the shape of the route's API."""
+    """Return the message of an error, which must have the shape of the route's API."""
     body = answer.json()
     route = answer.request.url.path
     assert answer.status_code == (422 if route == "/generate" else 400), body

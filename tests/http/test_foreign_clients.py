@@ -258,7 +258,7 @@ NULLS = dict.fromkeys(
 
 
 def chunks_of(text: str) -> list[Any]:
-    """The chunks of a stream as the client reads it, one for every data line."""
+    """Return the chunks of a stream as the client reads it, one for every data line."""
     return [json.loads(line.removeprefix("data:")) for line in text.splitlines() if line.startswith("data:")]
 
 

@@ -42,7 +42,7 @@ CALLED = Turn("", "So: ", (("find", ARGUMENTS),), "calls")
 
 
 class Forces(Controller):
-    """A model that writes a whole answer in one step."""
+    """A controller that writes a whole answer in one step."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -52,7 +52,7 @@ class Forces(Controller):
 
 
 class Hears(Controller):
-    """Changes nothing."""
+    """A controller that changes nothing."""
 
     max_rewind = 0
 
@@ -64,7 +64,7 @@ def source(name: str) -> str:
 
 @cache
 def text_of(name: str) -> str:
-    """An answer with a tool call, in the template's format."""
+    """Return an answer with a tool call, in the template's format."""
     if name == "a special token":
         return f'So: [TOOL_CALLS][{{"name": "find", "arguments": {json.dumps(ARGUMENTS)}}}]'
     return CallTemplate(source(name)).calls([("find", ARGUMENTS)], "So: ")
@@ -115,7 +115,7 @@ def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
 
 
 def heeding(said: str, text: Tokenizer) -> Callable[[Any], int]:
-    """A script that continues the output after a policy's replacement of an address."""
+    """Return a script that continues the output after a policy's replacement of an address."""
 
     def next_token(prefix: Any) -> int:
         written = text.decode(list(prefix), skip_special_tokens=False).rpartition("<|im_start|>assistant\n")[2]
@@ -126,7 +126,7 @@ def heeding(said: str, text: Tokenizer) -> Callable[[Any], int]:
 
 
 def client_of(name: str, **settings: Any) -> AbstractContextManager[TestClient]:
-    """A server whose model writes the tool call."""
+    """Return a client of a server whose model writes the tool call."""
     text = a_tokenizer(source(name))
     model = scripted_model(text=text, next_token=heeding(text_of(name), text), max_model_len=1024)
     classes = {**load_classes([]), "Forces": Forces, "Hears": Hears}

@@ -253,7 +253,7 @@ def test_frames_come_in_any_pieces() -> None:
 
 
 def _connected(server: FrontEnds, num_bytes: int | None = None) -> socket.socket:
-    """A connection with `num_bytes` of unsent data for its client."""
+    """Return a connection with `num_bytes` of unsent data for its client."""
     host, port = server.url.removeprefix("http://").split(":")
     sock = socket.socket()
     if num_bytes is not None:
@@ -269,7 +269,7 @@ def _send(sock: socket.socket, fields: dict[str, Any]) -> None:
 
 
 def _rest(sock: socket.socket) -> bytes:
-    """All data until the connection is closed or reset."""
+    """Return all data that arrives until the connection is closed or reset."""
     data = b""
     try:
         while more := sock.recv(1 << 16):

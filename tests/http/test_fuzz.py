@@ -54,7 +54,7 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
 
 
 def bodies(model: type[ChatBody] | type[CompletionBody], required: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Bodies with mostly valid values, some arbitrary values, and unknown fields."""
+    """Generate bodies with mostly valid values, some arbitrary values, and unknown fields."""
     names = list(model.model_fields)
     fields = {name: GOOD.get(name, JSON) | JSON if name not in GOOD else GOOD[name] for name in names}
     wild = st.just({}) | st.dictionaries(st.sampled_from(names) | st.text(max_size=5), JSON, max_size=1)

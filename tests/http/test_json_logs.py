@@ -58,11 +58,11 @@ class Server:
         self.module = str(answer.raise_for_status().json()["module_id"])
 
     def runtimes(self) -> list[psutil.Process]:
-        """The processes of control runtimes, without their child processes."""
+        """Return the processes of control runtimes, without their child processes."""
         return [child for child in self.children("bridle.aici.runtime") if child.pid == os.getpgid(child.pid)]
 
     def children(self, word: str) -> list[psutil.Process]:
-        """The descendants of a process whose command line contains a word."""
+        """Return the descendants of a process whose command line contains a word."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it has ended

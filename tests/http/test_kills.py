@@ -65,7 +65,7 @@ class Stream:
 
     @property
     def failure(self) -> str:
-        """The error of a controlled stream, or an empty text if it did not fail."""
+        """Return the error of a controlled stream, or an empty text if it did not fail."""
         done = self.ended.is_set() and self.items and self.items[-1] == "[DONE]"
         return str(last_fork(self.items)["error"]) if done else ""
 
@@ -152,7 +152,7 @@ class Server:
         return self.supervisor.children()[0]
 
     def made(self) -> set[psutil.Process]:
-        """Workers and compilers."""
+        """Return the workers and compilers of the server's runtimes."""
         return set(self.nursery.children())
 
     def everything(self) -> list[psutil.Process]:

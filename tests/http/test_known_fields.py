@@ -79,7 +79,7 @@ def test_objects_within_bodies_are_as_strict() -> None:
 
 
 def bodies() -> Iterator[tuple[str, type[Fields]]]:
-    """The pydantic models of request bodies, by route."""
+    """Yield the pydantic models of request bodies, by route."""
     for router in ROUTERS:
         for route in router.routes:
             for parameter in getattr(getattr(route, "dependant", None), "body_params", ()):
@@ -119,7 +119,7 @@ VENDORS = {"OpenAI": of_openai, "Anthropic": of_anthropic}
 
 
 def fields_of(body: type[Fields], params: tuple[Any, ...]) -> set[str]:
-    """The names of the client's parameters, each with the name of the object that has it."""
+    """Return the names of the client's parameters, each with the name of the object that has it."""
     kinds = [kind for each in params for kind in get_args(each) or (each,)]
     found = {name for kind in kinds for name in kind.__required_keys__ | kind.__optional_keys__}
     return {f"{body.within}.{name}" if body.within else name for name in found}

@@ -40,7 +40,7 @@ def fake_of(model: LoadedModel) -> FakeClient:
 
 
 def ended_by(event: Finished) -> Any:
-    """A controller that writes "ab" and then ends with the reason and the error of `event`."""
+    """Return a script of a fake engine that writes "ab" and then ends with the reason and the error of `event`."""
 
     def script(request: Request) -> Iterator[list[Event]]:
         yield [prompt_event(request), TokenEvent(request.id, 0, 97, "ab")]
@@ -253,8 +253,8 @@ async def test_an_error_beside_pings_is_told_as_it_is() -> None:
 
 
 def heard(url: str, data: bytes, before: bytes = b"") -> bytes:
-    """All bytes that a server answers to `data` on a new connection. The request `before`, if given, is answered first.
-    The data is sent again if a busy server closed the connection without an answer."""
+    """Return all bytes that a server answers to `data` on a new connection. The request `before`, if given, is answered
+    first. The data is sent again if a busy server closed the connection without an answer."""
     host, port = url.removeprefix("http://").split(":")
     answer = b""
     while not answer:

@@ -40,7 +40,7 @@ REFUSING = "{{ raise_exception('roles must alternate') if messages[0].content ==
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A model whose chat template fails. Its path is a second name of the model, as `serve-model` sets it for LMQL."""
+    """Yield a client of a model whose chat template fails. The model's path is one of its names."""
     folder = tmp_path_factory.mktemp("models") / TELLING / "llama"
     shutil.copytree(tiny_checkpoints.cached_checkpoint("llama"), folder)
     (folder / "chat_template.jinja").write_text(REFUSING)

@@ -319,7 +319,7 @@ class Loader:
 
 
 def pulling_client(keys: KeyStore | None = None) -> TestClient:
-    """A server that may pull models, with one model that is present already."""
+    """Return a client of a server that may pull models. One model is present already."""
     registry = ModelRegistry(catalog=ModelCatalog(pulled=True), keeper=ModelManager(Loader()))
     registry.add(scripted_model(next_token=saying(REPLY)))
     return TestClient(create_app(registry, HttpSettings(), keys), raise_server_exceptions=False)

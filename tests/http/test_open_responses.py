@@ -49,13 +49,13 @@ def clients(said: str) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    """A client of a model that writes "Yes"."""
+    """Yield a client of a model that writes "Yes"."""
     yield from clients("Yes.")
 
 
 @pytest.fixture(scope="module")
 def calling() -> Iterator[TestClient]:
-    """A client of a model that writes a word, and then calls a function of a namespace."""
+    """Yield a client of a model that writes a word, and then calls a function of a namespace."""
     yield from clients("Well. \n" + CALL)
 
 

@@ -75,7 +75,7 @@ def test_applications_share_their_routes_and_no_models() -> None:
 
 @cache
 def _groups() -> dict[str, Group]:
-    """The groups of operations, by the label of the operation for which cases are generated."""
+    """Return the groups of operations, by the label of the operation for which cases are generated."""
     schema: Any = schemathesis.openapi.from_asgi("/openapi.json", _app())
     operations = [each.ok() for each in schema.get_all_operations()]
     raw = schema.raw_schema
@@ -121,7 +121,7 @@ def _cases() -> Iterator[Any]:
 
 @cache
 def _num_examples() -> int:
-    """The number of examples for each group and mode that gives the wanted number of requests."""
+    """Return the number of examples for each group and mode that gives the wanted number of requests."""
     groups = [_groups()[each.values[0]] for each in _cases()]
     num_requests = sum(group.num_requests for group in groups if group.takes_input)
     return max(round(1.15 * _NUM_CASES / num_requests), 3)  # some bodies are no objects, and have nothing to cross

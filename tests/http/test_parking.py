@@ -175,7 +175,7 @@ def shows_parked(client: TestClient, num_blocks: int) -> bool:
 
 
 def ids_of(model: LoadedModel) -> list[str]:
-    """The requests whose exact output tokens are stored."""
+    """Return the ids of the requests whose exact output tokens are stored."""
     return [entry.value.request_id for entry in model.answers._store.entries.values()]
 
 

@@ -40,7 +40,7 @@ def sha256(data: bytes) -> str:
 
 
 def hash_of_sources() -> str:
-    """The hash of the playground's sources, computed like in web/build.mjs."""
+    """Return the hash of the playground's sources, computed like in web/build.mjs."""
     names = ["build.mjs", "icon.svg", "index.html", "package-lock.json", "package.json", "tsconfig.json"]
     names += [f"src/{path.name}" for path in (WEB / "src").iterdir()]
     return sha256("".join(f"{sha256((WEB / name).read_bytes())}  {name}\n" for name in sorted(names)).encode())

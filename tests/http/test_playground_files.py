@@ -41,7 +41,7 @@ def sent(page: Any, text: str) -> Any:
 
 @pytest.fixture(scope="module")
 def printed(browser: Any) -> bytes:
-    """A PDF of two pages, printed by Chromium. Its fonts are subsets, as in most PDFs."""
+    """Return a PDF of two pages, printed by Chromium. Its fonts are subsets, as in most PDFs."""
     page = browser.new_page()
     page.set_content(
         "<h1>Minutes of the meeting</h1><p>Présents: Zoë, Łukasz &amp; 3 more — “all agreed”.</p>"
@@ -101,7 +101,7 @@ def served_folder(folder: Path) -> AbstractContextManager[str]:
 
 @pytest.fixture(scope="module")
 def seeing_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A tiny random checkpoint that reads images and videos."""
+    """Yield the address of a server with a tiny random checkpoint that reads images and videos."""
     folder = vision_checkpoints.make_seeing("qwen3_vl", tmp_path_factory.mktemp("eyes") / "eyes")
     with served_folder(folder) as url:
         yield url

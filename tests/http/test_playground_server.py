@@ -34,7 +34,7 @@ replacement = "dog"
 
 
 def waiting(may_go: threading.Event, num_tokens: int) -> Any:
-    """A controller that writes one letter repeatedly, and pauses after `num_tokens` tokens."""
+    """Return a script of a model that writes one letter repeatedly, and pauses after `num_tokens` tokens."""
     letter = tokenizer().encode("x", add_special_tokens=False)[0]
 
     def next_token(prefix: Any) -> int:

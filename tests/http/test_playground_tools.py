@@ -22,7 +22,7 @@ CALL = '<tool_call>\n{"name": "town__weather", "arguments": {"city": "Oslo"}}\n<
 
 
 def calling() -> Callable[[Any], int]:
-    """A controller that calls a tool, and writes a text after the call."""
+    """Return a script of a model that calls a tool, and writes a text after the tool's result."""
     text = a_tokenizer(HERMES)
     call, advice = saying(CALL, text), saying("Take a hat.", text)
 
@@ -39,7 +39,7 @@ def tools_url() -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     def weather(city: str) -> str:
-        """A tool that returns the weather of a city."""
+        """Return the weather of a city."""
         asked.append(city)
         return "sunny"
 

@@ -145,7 +145,7 @@ def test_no_stream_shows_it_at_any_moment(client: TestClient, route: str, contro
 
 
 def texts_in(stream: str) -> Iterator[str]:
-    """The pieces of text in a stream of server-sent events, in order."""
+    """Yield the pieces of text in a stream of server-sent events, in order."""
     for line in stream.splitlines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])

@@ -52,7 +52,7 @@ LONG = 40
 
 
 def leaks(said: list[str]) -> list[str]:
-    """The secrets that a reader sees in the texts."""
+    """Return the secrets that a reader sees in the texts."""
     seen = [unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad\u034f]", "", text)) for text in said]
     phrase = any("forbidden" in text.lower() for text in seen)
     return ["forbidden"] * phrase + [secret for secret in SECRETS[1:] if any(secret in text for text in seen)]
@@ -71,7 +71,7 @@ class Attack:
 
 
 def script(random: Random) -> str:
-    """A program in JavaScript."""
+    """Return a random program in JavaScript."""
 
     def piece() -> str:
         return json.dumps(random.choice(PIECES))
@@ -109,7 +109,7 @@ def script(random: Random) -> str:
 
 
 def program(random: Random) -> dict[str, Any]:
-    """A program in JSON."""
+    """Return a random program in JSON."""
 
     def text() -> dict[str, Any]:
         parts = [{"String": {"str": random.choice(PIECES)}} for _ in range(random.randint(1, 3))]
@@ -140,7 +140,7 @@ def program(random: Random) -> dict[str, Any]:
 
 
 def module(random: Random) -> bytes:
-    """A random Wasm module, with one step for each of its callbacks."""
+    """Return a random Wasm module, with one step for each of its callbacks."""
     size = tokenizer().vocab_size
 
     def step(depth: int = 0) -> Step:
@@ -172,7 +172,7 @@ def module(random: Random) -> bytes:
 
 
 def again(text: str) -> str:
-    """A regular expression that matches one or more repetitions of a text."""
+    """Return a regular expression that matches one or more repetitions of a text."""
     return f"({text.replace('.', '[.]')})+"
 
 
@@ -246,7 +246,7 @@ APIS: dict[str, Callable[[World, Attack], Awaitable[list[str]]]] = {
 
 
 def strings(value: Any) -> list[str]:
-    """All texts in an answer."""
+    """Return all texts in an answer."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -254,7 +254,7 @@ def strings(value: Any) -> list[str]:
 
 
 def streamed(body: str) -> list[str]:
-    """All texts in a stream of events, and the joined text of each output."""
+    """Return all texts in a stream of events, and the joined text of each output."""
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     found: dict[Any, str] = {}
     for event in events:
@@ -270,7 +270,7 @@ def streamed(body: str) -> list[str]:
 
 
 def named(value: Any, name: str) -> list[str]:
-    """All texts in fields with the given name."""
+    """Return all texts in fields with the given name."""
     if isinstance(value, list):
         return [text for each in value for text in named(each, name)]
     if not isinstance(value, dict):
@@ -281,7 +281,7 @@ def named(value: Any, name: str) -> list[str]:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[RuntimePool]:
-    """The control runtime of a test's model. It ends with the model."""
+    """Yield the control runtime of a test's model. It ends with the model."""
     arguments = ("--store", str(tmp_path / "store"), "--wasm-max-step-time", "500")
     size = tokenizer().vocab_size
     patient = ("--limit", "max_init_time=10000", "--limit", "max_prepare_wait=600000")

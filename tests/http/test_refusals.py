@@ -29,7 +29,7 @@ NATIVE = ["/generate", "/generate_stream", "/", "/info", "/tokenize", "/invocati
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[TestClient]:
-    """A server that asks for a key."""
+    """Yield a client of a server that requires a key."""
     keys = KeyStore(tmp_path / "keys.db")
     yield TestClient(create_app(ModelRegistry([fake_model()]), keys=keys))
     keys.close()

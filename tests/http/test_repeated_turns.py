@@ -21,7 +21,7 @@ TOOLS = [{"type": "function", "function": {"name": "find", "parameters": PARAMET
 
 
 def turn(arguments: str = CITY, result: str = "Nothing.") -> list[dict[str, Any]]:
-    """A tool call and its result, in OpenAI's format."""
+    """Return a tool call and its result, in OpenAI's format."""
     made = {"id": "c", "type": "function", "function": {"name": "find", "arguments": arguments}}
     return [
         {"role": "assistant", "content": None, "tool_calls": [made]},
@@ -30,7 +30,7 @@ def turn(arguments: str = CITY, result: str = "Nothing.") -> list[dict[str, Any]
 
 
 def anthropic_turn() -> list[dict[str, Any]]:
-    """A tool call and its result, in Anthropic's format."""
+    """Return a tool call and its result, in Anthropic's format."""
     call = {"type": "tool_use", "id": "c", "name": "find", "input": {"city": "Rome", "day": 1}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": "Nothing."}
     return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]

@@ -116,13 +116,13 @@ def front(model: LoadedModel, **settings: Any) -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def recommending() -> Iterator[Front]:
-    """A model whose checkpoint recommends sampling values."""
+    """Yield a server whose model's checkpoint recommends sampling values."""
     yield from front(replace(scripted_model(), defaults=dict(RECOMMENDED)))
 
 
 @pytest.fixture(scope="module")
 def limiting() -> Iterator[Front]:
-    """A server with `--default-max-tokens`, and a model that never samples an end token."""
+    """Yield a server with `--default-max-tokens`, whose model never samples an end token."""
     yield from front(scripted_model(max_model_len=CONTEXT, next_token=lambda prefix: 70), default_max_tokens=LIMIT)
 
 
@@ -132,7 +132,7 @@ def plain() -> Iterator[Front]:
 
 
 def over_lmtp(model: LoadedModel, default_limit: int | None = None, **fields: Any) -> Request:
-    """The engine request that an LMTP request becomes."""
+    """Return the engine request that an LMTP request becomes."""
 
     async def ask() -> Request:
         asked = decode_request(encode_request(Generate(**{"stream_id": 1, "model": "", "prompt": "a"} | fields)))
@@ -392,7 +392,7 @@ def test_answers_count_accepted_and_rejected_draft_tokens(replying: Front, name:
 
 
 def found(value: Any) -> Iterator[dict[str, int]]:
-    """The objects with token counts at any place of an answer."""
+    """Yield the objects with token counts at any place of an answer."""
     if isinstance(value, dict):
         if "accepted_prediction_tokens" in value:
             yield value

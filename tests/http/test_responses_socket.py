@@ -46,7 +46,7 @@ def send(socket: WebSocketTestSession, said: Any = "Well?", **options: Any) -> N
 
 
 def turn(socket: WebSocketTestSession) -> list[dict[str, Any]]:
-    """The events of a response, up to its last event."""
+    """Return the events of a response, up to its last event."""
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] not in TERMINAL:
         events.append(socket.receive_json())

@@ -53,7 +53,7 @@ def client() -> Iterator[TestClient]:
 
 
 def routes(client: TestClient) -> dict[str, dict[str, Any]]:
-    """Every route that takes a body, with the body's schema."""
+    """Return every route that takes a body, with the body's schema."""
     description = client.get("/openapi.json").json()
     found = {}
     for path, methods in description["paths"].items():

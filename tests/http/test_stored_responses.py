@@ -25,7 +25,7 @@ TOOLS: Any = [{"type": "function", "name": "find", "parameters": PARAMETERS}]
 
 @asynccontextmanager
 async def clients(folder: Path, said: str = TAGGED, template: str = HERMES) -> AsyncIterator[list[openai.AsyncOpenAI]]:
-    """The clients of two users of one application."""
+    """Yield the clients of two users of one application."""
     text, keys = a_tokenizer(template), KeyStore(folder / "keys.db")
     model = scripted_model(text=text, next_token=saying(said, text), max_model_len=2048, config=EngineConfig())
     app = create_app(ModelRegistry([model]), keys=keys)

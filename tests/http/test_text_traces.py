@@ -213,7 +213,7 @@ def test_what_is_no_wish_is_refused(client: TestClient) -> None:
 
 
 def numbers_in(text: str) -> dict[str, float]:
-    """The values of the trace metrics, by name and labels."""
+    """Return the values of the trace metrics, by name and labels."""
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if "trace" in line and not line.startswith("#")]
     return {name.partition("{model")[0]: float(value) for name, value in lines}
 

@@ -45,7 +45,7 @@ def tokenizer() -> Tokenizer:
 
 
 def model_that_thinks(operator: str = "") -> Any:
-    """A model that reasons until its budget ends, and then answers."""
+    """Return a model that reasons until its budget ends, and then answers."""
     text = tokenizer()
     text.chat_settings = ChatSettings(thinking_budget_message=operator)
     closing = text.id_of("</think>")
@@ -54,7 +54,7 @@ def model_that_thinks(operator: str = "") -> Any:
 
 
 def parts_of(route: str, body: Any) -> tuple[str, str]:
-    """Thoughts and answer."""
+    """Return the thoughts and the answer of a response."""
     match route:
         case "/v1/chat/completions":
             message = body["choices"][0]["message"]

@@ -45,7 +45,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def parts(route: str, answer: dict[str, Any]) -> tuple[str, str, list[Any]]:
-    """The reasoning, the text, and the arguments of calls."""
+    """Return the reasoning, the text, and the arguments of calls."""
     if route == "/v1/chat/completions":
         message = answer["choices"][0]["message"]
         calls = [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]

@@ -47,7 +47,7 @@ class Draining:
 
 @contextmanager
 def asking(grace: float) -> Iterator[tuple[Draining, Iterator[str], str]]:
-    """A server with a stream that waits for a tool result from its client, the stream's content, and the reported
+    """Yield a server with a stream that waits for a tool result from its client, the stream's content, and the reported
     call."""
     server = Draining(grace)
     try:

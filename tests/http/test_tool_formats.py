@@ -38,7 +38,7 @@ FORMATS: list[ToolFormat] = [HERMES, LLAMA, Mistral(["</s>"])]
 
 
 def read(kind: ToolFormat, pieces: list[str], is_open: bool = False) -> tuple[str, list[tuple[str, Any]]]:
-    """The content and the tool calls of a text that arrives in pieces."""
+    """Return the content and the tool calls of a text that arrives in pieces."""
     reader, found = kind.reader(is_open), ParsedMessage()
     for position, piece in enumerate(pieces):
         found.add(reader.push(piece, is_last=position == len(pieces) - 1))
@@ -206,7 +206,7 @@ def passes(matcher: Matcher, text: str) -> bool:
 
 
 def wrapped(kind: ToolFormat, *calls: str) -> str:
-    """A text of calls as the format writes them."""
+    """Return a text of calls as the format writes them."""
     if kind is HERMES:
         return "\n".join(f"{OPEN}\n{call % 'arguments'}\n{CLOSE}" for call in calls)
     if kind is LLAMA:

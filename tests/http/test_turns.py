@@ -160,7 +160,7 @@ def test_a_budget_alone_leaves_the_rest_free_but_for_the_end_token(llm: LLM) -> 
 
 @cache
 def magistral() -> Tokenizer:
-    """The default tokenizer of the tests, with tags that are special tokens and are normally not part of the text."""
+    """Return the default tokenizer of the tests with special tokens as tags, which are normally not in the text."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]})
     fast.chat_template = str(fast.chat_template) + "{# thoughts: [THINK] [/THINK] #}"
@@ -195,7 +195,7 @@ SAID = 'Well.[TOOL_CALLS][{"name": "find", "arguments": {"city": "Rome"}}]'
 
 @cache
 def mistral() -> Tokenizer:
-    """The default tokenizer of the tests with a special token, and a template that uses this token."""
+    """Return the default tokenizer of the tests with a special token, and a template that uses this token."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[TOOL_CALLS]"]})
     fast.chat_template = str(fast.chat_template) + "{# calls: [TOOL_CALLS] #}"

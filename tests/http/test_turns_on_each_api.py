@@ -71,7 +71,7 @@ class Script:
 
 @cache
 def thinking() -> Tokenizer:
-    """A tokenizer of a model that reasons, and writes calls between tags."""
+    """Return a tokenizer of a model that reasons, and writes calls between tags."""
     return a_tokenizer(TOLD + THINKING)
 
 

@@ -26,7 +26,7 @@ HANDSHAKE = (
 
 
 def frame(opcode: int, data: bytes) -> bytes:
-    """A complete frame from a client, with a mask of zeros."""
+    """Return a complete frame from a client, with a mask of zeros."""
     assert len(data) < 1 << 16
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
     return bytes([0x80 | opcode]) + size + b"\0\0\0\0" + data
@@ -67,7 +67,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def open_protocol(turns: Kept, got: list[Any]) -> tuple[Any, Carrier]:
-    """A connection whose application takes one message each time `take` is set."""
+    """Return a connection whose application takes one message each time `take` is set, and its transport."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()

@@ -73,7 +73,7 @@ class Says(Controller):
 
 
 def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
-    """The id and the content of the next tool call in a stream."""
+    """Return the id and the content of the next tool call in a stream."""
     for line in lines:
         found = re.search(r"tool_call:([\w-]+)", line)
         if found is not None:

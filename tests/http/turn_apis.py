@@ -41,7 +41,7 @@ class TurnApi:
     def ask(
         self, client: TestClient, messages: list[Object], tools: list[Object], is_stream: bool, **fields: Any
     ) -> Turn:
-        """The turn that follows `messages`, which are in OpenAI's format."""
+        """Return the turn that follows `messages`, which are in OpenAI's format."""
         fields = {self.length if name == "max_tokens" else name: value for name, value in fields.items()}
         body = {"model": NAME, "temperature": 0, **self.further, **self.body(messages, tools), **fields}
         answer = client.post(self.route, json=body | {"stream": is_stream})
@@ -110,7 +110,7 @@ def _whole_response(got: Any) -> Turn:
 
 
 def _streamed_response(events: list[Any]) -> Turn:
-    """The turn in the last event, after a check that the earlier events have the same content."""
+    """Return the turn in the last event, after a check that the earlier events have the same content."""
     turn = _whole_response(events[-1]["response"])
     said: dict[str, str] = {}
     for event in events:
