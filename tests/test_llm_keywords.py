@@ -123,7 +123,7 @@ def test_settings_and_prompts_of_chats_are_checked_as_well(llm: LLM) -> None:
     ("given", "told"),
     [
         ({"regex": "a", "choice": ["a"]}, "regex and choice were given"),
-        ({"regex": "a", "constraint": Regex("a")}, "constraint and regex were given"),
+        ({"regex": "a", "constraint": Regex("a")}, "constraint and regex were both given"),
         ({"max_tokens": 3, "n_predict": 3}, "max_tokens was given twice, also as n_predict"),
         ({"temperature": None}, "temperature is None; must be a number"),
         ({"temperature": -1}, "temperature is -1; must be"),

@@ -267,7 +267,7 @@ def test_a_runtime_that_does_not_start(tokenizer: Path, case: str) -> None:
 
 def test_a_runtime_that_says_nothing(tokenizer: Path) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(600)")
-    with pytest.raises(ControllerError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(ControllerError, match=r"did not answer within 0\.2 s"):
         RuntimePool(RuntimeConfig(str(tokenizer), command=command, json_size=8, start_timeout=0.2), VOCAB_SIZE)
     assert not leftovers()
 

@@ -101,7 +101,7 @@ def test_unknown_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_benchmark_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"'speed'; there are control, engine, load, real, serve"):
+    with pytest.raises(InvalidRequest, match=r"'speed'; known are control, engine, load, real, serve"):
         run("speed", BenchSettings())
 
 

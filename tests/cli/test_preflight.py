@@ -173,7 +173,7 @@ def test_list_has_the_packaged_models(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_there_is_nothing_to_pull_for_what_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "demo"]) == 2
-    assert "'demo' comes with bridle: there is nothing to download" in capsys.readouterr().err
+    assert "'demo', which comes with bridle: there is nothing to download" in capsys.readouterr().err
     assert main(["pull", str(tmp_path)]) == 2
     assert "is on this machine already" in capsys.readouterr().err
 

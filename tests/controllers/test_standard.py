@@ -124,7 +124,7 @@ def test_rebuild_names_what_is_missing(
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(InvalidRequest, match=r"no standard controller 'rusty'; there are .*yesno"):
+    with pytest.raises(InvalidRequest, match=r"no standard controller 'rusty'; known are .*yesno"):
         load("rusty")
 
 

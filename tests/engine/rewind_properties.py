@@ -182,6 +182,6 @@ def test_turning_in_circles_is_bounded(decision: Decision) -> None:
     check_against_reference(lab, bystander, other)
     assert got.first.finished is not None
     assert isinstance(got.first.finished.error, ControllerError)
-    assert "turns" in str(got.first.finished.error)
+    assert "which is the limit" in str(got.first.finished.error)
     usage = got.first.usage
     assert usage.sampled_tokens + usage.forced_tokens < 2_000

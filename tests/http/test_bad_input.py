@@ -67,7 +67,7 @@ BAD_COMPLETIONS = [
     ('{"prompt": ["a","a","a","a","a","a","a","a","a"]}', "prompt", "prompt has 9 prompts; at most 8"),
     ('{"prompt": "a", "best_of": 1, "n": 2}', "best_of", "best_of is 1; must be at least n (2)"),
     ('{"prompt": "a", "best_of": 2, "stream": true}', "best_of", "not possible with stream"),
-    ('{"prompt": "a", "suffix": "b"}', "suffix", "fill-in-the-middle is only on Ollama's /api/generate"),
+    ('{"prompt": "a", "suffix": "b"}', "suffix", "only Ollama's route /api/generate supports fill-in-the-middle"),
     ('{"prompt": "a", "stop": ' + json.dumps(["x"] * 10_000) + "}", "stop", "stop has 10000 strings; at most 64"),
     ('{"prompt": "a", "stop": [1]}', "stop", "stop must be a string or a list of strings"),
     ('{"prompt": "a", "stop": [""]}', "stop", "every entry must be a non-empty string"),

@@ -128,5 +128,5 @@ def test_tools_of_mcp_servers_are_listed_and_called(tmp_path: Path) -> None:
         body = {"name": "other.echo", "arguments": {"word": "yes"}}
         assert client.post("/v1/tools/call", json=body).json() == {"result": '{"word": "yes"}'}
         hidden = client.post("/v1/tools/call", json={"name": "other.slow"}).json()
-        assert hidden["error"].startswith("other has no tool")
+        assert hidden["error"].startswith("server other has no tool")
     desk.close()

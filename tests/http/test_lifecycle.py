@@ -99,7 +99,7 @@ async def test_what_a_client_left_is_counted(is_stream: bool, capsys: pytest.Cap
     assert 'bridle_http_tokens_total{kind="prompt",model="fake"} 3.0' in metrics
     assert 'bridle_http_tokens_total{kind="completion",model="fake"} 2.0' in metrics
     assert 'bridle_http_choices_total{model="fake",reason="cancelled"} 1.0' in metrics
-    assert "the client went away" in capsys.readouterr().out
+    assert "the client disconnected" in capsys.readouterr().out
 
 
 PREPARED: list[tuple[str, dict[str, Any]]] = [

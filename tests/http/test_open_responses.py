@@ -163,7 +163,7 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"type": "namespace", "name": "a", "tools": "x"}, "tools[0].tools must be a list of functions"),
     ({"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}, "tools[0].tools[0] is of type 'custom'"),
     ({"type": "namespace", "name": "a", "tools": [SEND] * 200}, "functions; at most 128"),
-    ({"type": "namespace", "name": "a", "tools": [SEND] * 2}, "tools has 'a__send' 2 times"),
+    ({"type": "namespace", "name": "a", "tools": [SEND] * 2}, "tools has function 'a__send' 2 times"),
 ]  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def test_a_file_at_an_address_is_fetched_from_listed_hosts_alone() -> None:
                 assert told["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
             for url, message in (
                 (f"http://{place}/it.png", "is no text in UTF-8"),
-                (f"http://{place}/lost", "127.0.0.1 answered 404"),
+                (f"http://{place}/lost", "127.0.0.1 answered with status 404"),
                 ("http://a.example/b", "this server may not fetch from that host"),
             ):
                 assert message in refusal(client, with_file({"type": "input_file", "file_url": url}))

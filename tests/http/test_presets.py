@@ -188,7 +188,7 @@ def test_a_file_has_a_format(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "tool_format: Expected `object`"),
         ('{"call": ["{name}", "{arguments}"], "arguments": {"type": "json"}}', "no markup begins a call"),
-        ('{"call": ["<c>", "{arguments}", "{name}"], "arguments": {"type": "json"}}', "needs {name}"),
+        ('{"call": ["<c>", "{arguments}", "{name}"], "arguments": {"type": "json"}}', "must contain {name}"),
         ('{"call": ["<c>", "{name}", "{arguments}"], "arguments": {"type": "quoted", "quote": ""}}', "quote is empty"),
         (
             '{"call": ["<c>", "{name}", "{arguments}"], "arguments": {"type": "tagged", "opening": "<a>", "middles": '

@@ -285,7 +285,7 @@ def test_the_doctor_says_what_a_model_is_for() -> None:
     assert found.text.endswith("computes embeddings")
     (found,) = setup_probes.model(str(sorter()))
     assert found.text.endswith("classifies texts")
-    with pytest.raises(UnsupportedModel, match="compares such models while it loads them"):
+    with pytest.raises(UnsupportedModel, match="checks such models while it loads them"):
         check_model(str(sorter()))
 
 

@@ -105,14 +105,14 @@ def test_constraints_hold_on_sglangs_route(http: httpx.Client) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"temperature": -1}}, "temperature is -1"),
-    ({"sampling_params": {"stop_regex": "a"}}, "stop_regex is not supported here: a `regex` constraint"),
-    ({"sampling_params": {"custom_params": {"a": 1}}}, "custom_params is not supported here: a controller"),
+    ({"sampling_params": {"stop_regex": "a"}}, "stop_regex is not supported here: use a `regex` constraint"),
+    ({"sampling_params": {"custom_params": {"a": 1}}}, "custom_params is not supported here: `controller` names"),
     ({"sampling_params": {"stream": True}}, "sampling_params has the unknown parameter 'stream'"),
     ({"sampling_params": {"prompt": "x"}}, "sampling_params has the unknown parameter 'prompt'"),
     ({"sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
     ({"sampling_params": {"structural_tag": "{"}}, "structural_tag is '{'; must be JSON"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params has different values"),
-    ({"custom_logit_processor": "x"}, "custom_logit_processor is not supported here: a controller"),
+    ({"custom_logit_processor": "x"}, "custom_logit_processor is not supported here: `controller` names"),
     ({"input_embeds": [[0.5]]}, "input_embeds is not supported here"),
     ({"image_data": "x"}, "image_data is not supported here"),
     ({"session_params": {"id": "x"}}, "session_params is not supported here"),

@@ -253,7 +253,7 @@ def test_properties_are_those_of_an_object(random_http: httpx.Client, form: dict
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -5}, "top_k is -5"),
-        ({"top_k": -1}, "top_k is -1; must be at least 1, or 0 for none"),
+        ({"top_k": -1}, "top_k is -1; must be at least 1, or 0 to turn it off"),
         ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; must be between -2 and 2"),
         ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5"),
         ({"best_of": 2, "top_p": 1.0, "typical_p": 1.0, "top_k": 0, "min_p": 0.0}, "needs sampling"),

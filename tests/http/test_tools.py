@@ -142,8 +142,8 @@ def test_a_call_ends_with_its_clients_stream(server: httpx.Client) -> None:
     ("fields", "why"),
     [
         ({"client_tools": ["a"], "controller": None}, "client_tools is given without a controller"),
-        ({"client_tools": ["greet"]}, "client_tools has 'greet', which is a tool of the server's"),
-        ({"client_tools": ["annas.x"]}, "client_tools has 'annas.x', which is a tool of the server's"),
+        ({"client_tools": ["greet"]}, "client_tools has 'greet', but a tool of the server has this name"),
+        ({"client_tools": ["annas.x"]}, "client_tools has 'annas.x', but a tool of the server has this name"),
         ({"client_tools": ["(client)"]}, "must be 1 to 128 printable characters"),
         ({"client_tools": ["a\n"]}, "must be 1 to 128 printable characters"),
         ({"client_tools": ["a"] * 65}, "client_tools has 65 names; at most 64"),

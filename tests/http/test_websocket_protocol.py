@@ -189,7 +189,7 @@ def test_a_flood_of_frames_without_content_ends_in_a_close_that_says_so(bytes_: 
         while turns.let():
             pass
         told = carrier.written.rpartition(b"\x03\xf0")[2]  # the close code
-        assert told == b"too many frames without content: at most 1000 at once, and 10 a second after that"
+        assert told == b"too many frames without content: at most 1000 at once, and then 10 per second"
         assert protocol.queue.get_nowait() == {"type": "websocket.disconnect", "code": 1008, "reason": told.decode()}
         assert carrier.is_read and not carrier.is_aborted  # so that the reason arrives
         num_written = len(carrier.written)

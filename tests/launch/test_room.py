@@ -16,9 +16,9 @@ from tests.distributed.kit import hosted
     [
         (
             {"max_batch_prefill_tokens": 41},
-            "may have 41 prompt tokens, .* memory for 40: start it with --step-tokens 41",
+            "needs 41 prompt tokens, .* memory for 40: start the shard with --step-tokens 41",
         ),
-        ({"max_num_seqs": 8}, "may have 8 sequences, .* memory for 7: start it with --step-seqs 8"),
+        ({"max_num_seqs": 8}, "needs 8 sequences, .* memory for 7: start the shard with --step-seqs 8"),
     ],
 )
 def test_larger_steps_than_a_shard_has_room_for_are_refused(knobs: dict[str, int], message: str) -> None:

@@ -266,7 +266,7 @@ async def test_what_cannot_be_resumed() -> None:
         (body,) = await wire.ask("RESUME", key="k", position=61)
         assert body["code"] == "unknown_stream"
         (body,) = await wire.ask("RESUME", key="k", position=3)
-        first, end = map(int, re.findall(r"answers (\d+) to (\d+)", body["error"])[0])
+        first, end = map(int, re.findall(r"must be from (\d+) to (\d+)", body["error"])[0])
         assert 20 <= first < end == 60  # each is at least itself and one alternative
         assert len(await wire.ask("RESUME", key="k", position=first)) == 60 - first
         (body,) = await setup.connect("bob").ask("RESUME", key="k", position=first)

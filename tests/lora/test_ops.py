@@ -140,5 +140,5 @@ def test_ranks_that_differ_a_little_share_a_layout() -> None:
 def test_a_layer_that_sees_other_rows_than_the_step_is_an_error() -> None:
     layouts = LayoutCache(PLACES)
     step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, TorchKernel())
-    with pytest.raises(InternalError, match="2 of 3 rows"):
+    with pytest.raises(InternalError, match="got 2 rows; the step has 3 tokens"):
         step.add(0, torch.zeros(2, 20), torch.zeros(2, 8))

@@ -59,7 +59,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("loader", sorted(LOADERS))
 def test_a_token_behind_a_gap_is_refused_with_both_ids(loader: str, tmp_path: Path) -> None:
     write(tmp_path, spec([("<x>", 8), ("<y>", 20)]))
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json gives .*'<y>' the id 20, but it is loaded as 9: ids"):
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json gives .*'<y>' the id 20, but it is loaded as 9\."):
         LOADERS[loader](tmp_path)
 
 
