@@ -53,7 +53,7 @@ def _common_end(first: str, second: str) -> int:
 
 
 class Scripts(Steered):
-    """An engine over a `Parrot`, steered by scripts."""
+    """An engine over the fake model `Parrot`, whose requests are steered by scripts."""
 
     def __init__(self, pool: RuntimePool, module: str, lines: Iterable[str] = (), **limits: object) -> None:
         super().__init__(pool)

@@ -27,7 +27,7 @@ def module(start: str, more: str = "") -> bytes:
 
 
 def memory_of(wasm: bytes) -> bytes:
-    """Return the memory of a fresh instance, without running it."""
+    """Return the memory of a new instance of the module before any of its functions run."""
     engine = wasmtime.Engine()
     store, linker = wasmtime.Store(engine), wasmtime.Linker(engine)
     compiled = wasmtime.Module(engine, wasm)

@@ -1,5 +1,5 @@
-"""Tests of pure Python controllers, whose copies are asked before a step's tokens are known. Their tokens and logs must
-not change."""
+"""Tests of pure Python controllers, copies of which decide before a step's tokens are known. A controller's tokens and
+logs must be the same without such copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fakes.controller_runtime import Reply, View
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the time limits above which a slow controller's copies are no longer asked in advance."""
+    """Raise the time limits above which copies of a slow controller do not decide in advance."""
     monkeypatch.setattr("bridle.controllers.pool.SLOW_SECONDS", 60.0)
     monkeypatch.setattr("bridle.controllers.pool.ENOUGH_SECONDS", 60.0)
 
@@ -86,7 +86,7 @@ def test_random_programs_are_drafted_for_and_nothing_changes(seed: int) -> None:
 
 @given(seed=SEED)
 def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
-    """Draft tokens obey the masks, biases and parameters that copies of the programs give in advance."""
+    """Draft tokens obey the masks, biases and parameters that copies of the controllers decide in advance."""
     random = Random(seed)
     pool = PythonControllerPool(VOCAB)
     share, draft = random.choice([1.0, 0.8, 0.0]), random_draft(random)

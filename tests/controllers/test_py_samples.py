@@ -101,8 +101,8 @@ await aici.gen_text(options=items, store_var="best")
 
 
 def test_choices_of_which_there_are_none(py: Run) -> None:
-    """The options of a question are the texts that the model marked, which are none. So only the end token is allowed;
-    it is not kept, and the script continues."""
+    """The options of a question are the texts that the model marked, and it marked no text. So only the end token is
+    allowed; it is not kept, and the script continues."""
     body = """
 import re
 begin = aici.Label()

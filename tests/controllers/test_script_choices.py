@@ -28,7 +28,7 @@ _ids = itertools.count()
 
 
 class RandomScripts(Scripts):
-    """Scripts over a model with random logits."""
+    """An engine that runs scripts over a fake model with random logits."""
 
     def __init__(self, pool: RuntimePool, module: str, seed: int) -> None:
         super().__init__(pool, module)

@@ -72,7 +72,7 @@ def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class YesOrNo(Controller):
-    """The Python controller that a program needs for the same task."""
+    """A Python controller that does the same as the standard controller `yesno`."""
 
     def __init__(self, *words: list[int]) -> None:
         self.words = words  # each a list of tokens, as many as the tokenizer makes of it

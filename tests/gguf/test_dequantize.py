@@ -1,5 +1,5 @@
-"""Packed blocks unpack to the same numbers as in the `gguf` package, and are as close to the originals as their bits
-allow."""
+"""Tests that quantized blocks decode to the same numbers as in the `gguf` package, and are as close to the originals as
+their bits allow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_plain_blocks_are_those_of_the_package(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_k_types_lose_no_more_than_their_levels(kind: str) -> None:
-    """Rows are taken as they come, of any size and sign; the error stays below that of even levels over the range."""
+    """The test quantizes rows of any size and sign; the error is below that of evenly spaced levels over a block's
+    range."""
     weights = _weights(3)
     have = decode_blocks(kind, encode_blocks(kind, weights))
     run = 16 if kind == "Q6_K" else 32

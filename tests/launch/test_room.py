@@ -1,4 +1,4 @@
-"""Tests that a shard that was started separately gets no steps larger than it has memory for."""
+"""Tests that a separately started shard runs no steps that are too large for its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures that unpack GGUF files into a temporary folder."""
+"""Fixtures for tests that unpack GGUF files into a temporary folder instead of the user's cache."""
 
 from __future__ import annotations
 

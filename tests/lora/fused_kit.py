@@ -35,7 +35,7 @@ class Sides:
 
 
 def random_sides(random: Random) -> list[Sides]:
-    """Return three sites: one of several parts, one of a single part, and one whose sizes are no multiples of 8."""
+    """Return three groups: one of several layers, one of a single layer, and one whose sizes are no multiples of 8."""
     inputs, columns = (8, 64, 136, 272), (8, 16, 40, 128, 144)
     return [
         Sides(random.choice(inputs), tuple(random.choices(columns, k=random.randint(2, 4))), random.choice((0, 16))),
@@ -61,7 +61,7 @@ def places_of(sites: list[Sides]) -> dict[str, AdapterPlacement]:
 def make_adapter(
     layouts: LayoutCache, places: dict[str, AdapterPlacement], ranks: dict[str, int], like: Tensor, seed: int
 ) -> PlacedAdapter:
-    """Return an adapter of random numbers, whose results are about as large as 1."""
+    """Return an adapter of random numbers, whose output for random rows is about as large as 1."""
     shapes = {
         name: LoraShape(rank, places[name].inputs.size, places[name].columns.size, 1.0) for name, rank in ranks.items()
     }
@@ -99,7 +99,8 @@ def random_segments(random: Random, adapters: list[PlacedAdapter], max_tokens: i
 
 
 def check_step(kernel: AdapterKernel, segments: list[Segment], num_tokens: int, sites: list[Sides]) -> None:
-    """A step gives plain torch's result, the same bits each time, and leaves the other rows unchanged."""
+    """Check that a step gives plain torch's result, gives the same bits each time, and leaves rows without adapters
+    unchanged."""
     like = segments[0].adapter.flat
     free = torch.ones(num_tokens, dtype=torch.bool)
     for segment in segments:

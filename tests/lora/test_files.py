@@ -36,7 +36,7 @@ def use(folder: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """Return the message with which an adapter is refused, at any stage."""
+    """Return the error message with which an adapter is refused, whichever stage refuses it."""
     with pytest.raises(AdapterRefused) as caught:
         use(folder)
     assert len(str(caught.value)) < 600

@@ -87,7 +87,7 @@ class Claimed:
 
 
 class Off:
-    """A product that is wrong by `error` in the last column of its last row."""
+    """A product of rows and adapters that is wrong by `error` in the last column of its last row."""
 
     def __init__(self, product: Product, error: float) -> None:
         self._product, self._error = product, error

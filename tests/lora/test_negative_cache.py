@@ -1,5 +1,4 @@
-"""Tests that a failed load of an adapter is remembered until its files change or time has passed, for a limited
-number."""
+"""Tests that failed loads of adapters are remembered, up to a number, until their files change or time has passed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Touched = list[tuple[npt.NDArray[np.uint64], int]]
 
 @contextmanager
 def watched() -> Iterator[Touched]:
-    """Record the reads and writes of kernels within the block."""
+    """Record the memory reads and writes of kernels that run inside the `with` block."""
     touched: Touched = []
 
     def noting(access: Any, pointers: int, mask: int) -> Any:

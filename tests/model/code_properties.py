@@ -92,7 +92,7 @@ def test_long_prompts_are_multiplied_by_the_decoded_weight(
 def test_a_row_is_bitwise_the_same_alone_and_among_others(
     made: tuple[CodeLinear, torch.Tensor], num_rows: int, data: st.DataObject
 ) -> None:
-    """A row must not depend on how its work is split, nor on neighbour rows that contain NaN."""
+    """A row's result depends neither on the division of its work nor on neighbour rows that contain NaN."""
     layer, _ = made
     rows = torch.randn(num_rows, layer.in_features, generator=torch.Generator().manual_seed(1))
     number = data.draw(st.integers(0, num_rows - 1))

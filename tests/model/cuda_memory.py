@@ -60,7 +60,7 @@ class Driven:
 
 
 class Card:
-    """A GPU of `total` bytes, part of which its context uses."""
+    """A fake GPU with `total` bytes of memory, part of which the CUDA context uses."""
 
     def __init__(self, total: int, context: int = 500 * MIB) -> None:
         self._total, self.driven, self.peak = total, context, 0
@@ -125,7 +125,7 @@ class Card:
         self.peak = self.reserved
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Replace the GPU that torch sees by this fake."""
+        """Replace torch's view of the GPU by this fake."""
         stands = {
             "mem_get_info": lambda _: (self.free, self._total),
             "synchronize": lambda _=None: None,

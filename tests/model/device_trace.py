@@ -128,7 +128,7 @@ def _listed(counts: Counter[tuple[str, str]]) -> str:
 
 @contextmanager
 def traced() -> Iterator[DeviceTrace]:
-    """Record the device operations within the block."""
+    """Record the device operations inside the `with` block."""
     trace = DeviceTrace()
     streams = _Streams(trace)
     fakes = {
@@ -178,7 +178,7 @@ def is_device(value: object) -> bool:
 
 
 def _zeros(shape: Sequence[int]) -> Any:
-    """Return a tensor of zeros as a list."""
+    """Return zeros in a tensor's shape as a list, in place of `tolist`, which needs values."""
     return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
@@ -325,7 +325,8 @@ def _signature(node: ast.FunctionDef) -> tuple[dict[str, bool], set[str]]:
 
 
 def _kind(value: Any, is_unkinded: bool) -> object:
-    """Return an argument's kind as Triton distinguishes kinds: by type, alignment, and whether it is 1."""
+    """Return an argument's kind, which decides whether Triton compiles again: its type, its alignment, and whether it
+    is 1."""
     if isinstance(value, Tensor):
         return str(value.dtype), value.storage_offset() * value.element_size() % 16 == 0
     if isinstance(value, int) and not isinstance(value, bool) and not is_unkinded:

@@ -20,7 +20,7 @@ _POINTERS = {
 
 
 def compile_all(capability: int, dtype: str) -> Iterator[Any]:
-    """Compile all kernels for logits of this type, and `weigh_parts` for both of its passes."""
+    """Compile all sampling kernels for a type of logits, and `weigh_parts` for both of its passes."""
     from bridle.model.sampling import draw_kernels
 
     pointers = {name: f"*{kind}" for kind, names in _POINTERS.items() for name in names.split()}

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 def _fma(_: Builder, x: Any, y: Any, z: Any) -> TensorHandle:
-    """Multiply and add with one rounding, as processors do."""
+    """Multiply and add with a single rounding, as the fused instruction of processors does."""
     product = x.data.astype(np.float64) * y.data.astype(np.float64)
     return TensorHandle((product + z.data.astype(np.float64)).astype(np.float32), z.dtype.scalar)
 

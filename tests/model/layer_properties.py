@@ -94,7 +94,7 @@ def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: i
 
 
 class GemmaNorm(nn.Module):
-    """A norm whose class name means that 1 is added to its weight."""
+    """A norm whose class name tells the fused layer to add 1 to the norm's weight."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def test_a_row_that_is_not_a_number_harms_no_other() -> None:
 
 
 class Heads:
-    """The heads of one layer, and a cache to which the layer writes."""
+    """Random heads of one layer, and a KV cache to which the layer writes them."""
 
     def __init__(self, draw: Any) -> None:
         self.num_heads, self.num_kv_heads = draw(st.sampled_from([(1, 1), (4, 2), (7, 1), (20, 4)]))

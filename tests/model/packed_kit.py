@@ -35,7 +35,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def rounded(weight: Tensor, bits: int, even: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return integers [out, in], and a zero point and a scale for each group of inputs."""
+    """Round a weight; return integers [out, in], and a zero point and a scale for each group of inputs."""
     runs = weight.view(weight.shape[0], -1, GROUP)
     top = (1 << bits) - 1
     if even:
@@ -221,8 +221,8 @@ def _written(
 
 
 def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
-    """Write gpt-oss in its published form: experts in 4 bits with a power of two per 32 inputs. Also write the weights
-    that it represents."""
+    """Write gpt-oss in its published form: experts in 4 bits with a power of two as scale per 32 inputs. Also write the
+    weights that these bits represent."""
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = dict(weights), dict(weights)
     generator = torch.Generator().manual_seed(4)

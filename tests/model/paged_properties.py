@@ -88,7 +88,7 @@ def test_large_steps_give_what_the_reference_gives(
 @settings(max_examples=15)
 @given(pool=large_pools(), data=st.data())
 def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.DataObject) -> None:
-    """One kernel runs many steps in which sequences come and go, grow, shrink, fork, pause, and exceed the slots of
+    """One kernel runs many steps in which sequences start, grow, shrink, fork, pause and end, and exceed the slots of
     block tables."""
     kernel = PagedKernel(CPU)
     kernel.seats.num_seats, kernel.seats.width = 2, 1
@@ -112,8 +112,8 @@ def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.Dat
 
 
 def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHandle:
-    """Multiply as matrix units do: each row by the same operations, wherever the row is in a tile. The CPU's library
-    uses different code for the last rows of a matrix."""
+    """Multiply as a GPU's matrix units do: each row by the same operations, wherever it is in a tile. torch on a CPU
+    computes a matrix's last rows by different code."""
     product = (a.data[:, :, None] * b.data[None, :, :]).sum(1, dtype=d.data.dtype)
     return TensorHandle(product + d.data, d.dtype.scalar)
 

@@ -41,7 +41,7 @@ class Ranks:
         self._meeting = threading.Barrier(count, timeout=PATIENCE)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """Return the results of `work(rank)` in each rank; raise the first error of any."""
+        """Run `work(rank)` in each rank; return the results by rank, or raise the first error."""
 
         def one(rank: int) -> T:
             self._own.rank = rank

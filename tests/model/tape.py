@@ -19,7 +19,7 @@ Work = Callable[[], None]
 
 
 class Tape(TorchDispatchMode):
-    """Recorded operations, to be replayed."""
+    """Recorded operations that can be repeated."""
 
     current: Tape | None = None
 
@@ -46,7 +46,7 @@ class Tape(TorchDispatchMode):
         return made
 
     def note(self, work: Work) -> None:
-        """Run work that torch's dispatch does not see, and record it."""
+        """Run work of Triton kernels, which torch's dispatch does not see, and record it."""
         with _paused():
             work()
         self._plays.append(work)

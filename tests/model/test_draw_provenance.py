@@ -1,4 +1,5 @@
-"""Tests of the distributions behind traced tokens, in torch: compared to plain numpy, and without changing a sample."""
+"""Tests of the token distributions in traces, computed in torch: they equal plain numpy's, and tracing changes no
+sample."""
 
 from __future__ import annotations
 

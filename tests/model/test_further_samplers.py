@@ -32,7 +32,8 @@ PLAIN = [line.astype(np.float64) for line in LOGITS.numpy()]
 
 @pytest.fixture(autouse=True, scope="module")
 def same_numbers() -> Iterator[None]:
-    """Within the block, the plain reference uses the sampler's random numbers instead of the scripted model's."""
+    """Inside the `with` block, the plain reference uses the sampler's random numbers instead of the scripted
+    model's."""
     with patch("bridle.testing.sampler.uniform", lambda key, draw: float(uniforms([key], [draw])[0])):
         yield
 
@@ -142,7 +143,8 @@ def test_repetitions_are_those_of_the_original_loop(tokens: list[int], breakers:
 
 
 def test_dry_breaks_a_loop() -> None:
-    """A model that would repeat three tokens for ever leaves the loop when the penalty exceeds what it gains."""
+    """A model that would repeat three tokens for ever stops when the DRY penalty exceeds the repeated token's lead in
+    logits."""
     history, period = [5, 6, 7, 5, 6, 7, 5, 6], 7
     logits = torch.zeros(1, VOCAB)
     logits[0, period] = 4.0
@@ -190,7 +192,7 @@ def test_top_n_sigma_does_not_depend_on_the_temperature() -> None:
 
 
 def test_a_dynamic_temperature_goes_from_its_least_to_its_most() -> None:
-    """If all tokens are equally probable, the temperature is the highest. If one token is certain, it is the lowest."""
+    """The dynamic temperature is highest if all tokens are equally probable, and lowest if one token is certain."""
     flat, sharp = torch.zeros(1, 50), torch.full((1, 50), -200.0)
     sharp[0, 3] = 0.0
     params = [SamplingParams(temperature=0.7, dynatemp_range=0.5)]

@@ -401,7 +401,7 @@ def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
 
 
 class OneRankFails(Graphs):
-    """Fake graphs whose long chunks rank 1 cannot capture."""
+    """Fake graphs that raise an error in rank 1 when a graph with a long chunk is captured."""
 
     def capture(self, kind: GraphKind, sizes: list[int], report: Any) -> None:
         def record(work: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tests of the default size of a KV cache on machines of all sizes."""
+"""Tests of the default size of the KV cache for machines with little or much memory."""
 
 from __future__ import annotations
 

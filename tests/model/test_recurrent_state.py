@@ -42,7 +42,7 @@ _executors: dict[str, LocalExecutor] = {}
 
 
 def executor_of(family: str) -> LocalExecutor:
-    """Return an executor without any sequence."""
+    """Return an executor from which all sequences were removed."""
     if family not in _executors:
         path = tiny_checkpoints.cached_checkpoint(family)
         loaded = load_executor(ModelConfig(str(path), dtype="float32", num_blocks=64, block_size=BLOCK))
@@ -167,7 +167,8 @@ def test_a_state_that_is_not_a_number_harms_no_other() -> None:
 
 
 def test_layers_within_a_scan_compute_their_products_themselves() -> None:
-    """These layers compute their products themselves, so adapters may change them, whatever form their weights have."""
+    """Layers within a recurrence compute their own products, so adapters can change the products whatever the form of
+    the weights."""
     executor = executor_of("jamba")
     model = executor.runner.model
     inner = {name: module for name, module in model.named_modules() if name.endswith(("x_proj", "dt_proj"))}
@@ -213,7 +214,7 @@ def test_memory_is_shared_by_blocks_and_states() -> None:
 
 @pytest.mark.usefixtures("obeyed_drafts")
 def test_drafts_of_another_model_change_no_token() -> None:
-    """Most draft tokens are rejected, so states return to where the drafts began."""
+    """Most draft tokens are rejected, so recurrent states return to where the draft tokens began."""
     path = str(tiny_checkpoints.cached_checkpoint("lfm2"))
     smaller = str(tiny_checkpoints.cached_checkpoint("qwen2", seed=1, num_hidden_layers=1))
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, speculate=4)

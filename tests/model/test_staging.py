@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class LateQueue:
-    """A device queue that copies nothing before the host waits for a later event."""
+    """A fake queue of copies that runs none of them before the host waits for an event."""
 
     def __init__(self) -> None:
         self.todo: list[Callable[[], Any]] = []

@@ -1,7 +1,7 @@
 """Tests that prompts with videos give the logits of transformers' eager pass over frames.
 
-Prompts are computed whole, in chunks that split videos, and packed with images and text. Positions are those of the
-models' training."""
+Prompts are computed whole, in chunks that split videos, and packed with images and text. RoPE positions are those with
+which the models were trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of images on this machine; the path of a request tells it what to do."""
+"""A local server of images, whose behaviour depends on the path of a request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Computes a file's tokens of texts, its logits, and its greedy continuations with llama.cpp.
 
-python llamacpp_peer.py REQUEST.json RESULT.npz
+    python llamacpp_peer.py REQUEST.json RESULT.npz
 
 The script runs in a Python with llama.cpp's bindings, and imports nothing of bridle, which that Python may lack."""
 

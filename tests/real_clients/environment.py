@@ -1,5 +1,5 @@
-"""Environments for Python and Node programs whose packages conflict with bridle's. Each is made once and kept in the
-user's cache."""
+"""Environments for Python and Node programs whose packages conflict with bridle's. Each environment is made once and
+kept in the user's cache."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_event_loop() -> None:
 
 
 def check_other_tasks() -> None:
-    """Requests of tasks that no generator of text serves are refused, not answered wrongly."""
+    """Requests for tasks that a text-generating model cannot do are refused, not answered wrongly."""
     picture = base64.b64decode(FIRST)
     for ask in (
         lambda: client.image_to_text(picture),
