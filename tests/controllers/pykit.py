@@ -29,7 +29,7 @@ def text_of(tokens: Iterable[int]) -> str:
 
 @dataclass
 class Parrot:
-    """A fake model that continues a text as its lines do. It ends the text after a line's last byte, or if no line
+    """A fake model that continues a text as its lines do, and ends the text after a line's last byte or if no line
     matches."""
 
     lines: tuple[str, ...]

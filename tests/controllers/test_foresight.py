@@ -1,5 +1,5 @@
-"""Tests of pure Python controllers, copies of which decide before a step's tokens are known. A controller's tokens and
-logs must be the same without such copies."""
+"""Tests of pure Python controllers, copies of which decide before a step's tokens are known. These copies must change
+neither tokens nor logs of a controller."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_copies_whose_tokens_are_drawn_take_their_controllers_place(num_wrong: i
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_draws_under_the_masks_of_copies(temperature: float) -> None:
-    """A draft model that obeys the controller's masks is always right here, so a step gives five tokens."""
+    """A draft model that always predicts right also does so under a controller's masks, so a step gives five tokens."""
     fields = {"seed": 3, "max_tokens": 16, "ignore_eos": True, "temperature": temperature}
     plain = Lab(pools=[PythonControllerPool(32)]).run_one((1, 2), controller=Counting(), **fields).first
     lab = DraftedLab(pools=[PythonControllerPool(32)])

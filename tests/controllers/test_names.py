@@ -30,7 +30,7 @@ def test_a_short_tag_means_a_standard_controller() -> None:
 
 
 def test_what_means_something_else() -> None:
-    """Names of one certain release, or of other people's repositories, do not mean a standard controller."""
+    """Names with a release number, or in other people's repositories, do not mean a standard controller."""
     plain = ("none", "", "yes", "yesno2", "latest", "-latest", "js", "ctrl-latest", "../yesno")
     ours = ("aici", "aici/", "aici/yesno/v0.2.1", "aici/latest/yesno", "guidance/yesno")
     others = ("gh:somebody/aici/yesno", "GH:microsoft/aici/yesno")

@@ -1,4 +1,4 @@
-"""Tests that scripts with errors or bad intent end without harm to others, and that the error names the place."""
+"""Tests that a script with an error or with bad intent ends alone, and that its error names the line."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from tests.controllers.pykit import script
 
 
 def test_the_first_sample_asks_for_one_word_alone(py: Run) -> None:
-    """AICI's first sample asks a question whose answer is one of two words. Both words are scored as a whole, and
-    nothing is sampled."""
+    """AICI's first sample asks a question and chooses one of two words by the score of each whole word; nothing is
+    sampled."""
     body = """
 await aici.FixedTokens("Is an orca a dolphin? Say Yes or No.\\n")
 answer = await aici.gen_tokens(options=["Yes", "No"])

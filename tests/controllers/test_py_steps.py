@@ -321,7 +321,7 @@ def test_waiting_for_no_sensible_time(py: Run, seconds: float) -> None:
 
 
 def test_under_an_engine_of_the_first_generation(tokenizer: Path, py_store: Path) -> None:  # noqa: F811
-    """The same scripts run under the first version of the protocol, which calls a controller in three phases."""
+    """Scripts run also under the first version of the protocol, which calls a controller in three phases."""
     times = ("--wasm-max-step-time", "2000", "--wasm-max-pre-step-time", "2000")
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--store", str(py_store), *times, *(word for limit in limits for word in ("--limit", limit)))

@@ -1,4 +1,4 @@
-"""Tests of scripts under policies that replace text: everything but the matched text is written, and a script sees the
+"""Tests of scripts under policies that replace text: only the matched text is replaced, and a script sees the replaced
 output."""
 
 from __future__ import annotations

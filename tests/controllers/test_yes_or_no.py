@@ -40,7 +40,7 @@ def _save(folder: Path, merges: Sequence[str], has_prefix: bool) -> None:
 
 @dataclass
 class Wish:
-    """A fake model that prefers one word's tokens, but prefers the token `other` even more."""
+    """A fake model that gives one word's tokens a high logit, and the token `other` an even higher one."""
 
     tokens: list[int]
     other: int

@@ -148,7 +148,7 @@ def test_a_row_gives_alone_what_it_gives_among_others(name: str, seed: int, num_
 def test_the_best_and_ranks_are_those_of_the_whole_row(
     name: str, seed: int, num_blocks: int, size: int, levels: int, forbidden: float
 ) -> None:
-    """Of equal values the first ones come first, so that token ids are the same on every processor."""
+    """Of equal logits the first ones in the row come first, so that token ids are the same on every processor."""
     work, found = random_rows(seed, 3, num_blocks, levels=levels, forbidden=forbidden), functions(name)
     tokens = [seed % work.shape[1], int(work[1].argmax()), int(work[2].argmin())]
     told = found.survey(work, tokens, unknown(3), size)

@@ -1,4 +1,4 @@
-"""Tests that torch is limited to one thread around kernels, only in the calling thread and only meanwhile."""
+"""Tests that torch is limited to one thread around kernels, only in the calling thread and only while kernels run."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_a_file_of_a_variant_gives_its_logits(changes: dict[str, Any]) -> None:
 
 
 def test_yarn_of_gpt_oss() -> None:
-    """YaRN of gpt-oss does not truncate its ramp to whole frequencies; the reader knows this, as GGUF has no field for
-    it."""
+    """gpt-oss does not truncate YaRN's ramp to whole frequencies. GGUF has no field for this, so the reader adds the
+    setting."""
     rope = {**YARN, "rope_theta": 150_000.0, "factor": 32.0, "truncate": False}
     original, file = pair("gpt_oss", rope_parameters=rope)
     want = logits(load(original))

@@ -1,5 +1,5 @@
-"""Tests of `/v1/embeddings` of `bridle serve` with the model in any process: vectors equal those of the model in this
-one."""
+"""Tests of `/v1/embeddings` of `bridle serve` with the model in child processes: vectors equal those of a model in this
+process."""
 
 from __future__ import annotations
 

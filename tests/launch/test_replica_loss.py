@@ -1,4 +1,5 @@
-"""Tests that streams continue on another replica when one is killed or stopped, and that the lost one is restarted."""
+"""Tests that streams continue on another replica when their replica is killed or stopped, and that a lost replica is
+restarted."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: sig
 
 
 def test_the_next_replica_has_as_many_blocks(replicas: LaunchedReplicas) -> None:
-    """A restarted replica gets the first one's number of KV blocks, since free memory is less while others run."""
+    """A restarted replica gets as many KV blocks as before, although less memory is free while other replicas run."""
     assert [child.command[-2:] for child in replicas.children] == [["--num-blocks", str(1 << 15)]] * 2
 
 

@@ -1,7 +1,7 @@
 """Tests of `bridle serve` under a hundred streams while its processes get SIGKILL and SIGSTOP, twenty times in a row.
 
-BRIDLE_LOSSES and BRIDLE_STREAMS change these numbers. The times are printed (`pytest -s`). The tests assert that no
-stream loses or gains a token, and that no process remains."""
+BRIDLE_LOSSES and BRIDLE_STREAMS change the numbers of signals and of streams. The times are printed (`pytest -s`). The
+tests assert that no stream loses or gains a token, and that no process remains."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Recorder:
 
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_slots_follow_any_plans(seed: int, is_recurrent: bool) -> None:
-    """Random sequences start, grow, rewind, fork and end; each slot has as much KV as its sequence, and no slot is
-    lost. A recurrent state has the same number of tokens."""
+    """Random sequences start, grow, rewind, fork and end. Each slot and each recurrent state has as many tokens as its
+    sequence, and no slot is lost."""
     rng = random.Random(seed)
     memory, size = Recorder(is_recurrent), Recorder.num_slots
     slots = Slots(memory, 50, 64)

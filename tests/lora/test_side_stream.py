@@ -1,5 +1,5 @@
-"""Tests of work on a separate CUDA stream during steps. The work is complete at the end of its block. Its memory is not
-reused while steps may read it."""
+"""Tests of work on a separate CUDA stream during steps. The work is complete at the end of its block. The work's memory
+is not reused while steps may read it."""
 
 from __future__ import annotations
 

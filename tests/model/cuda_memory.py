@@ -34,7 +34,7 @@ class _Segment:
 
 
 class Memory:
-    """An allocation, which is freed when nothing refers to it."""
+    """A fake allocation of device memory, which is freed when no object refers to it."""
 
     def __init__(self, card: Card, segment: _Segment, part: list[Any]) -> None:
         self._card, self._segment, self._part = card, segment, part
@@ -125,7 +125,7 @@ class Card:
         self.peak = self.reserved
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Replace torch's view of the GPU by this fake."""
+        """Replace torch's functions for GPU memory by functions of this fake GPU."""
         stands = {
             "mem_get_info": lambda _: (self.free, self._total),
             "synchronize": lambda _=None: None,

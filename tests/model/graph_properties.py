@@ -346,8 +346,8 @@ MIXED: list[list[tuple[int, str | None]]] = [
 def test_rows_with_adapters_are_in_graphs_as_they_are_without(
     family: str, recorder: TapeRecorder, tmp_path: Path
 ) -> None:
-    """Results equal PEFT's, and rows without an adapter keep the same bits. This remains true after adapters left the
-    device and returned to other addresses."""
+    """Results equal PEFT's, and rows without an adapter keep the same bits, also after adapters left the device and
+    returned to other addresses."""
     made = with_adapters(family, tmp_path)
     executor, adapters = made.executor, made.executor.adapters
     assert adapters is not None

@@ -186,7 +186,7 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None
 
 
 def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tuple[Path, Path]:
-    """Return a packed checkpoint, and one with the weights that it represents."""
+    """Return a packed checkpoint, and one with the same weights dequantized."""
     original = tiny_checkpoints.cached_checkpoint(
         family, **{"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, **changes}
     )
@@ -194,7 +194,7 @@ def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tupl
 
 
 def packed_and_plain(name: str, folder: Path, original: Path) -> tuple[Path, Path]:
-    """Write a checkpoint in packed form, and with the weights that this form represents."""
+    """Write a checkpoint in a packed form, and a second one with the same weights dequantized."""
     pack_weight, config, _ = FORMATS[name]
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = {}, {}
@@ -221,8 +221,8 @@ def _written(
 
 
 def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
-    """Write gpt-oss in its published form: experts in 4 bits with a power of two as scale per 32 inputs. Also write the
-    weights that these bits represent."""
+    """Write gpt-oss in its published form: experts in 4 bits with a power of two as scale per 32 inputs. Also write it
+    with the weights dequantized."""
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = dict(weights), dict(weights)
     generator = torch.Generator().manual_seed(4)
@@ -240,8 +240,8 @@ def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
 
 
 def deepseek_v4(folder: Path, original: Path) -> tuple[Path, Path]:
-    """Write DeepSeek V4 in its published form: experts in 4 bits, attention in 8, scales that are powers of two, names
-    without `model.`, and a layer that predicts further tokens. Also write the weights that it represents."""
+    """Write DeepSeek V4 in its published form: experts in 4 bits, attention in 8, scales that are powers of two. Names
+    lack `model.`, and one layer predicts further tokens. Also write it with the weights dequantized."""
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = {"mtp.0.e_proj.weight": torch.ones(2, 2)}, dict(weights)
     generator = torch.Generator().manual_seed(4)

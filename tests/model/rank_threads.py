@@ -1,6 +1,6 @@
 """Runs tensor-parallel ranks as threads of one process, over a fake `torch.distributed`. The fake has neither gloo's
-nor NCCL's peculiarities. It raises an error for a sum of tensors with different sizes or types, which on GPUs would
-hang or mix up numbers."""
+nor NCCL's peculiarities. A sum of tensors with different sizes or types raises an error, as on GPUs it would hang or
+mix up numbers."""
 
 from __future__ import annotations
 

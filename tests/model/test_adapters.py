@@ -94,7 +94,7 @@ def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path
 
 def check_engine(family: str, folder: Path, **settings: Any) -> None:
     """Check that PEFT would sample every token. Requests run in chunks next to decodes, and their outputs fork.
-    Sequences are preempted because the pool is small, and a step takes fewer adapters than there are."""
+    Sequences are preempted because the pool is small, and a step cannot take all adapters."""
     loaded = Loaded(family, folder, **settings)
     loaded.await_all()
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -188,7 +188,7 @@ class Device:
         self.num_told = 0
 
     def read(self, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Return the histories of these sequences as the device has them after the step."""
+        """Return the token histories that the device has for these sequences after the step."""
         rows = [row(seq_id=each, presence_penalty=1.0) for each in tokens]
         fixed = [FixedTable().of(each.sampling) for each in rows]
         columns = columns_of(
@@ -308,8 +308,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_within_registers(
     capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels are compiled without a GPU. They must fit into the registers of one program, and use no approximate
-    operation."""
+    """Kernels, compiled without a GPU, must fit into the registers of one program, and use no approximate operation."""
     from tests.lora.compiled import SHARED_MEMORY, usage
     from tests.model.draw_compiled import compile_all
 

@@ -126,7 +126,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 def test_kernels_compile_without_spilling(
     capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels are compiled without a GPU. They must spill no registers, and access memory 16 bytes at a time."""
+    """Kernels, compiled without a GPU, must spill no registers and access memory 16 bytes at a time."""
     from tests.lora.compiled import usage
     from tests.model.layer_compiled import SHAPES, compile_all
 

@@ -160,7 +160,8 @@ def mixers_of(short: HybridModel) -> list[Any]:
 @settings(max_examples=examples(3), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: int) -> None:
-    """Rows of any length run among other rows, whose states begin as NaN, and states are copied on the way."""
+    """Rows of any length run beside rows of other sequences. Unused states hold NaN, and states are copied between
+    steps."""
     executor, rng = executor_of(family, quantization), random.Random(seed)
     (want,) = logits_of(executor, [row(0, 0, 40, 0, 0)], 1)
     whole, pool = states_in(executor, 0), executor.runner.attention.states

@@ -1,5 +1,5 @@
-"""Tests of KV blocks in 8 bits: they are smaller than exact blocks and within the stated error. They have their own
-cache keys, and are found after a restart."""
+"""Tests of KV blocks in 8 bits: they are smaller than exact blocks and within the stated error. 8-bit blocks have cache
+keys of their own, and are found after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the memory for adapters, which is fixed before anything is loaded and is never exceeded."""
+"""Tests of the memory for adapters: the amount is fixed before anything is loaded, and adapters never take more."""
 
 from __future__ import annotations
 

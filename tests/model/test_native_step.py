@@ -84,7 +84,8 @@ def test_attention_is_that_of_the_reference(
     kv: torch.dtype,
     seed: int,
 ) -> None:
-    """Attention equals the reference whatever unwritten slots hold, and each sequence has the same bits alone."""
+    """Attention equals the reference's for any content of unwritten slots, and a sequence's attention has the same bits
+    alone."""
     assert FOUND is not None
     torch.manual_seed(seed)
     step, num_slots = make_step(lengths, seed)
@@ -247,8 +248,8 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed: int) -> None:
-    """Each sampled token is exactly the best one of a single pass, after prefix hits, forks, splices, rewinds and
-    preemption."""
+    """After prefix hits, forks, splices, rewinds and preemption, each sampled token is the best one of a single
+    pass."""
     path = tiny_checkpoints.cached_checkpoint("qwen3", head_dim=16, hidden_size=64)
 
     def load_it(config: ModelConfig) -> Executor:

@@ -1,5 +1,5 @@
 """Tests of checkpoints in their published forms: experts in 8 and 4 bits, and quantized models with a vision tower.
-Each must compute what its dequantized weights compute."""
+Each model must compute what its dequantized weights compute."""
 
 from __future__ import annotations
 

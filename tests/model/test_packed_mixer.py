@@ -129,7 +129,8 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32))
 def test_bits_depend_on_neither_cuts_nor_neighbors(seed: int) -> None:
-    """Parts of a sequence give the same bits, alone, with another part in the same step, or after another sequence."""
+    """Parts of a sequence give the same bits alone, with a second part in the step, or after a part of another
+    sequence."""
     rng = random.Random(seed)
     compute, inputs = some_inputs(rng, 24)
     whole = RowStates({}, is_fresh=True)

@@ -75,7 +75,8 @@ def test_a_gpu_that_cannot_gets_plain_torch_and_the_log_says_why(
 def test_an_older_torch_has_no_flash_attention_over_pages(
     gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.11's `varlen_attn` lacks the arguments for paging. Its signature shows this, so no step fails."""
+    """torch 2.11's `varlen_attn` lacks the arguments for paging, which is found from its signature before any step
+    runs."""
 
     def varlen_attn(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None:
         raise AssertionError("asked for its arguments, never called")

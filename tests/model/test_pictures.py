@@ -124,7 +124,7 @@ def test_rows_of_pictures_go_through_their_own_experts(family: str, eyes: Any) -
 
 
 def unlike(mine: Eyes, prompt: Prompt) -> Prompt:
-    """Return a prompt of the same tokens with another first image, to which the model answers differently."""
+    """Return a prompt with the same tokens and a different first image, to which the model answers differently."""
     answer = mine.logits(prompt)[-1, : vision_checkpoints.IMAGE].argmax()
     for seed in range(5, 200):
         other = mine.prompt("look ", mine.picture(seed), " here ", prompt.pictures[1], " say")

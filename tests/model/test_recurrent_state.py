@@ -107,8 +107,8 @@ def _each_alone(compute: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_of_a_prompt_gives_the_same_state(family: str, seed: int) -> None:
-    """Rows of any length run among other rows, whose slots hold NaN, and states are copied on the way. Only the first
-    layer's states must be equal to the last bit, as all later layers follow attention."""
+    """Rows of any length run beside rows of other sequences. Unused states hold NaN, and states are copied between
+    steps. Only the first layer's states must be equal to the last bit, as all later layers follow attention."""
     executor = executor_of(family)
     with row_by_row(executor):
         # Zamba's mixers multiply by matrices that are no layers, so last digits depend on how many tokens there are.

@@ -92,8 +92,8 @@ def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
 
 
 def test_experts_may_lie_either_way_round(tmp_path: Path) -> None:
-    """Expert matrices load in the order of published files and in that of transformers. They are refused if both orders
-    have the same shape."""
+    """Expert matrices load in the order of published files and in that of transformers. Matrices with the same shape in
+    both orders are refused."""
     folder = vision_checkpoints.make_seeing("qwen3_vl_moe", tmp_path / "model")
     found = []
     for _ in range(2):

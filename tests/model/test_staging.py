@@ -45,7 +45,7 @@ class LateMark:
 
 
 class Stage(Stager):
-    """An upload from CPU tensors to CPU tensors in place of another device's."""
+    """An uploader whose target device is also the CPU, in place of a GPU."""
 
     def put(self, tensor: Tensor) -> Tensor:
         with patch.object(torch, "empty_like", lambda source, device: torch.full_like(source, -1)):

@@ -105,7 +105,8 @@ def test_an_answer_that_was_given_up_is_none(place: str) -> None:
 
 
 def test_no_other_host_is_asked(place: str) -> None:
-    """A host name is not accepted for an address, nor another port, nor http for https."""
+    """Images are fetched only from listed hosts, not from their subdomains, other ports or addresses, nor by http
+    instead of https."""
     port = place.partition(":")[2]
     Files.asked.clear()
     for listed, url in (

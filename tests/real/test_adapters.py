@@ -1,5 +1,4 @@
-"""Tests of a LoRA adapter that PEFT trains on a real model, in one batch with the base model. The largest model has no
-such test."""
+"""Tests of a LoRA adapter that PEFT trains on each real model except the largest, in one batch with the base model."""
 
 from __future__ import annotations
 
