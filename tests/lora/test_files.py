@@ -318,7 +318,7 @@ def test_where_the_hubs_cache_lies_is_not_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_hub_ids_go_to_the_hub_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Offline, an adapter that is not in the cache is refused with that reason."""
+    """Without network access, an adapter that is not in the local cache is refused, and the error says so."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(

@@ -50,7 +50,7 @@ def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[CodeLinear, torch.Tensor]:
-    """Return a layer of packed weights, and the same weights unpacked."""
+    """Return a layer of packed weights, and its weights unpacked."""
     bits = draw(st.sampled_from([2, 4, 4, 8, "int8", "float8"]))
     num_outputs, num_inputs = draw(st.sampled_from([(8, 64), (24, 160), (40, 300)]))
     group = draw(st.sampled_from([16, 32, 20, num_inputs]))

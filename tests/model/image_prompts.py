@@ -104,7 +104,7 @@ def pool_of(executor: LocalExecutor) -> EncoderCache:
 
 
 def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None:
-    """Encode all of `media`; wait for the thread that encodes them."""
+    """Encode the images `media`; wait for the thread that encodes them."""
     store, changed = pool_of(executor), threading.Event()
     store.on_change = changed.set
     for medium in media:

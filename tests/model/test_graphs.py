@@ -1,5 +1,5 @@
-"""Tests of graphs of short steps: which steps have one, the content of its fixed memory, and what happens if a capture
-fails.
+"""Tests of CUDA graphs of short steps: which steps have a graph, the content of its fixed memory, and failures of its
+capture.
 
 Properties of graphs are tested in Triton's interpreter; `test_device_lint.py` counts the uploads and launches of a step
 with a graph."""

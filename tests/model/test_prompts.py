@@ -1,4 +1,4 @@
-"""Tests of library kernels for attention of long chunks, on a CPU: the trial that chooses one, and each kernel's
+"""Tests of library kernels for attention of long chunks, on a CPU: the timing test that chooses one, and each kernel's
 call."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(*found: PromptKernel, shape: LayerGeometry = PLAIN, times: tuple[float, ...] = ()) -> str | None:
-    """Return the name of the kernel that the trial chooses. `times` are the seconds of a library's kernel and of
+    """Return the name of the kernel that the timing test chooses. `times` are the seconds of a library's kernel and of
     bridle's own, in turns; later runs take equally long."""
     kernel, left = TorchPaged(CPU), iter(times)
 

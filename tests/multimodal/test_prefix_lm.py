@@ -1,7 +1,7 @@
 """Tests of prompts whose tokens attend to the whole prompt.
 
-Token lists equal those of transformers' processor. A prompt is computed in one chunk, and only an equal prompt finds it
-in the prefix cache. An error says in one sentence why a prompt cannot be computed."""
+Prompts have the same tokens as from transformers' processor. A prompt is computed in one chunk, and only an equal
+prompt finds it in the prefix cache. An error says in one sentence why a prompt cannot be computed."""
 
 from __future__ import annotations
 

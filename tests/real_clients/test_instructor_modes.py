@@ -1,5 +1,5 @@
 """Tests of all modes of the real instructor with a scripted model that writes the object in a code fence, bare, or as a
-call. So the server is tested also in modes for which the demo model is too small."""
+call. The scripted model also covers modes for which the demo model is too small."""
 
 from __future__ import annotations
 
