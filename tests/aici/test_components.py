@@ -1,4 +1,4 @@
-"""Controllers as Wasm components: a hand-written component runs in the whole runtime."""
+"""Tests of controllers as Wasm components: a hand-written component runs in the whole runtime."""
 
 from __future__ import annotations
 

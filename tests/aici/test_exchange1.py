@@ -1,4 +1,4 @@
-"""The exchange of the original protocol document, replayed field by field, and the rules of dialect 1."""
+"""Tests of dialect 1: its rules, and the exchange of the original protocol document, replayed field by field."""
 
 from __future__ import annotations
 

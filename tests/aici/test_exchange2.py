@@ -1,4 +1,4 @@
-"""The example exchange of dialect 2 and each of its rules, with a runtime in its own processes."""
+"""Tests of dialect 2: its rules and its example exchange, with a runtime in its own processes."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_forks_of_the_process_share_as_copies_do(start: Start) -> None:
 
 
 def test_forked_processes_end_with_the_runtime(start: Start) -> None:
-    """This holds even for a guest that never stops, in a process whose parent is not the fork server."""
+    """A forked process ends with the runtime, even if its guest never stops and its parent is not the fork server."""
     llm = start(*CAPABLE, "--fork-by", "process", "--wasm-max-step-time", "500")
     llm.start(llm.upload(guest2([NOOP, TWO, [by_branch(NOOP, [LOOP])]])), 1)
     llm.next(1)

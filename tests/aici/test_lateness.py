@@ -87,7 +87,7 @@ def test_a_worker_that_stands_still_for_good_is_lost(start: Start) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["pre", "mid", "post"])
 def test_an_old_guest_that_loops_is_told_after_its_step_limits(start: Start, where: str) -> None:
-    """A D1 guest under a D1 engine. The limit of a single callback is much longer."""
+    """A looping D1 guest fails after its step limits under a D1 engine, long before the limit of one callback."""
     llm = start("--wasm-max-step-time", "20", "--limit", "max_call_time=60000")
     go = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
     steps = {"pre": go, "mid": sample_old(65), "post": [result({"stop": False})]}

@@ -1,4 +1,4 @@
-"""Mask rows: exact values in every type, and conversion back to bits."""
+"""Tests of mask rows: they have exact values in every type, and can be converted back to bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""decode(encode(m)) = m for every message, and the exact keys that are on the wire."""
+"""Tests that decode(encode(m)) = m for every message, and that messages have exactly the specified keys."""
 
 from __future__ import annotations
 

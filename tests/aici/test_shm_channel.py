@@ -1,4 +1,5 @@
-"""Channels between two processes with both kinds of synchronization: messages, the death of a process, and cleanup."""
+"""Tests of channels between two processes with both kinds of synchronization: messages, a process's end, and cleanup.
+"""
 
 from __future__ import annotations
 

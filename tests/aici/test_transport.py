@@ -1,4 +1,4 @@
-"""Both kinds of synchronization end to end, the envelope of messages, tags, and the runtime's own options."""
+"""Tests of both kinds of synchronization end to end, the envelope of messages, tags, and the runtime's own options."""
 
 from __future__ import annotations
 

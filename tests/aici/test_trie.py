@@ -1,4 +1,4 @@
-"""The token trie compared to brute force: every node, every pop count, and both layouts."""
+"""Tests of the token trie against brute force: every node, every pop count, and both layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guests in this process: calls between host and guest, copies, code rewriting, memory and constraints."""
+"""Tests of guests in this process: calls between host and guest, copies, code rewriting, memory and constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks share all KV blocks until one of them writes, need one prefill, and are limited in number."""
+"""Properties of forks: they share KV blocks until one of them writes, need one prefill, and are limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controllers that wait, are late, fail, start and end. They delay only their own sequences."""
+"""Tests of controllers that wait, are late, fail, start and end. They delay only their own sequences."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_one_at_fault_ends_its_own_request_alone(kept: Any) -> None:
 
 
 def test_the_most_urgent_gets_room_from_those_behind(kept: Any) -> None:
-    """Otherwise, the most urgent request would wait for memory that waiting requests hold."""
+    """Without this room, the most urgent request would wait for memory that waiting requests hold."""
     one = kept(20)
     one.open(*map(medium, "abc"))
     one.until("bc", "bc")

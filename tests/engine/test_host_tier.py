@@ -126,7 +126,7 @@ def test_no_other_tenant_finds_a_block_on_the_host(tmp_path: Path, num_states: i
 
 
 def test_what_the_host_held_is_on_the_disk_after_the_end(tmp_path: Path) -> None:
-    """This includes blocks that were not written earlier because of the disk's rate limit."""
+    """All blocks in host memory are on disk, even those that were delayed by the disk's rate limit."""
     lab = HostLab(tmp_path)
     lab.store.disk.take(1 << 30)
     want = lab.run_one(prompt_of(1), max_tokens=4)

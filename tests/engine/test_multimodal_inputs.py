@@ -206,7 +206,7 @@ def test_pictures_are_encoded_again_after_the_loss_of_a_device() -> None:
 
 
 class Never(Random):
-    """Decides that an image is never ready."""
+    """A random generator with which a fake media store decides that an image is never ready."""
 
     def random(self) -> float:
         return 1.0

@@ -1,4 +1,4 @@
-"""Plain Python controllers on a real engine: the interface `Controller`, and no leaked resources."""
+"""Tests of plain Python controllers on a real engine: the interface `Controller`, and no leaked resources."""
 
 from __future__ import annotations
 

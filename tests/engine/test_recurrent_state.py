@@ -30,8 +30,8 @@ def states_of(lab: Lab) -> StateManager:
 @LABS
 @given(seed=SEED)
 def test_outputs_are_those_of_the_oracle(seed: int, kind: type[Lab]) -> None:
-    """Forks, rollbacks, drafts, preemption, prefix hits and late controllers with few state slots. Each step checks
-    integrity, and the executor checks each state."""
+    """The requests have forks, rollbacks, drafts, preemption, prefix hits and late controllers, with few state slots.
+    Each step checks integrity, and the executor checks each state."""
     random = Random(seed)
     lab = random_lab(random, "paged", kind, num_states=random.choice([1, 2, 3, 5, 9, 40]))
     make = maker(random, kind)

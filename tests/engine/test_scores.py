@@ -1,4 +1,4 @@
-"""Embeddings and log-probabilities of prompts that run in chunks, from the prefix cache, and after preemptions."""
+"""Tests of embeddings and prompt log-probabilities that run in chunks, from the prefix cache, and after preemptions."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_a_draft_model_reads_a_prompt_only_if_that_is_repaid() -> None:
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8), data=st.data())
 def test_a_drafted_token_is_counted_once_and_a_forced_one_never(sizes: list[int], data: st.DataObject) -> None:
-    """This holds for any number of draft tokens that fit, and for any number of predicted controller decisions."""
+    """The counts are right for any number of draft tokens that fit, and of predicted controller decisions."""
     num_drafts = data.draw(st.integers(1, sum(sizes)))
     ends = list(accumulate(sizes))
     ways: list[Branch] = []

@@ -1,4 +1,4 @@
-"""Ends of outputs and data about their tokens: stop tokens, limits, log-probabilities and exact counts."""
+"""Tests of the ends of outputs and data about their tokens: stop tokens, limits, log-probabilities and exact counts."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_beside_others_a_long_prompt_is_read_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_states: int
 ) -> None:
-    """Therefore no step copies more than a few evicted blocks. A part that cannot be read ends the loading."""
+    """No step copies more than a few evicted blocks. A part that cannot be read ends the loading."""
     monkeypatch.setattr(stored_blocks, "MAX_BUSY_BLOCKS", 2)
     lab = StoreLab(tmp_path, num_blocks=64, num_states=num_states)
     lab.run_one(prompt_of(1), max_tokens=1)
