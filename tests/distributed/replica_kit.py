@@ -62,7 +62,7 @@ class LocalReplica:
             self._thread.join()
 
     def stop(self) -> None:
-        """Stop the replica completely."""
+        """Stop the replica's server and engine."""
         self.cut()
         self.engine.close()
 

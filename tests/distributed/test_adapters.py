@@ -66,7 +66,7 @@ def run(executor: Executor, folder: Path, between: Callable[[], None] = lambda: 
 
 
 def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
-    """This also holds after a lost connection, when the shard has dropped all adapters."""
+    """A shard gives a local model's output, even after a lost connection, when it has dropped all adapters."""
     here, behind = load_executor(config_of("llama")), load_executor(config_of("llama"))
     expected = run(here, tmp_path)
     assert expected[0]["r0", 0] != expected[0]["r1", 0]

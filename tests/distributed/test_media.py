@@ -98,7 +98,7 @@ def rounds(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["paligemma", "qwen3_vl"])
 def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[str], Path]) -> None:
-    """This also holds after a lost connection, when the shard has dropped all images."""
+    """A shard gives a local model's output, even after a lost connection, when it has dropped all images."""
     folder = folders(family)
     expected, num_encoded = rounds(load_executor(config_of(folder)), folder)
     num_media = len({medium.key for request in requests(folder) for medium in request.media})

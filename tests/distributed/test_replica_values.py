@@ -94,7 +94,7 @@ def test_every_event_comes_back(event: Event) -> None:
 
 
 def test_every_kind_of_event_has_a_form() -> None:
-    """This also holds if Python has not yet freed the class without slots from which a class with slots was made."""
+    """Every class of events can be sent, even if Python has not yet freed the version of a class without slots."""
     defined = {each for each in vars(outputs).values() if isinstance(each, type) and issubclass(each, Event)}
     assert set(replica_messages.FORM_OF) == defined - {Event}
 

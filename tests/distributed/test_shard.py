@@ -277,8 +277,8 @@ def test_a_lost_device_is_told_to_the_process() -> None:
 
 
 def test_a_shard_without_its_device_is_used_no_more() -> None:
-    """Otherwise the ending process would fail each step, and a request that runs alone in three failures in a row would
-    end."""
+    """If a router used the ending process, each step would fail, and a request that runs alone in three failures in a
+    row would end."""
     with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
         host.shard.on_device_lost = lambda error: None
         executor = host.connect()

@@ -88,8 +88,8 @@ def _token(stream_id: Any, token: int, reason: str | None, top: bool = True) -> 
 
 
 class CutCarrier:
-    """Breaks each connection after a number of bytes. `cuts` has (to the client, to the server) for each connection in
-    order; later connections stay open. Incomplete messages never arrive."""
+    """A transport that breaks each connection after a number of bytes. `cuts` has (to the client, to the server) for
+    each connection in order; later connections stay open. Incomplete messages never arrive."""
 
     name = "a carrier that breaks"
 

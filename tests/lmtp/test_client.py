@@ -1,4 +1,4 @@
-"""The client with servers that deviate, fail, are slow, or send wrong data. The tests wait only for events."""
+"""Tests of the client with servers that deviate, fail, are slow, or send wrong data. The tests wait only for events."""
 
 from __future__ import annotations
 

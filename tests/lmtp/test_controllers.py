@@ -151,7 +151,7 @@ async def engine_request(model: Any, **fields: Any) -> Any:
     ],
 )
 async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any, ignores: bool) -> None:
-    """Like over HTTP, the controller decides the end unless the client sets a limit."""
+    """The controller decides the end of its output unless the client sets a limit, as over HTTP."""
     assert (await engine_request(model, **fields)).sampling.ignore_eos is ignores
 
 

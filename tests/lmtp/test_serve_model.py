@@ -1,4 +1,4 @@
-"""LMQL's option names, and their meaning in bridle."""
+"""Tests of LMQL's option names, and of their meaning in bridle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The server from a client's view: text, buffers, resumed and cancelled streams, and limits, with a real engine and a
-scripted model."""
+"""Tests of the server from a client's view, with a real engine and a scripted model: text, buffers, limits, and resumed
+or cancelled streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine of a connection: each stream ends exactly once, for all events in any order."""
+"""Tests of the state machine of a connection: each stream ends exactly once, for all events in any order."""
 
 from __future__ import annotations
 

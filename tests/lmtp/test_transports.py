@@ -1,4 +1,4 @@
-"""Servers with other transports than WebSockets: memory, a socket pair, and a Unix domain socket."""
+"""Tests of servers with other transports than WebSockets: memory, a socket pair, and a Unix domain socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LMTP on the port of the HTTP server: access, the meaning of `/`, large messages, and two processes."""
+"""Tests of LMTP on the port of the HTTP server: access, the meaning of `/`, large messages, and two processes."""
 
 from __future__ import annotations
 

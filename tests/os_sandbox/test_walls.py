@@ -56,7 +56,7 @@ def test_every_attack_is_refused(kind: str) -> None:
 
 
 def test_the_same_attacks_succeed_without_the_walls() -> None:
-    """Without the sandbox the attacks succeed, so the sandbox causes the refusals, and not the machine."""
+    """The attacks succeed without the sandbox, so the refusals come from the sandbox, and not from the machine."""
     found = outcomes("read_a_file", "list_a_folder", "write_a_file", mode="off")["template"]
     assert all(how.startswith("gained") for how in found.values()), found
 

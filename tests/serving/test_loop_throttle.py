@@ -48,8 +48,7 @@ def test_nobody_waits_while_there_is_time() -> None:
 
 @pytest.mark.parametrize("spent", [0.0, BURST + 0.0001], ids=["share left", "share spent"])
 def test_a_turn_ends_before_the_next_and_the_loop_goes_on_between(spent: float) -> None:
-    """This also holds if time is always left, as on a busy machine, whose clock runs while almost no work is
-    charged."""
+    """Turns end even if time is always left, as on a busy machine, whose clock runs while almost no work is charged."""
     num_turns = 3_000  # more than Python nests calls
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Token healing: the tokens that are removed from a prompt, and the beginning of the output that replaces them."""
+"""Tests of token healing: tokens are removed from a prompt, and the beginning of the output replaces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of every kind for property tests, generated from the types of their fields."""
+"""Generate records of every kind for property tests, from the types of their fields."""
 
 from __future__ import annotations
 
