@@ -231,7 +231,7 @@ RECOMMENDED: Mapping[str, Any] = {
 
 
 class Heard:
-    """Records the requests that reach a model's engine."""
+    """A record of the requests that reach a model's engine."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.requests: list[Request] = []

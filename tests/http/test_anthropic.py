@@ -1,4 +1,4 @@
-"""Anthropic's Messages API with the real client over the demo model."""
+"""Tests of Anthropic's Messages API with the real client and the demo model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of Anthropic's API whose first token is late, and the fields that typed clients need."""
+"""Tests of Anthropic's streams whose first token is late, and of the fields that typed clients need."""
 
 from __future__ import annotations
 

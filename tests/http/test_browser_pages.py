@@ -1,5 +1,5 @@
-"""The pages for browsers and the printed curl line on servers with keys, without a chat template, and without a
-network."""
+"""Tests of the pages for browsers and the printed curl line: on servers with keys, without a chat template, and
+offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakpoints, cache keys and lifetimes in requests of each API for prompt caching, and the token counts in the
+"""Tests of prompt caching on each API: breakpoints, cache keys and lifetimes in requests, and token counts in the
 usage."""
 
 from __future__ import annotations

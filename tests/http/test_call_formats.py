@@ -252,7 +252,7 @@ def test_what_is_no_keyword_argument_is_content(body: str) -> None:
 
 
 def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these end tags could end the call. Each attempt parses all text before the tag."""
+    """Each end tag could end the call. Each attempt to parse the call parses all text before the tag."""
     form, parsed = form_of("functions with parameters"), []
 
     def counted(form: TaggedArguments, text: str, schema: object, is_cut: bool) -> dict[str, Any]:

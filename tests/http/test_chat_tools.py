@@ -95,7 +95,7 @@ def test_several_calls_at_a_time(random_client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_who_wants_one_call_gets_one(is_stream: bool) -> None:
-    """This also holds if the model decides to call by itself, and calls twice."""
+    """A request for one call gets one call, even if the model decides to call by itself, and calls twice."""
     text = "".join(f'<tool_call>\n{{"name": "get_time", "arguments": {{"n": {n}}}}}\n</tool_call>\n' for n in (1, 2))
     with (
         served(scripted_model(next_token=saying(text))) as url,
@@ -128,8 +128,8 @@ EVIL = '<tool_call>\n{"name": "rm", "arguments": {"path": "/"}}\n</tool_call>'
 
 
 def test_a_name_that_was_never_declared_is_not_called() -> None:
-    """This also holds if the model prefers such a call, and with controllers and constraints, which replace the grammar
-    of calls."""
+    """Undeclared names are not called, even if the model prefers them, or controllers and constraints replace the
+    grammar of calls."""
     with (
         served(scripted_model(next_token=saying(EVIL))) as url,
         openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client,

@@ -1,4 +1,4 @@
-"""`usage.constraint` and minimum probabilities of constraints on each HTTP API, in the Python API and in traces."""
+"""Tests of `usage.constraint` and minimum probabilities of constraints: on each HTTP API, in Python and in traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /v1/decide`, and the probabilities of options in the answers of other routes."""
+"""Tests of `POST /v1/decide`, and of the probabilities of options in the answers of other routes."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_llm_embeds() -> None:
 
 
 async def test_a_batch_may_ask_for_vectors_on_terms() -> None:
-    """In offline mode every user is an admin, so any priority is allowed."""
+    """Every user is an admin in offline mode, so any priority is allowed."""
     model = fake_model(embedding_script)
     lines = [b'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a", "priority": -7, "deadline": 60}}']
     app = create_app(ModelRegistry([model]))

@@ -25,7 +25,7 @@ def never(settings: ServeSettings) -> LoadedModel:
 
 @pytest.fixture
 def own_logs() -> Iterator[None]:
-    """Restores logging after the test, because `serve` configures logging for its process."""
+    """Restore logging after the test, because `serve` configures logging for its process."""
     loggers = [logging.getLogger(name) for name in (None, "bridle", "uvicorn")]
     before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
     yield

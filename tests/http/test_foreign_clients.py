@@ -1,4 +1,4 @@
-"""Requests of other servers' real clients that an API's description does not mention."""
+"""Tests of requests that other servers' real clients send, and that an API's description does not mention."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), NATIVE + OTHERS)
 @pytest.mark.parametrize("name", [ADDRESS, "HTTPS://endpoint.example/", "tgi", "dummy"])
 def test_an_address_means_the_one_model(http: TestClient, path: str, body: dict[str, Any], name: str) -> None:
-    """As the model's name, Hugging Face's JavaScript client sends the endpoint's address, and the text-generation
-    client sends `tgi`."""
+    """The model's name may be the endpoint's address, as Hugging Face's JavaScript client sends it, or the
+    text-generation client's `tgi`."""
     assert http.post(path, json=body | {"model": name}).status_code == 200
     assert http.post(path, json=body | {"model": "other"}).status_code == 404
 

@@ -18,7 +18,7 @@ from tests.http.plain_streams import BODIES, one_token_model, read_slowly, read_
 
 @contextmanager
 def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Records the data that is written to connections without the application."""
+    """Yield a list that records the data written to connections without the application."""
     written: list[bytes] = []
     write = uvicorn_protocol.DirectBody.write
 

@@ -1,4 +1,4 @@
-"""Several models behind one server: every route finds them by name, waiting requests load them, and admins manage
+"""Tests of several models on one server: every route finds them by name, waiting requests load them, and admins manage
 them."""
 
 from __future__ import annotations

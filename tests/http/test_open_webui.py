@@ -1,6 +1,6 @@
-"""The requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server. The request bodies are exactly
-those of Open WebUI (`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`). The tests check the parts of the
-answers that Open WebUI reads."""
+"""Tests of the requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server. The request bodies
+are exactly those of Open WebUI (`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`). The tests check the
+parts of the answers that Open WebUI reads."""
 
 from __future__ import annotations
 

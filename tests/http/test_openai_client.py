@@ -1,4 +1,4 @@
-"""The official OpenAI client works unchanged with a running server."""
+"""Tests that the official OpenAI client works unchanged with a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small parts of the server: log-probability lists, metrics, pages, logs and cross-origin requests."""
+"""Tests of small parts of the server: log-probability lists, metrics, pages, logs and cross-origin requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The playground's files: they match their sources, are small, load nothing from other hosts, and are served without a
-key."""
+"""Tests of the playground's files: they match their sources, are small, need no key, and use no other hosts."""
 
 from __future__ import annotations
 

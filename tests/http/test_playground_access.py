@@ -1,5 +1,4 @@
-"""Accessibility of the playground: themes, small screens, accessible names, the rules of axe-core, and screen
-readers."""
+"""Tests of the playground's accessibility: themes, small screens, names, the rules of axe-core, and screen readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playground in a real browser: several models, API keys, errors and hostile texts."""
+"""Tests of the playground in a real browser: several models, API keys, errors and hostile texts."""
 
 from __future__ import annotations
 

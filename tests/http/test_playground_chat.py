@@ -1,4 +1,4 @@
-"""Conversations in the playground: versions, stopping, files."""
+"""Tests of conversations in the playground: versions of messages, stopped answers, and files."""
 
 from __future__ import annotations
 

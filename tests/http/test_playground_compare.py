@@ -1,4 +1,4 @@
-"""Two runs side by side in the playground, and traces as files."""
+"""Tests of two runs side by side in the playground, and of traces as files."""
 
 from __future__ import annotations
 
