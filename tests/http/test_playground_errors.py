@@ -1,4 +1,4 @@
-"""Error messages of the playground, each in the right place."""
+"""Tests that the playground shows each error message in the right place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in a chat: texts of PDFs, and images, sounds and videos for checkpoints that read them."""
+"""Tests of files in a chat: texts of PDFs, and images, sounds and videos for checkpoints that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks of a text: another token is chosen, and the text continues from there."""
+"""Tests of forks in the playground: a user chooses another token, and the text continues from there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Data that the playground stores: conversations in several tabs, answers that a reload interrupts, unsent messages,
-and undo."""
+"""Tests of data that the playground stores: chats in several tabs, interrupted answers, unsent messages, and undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long runs in the playground are streamed, stored and shown in small parts."""
+"""Tests that the playground streams, stores and shows long runs in small parts."""
 
 from __future__ import annotations
 

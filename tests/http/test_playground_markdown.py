@@ -1,4 +1,4 @@
-"""Answers as Markdown: code, tables, formulas. No part of an answer becomes HTML or loads a resource."""
+"""Tests of answers as Markdown: code, tables, formulas. No part of an answer becomes HTML or loads a resource."""
 
 from __future__ import annotations
 

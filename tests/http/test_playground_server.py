@@ -1,5 +1,4 @@
-"""The playground's server view: batch, queue, KV cache, requests, effects of policies, and models that the user
-loads."""
+"""Tests of the server view: batch, queue, KV cache, requests, effects of policies, and models that the user loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs and constraints in the playground."""
+"""Tests of programs and constraints in the playground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens in the playground: moving between tokens with the keyboard, colours, and the cached prompt."""
+"""Tests of tokens in the playground: moving between tokens with the keyboard, colours, and the cached prompt."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tools of the server in a chat: they are offered to the model, each call is shown, and the user allows or refuses
-it."""
+"""Tests of server tools in a chat: the model is offered them, calls are shown, and the user allows or refuses calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API with the real client over the demo model."""
+"""Tests of OpenAI's Responses API with the real client and the demo model."""
 
 from __future__ import annotations
 

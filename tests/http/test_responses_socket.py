@@ -1,4 +1,4 @@
-"""Responses over a WebSocket, in this process: several in a row, continued, refused, abandoned and ended."""
+"""Tests of responses over a WebSocket in this process: several in a row, continued, refused, abandoned and ended."""
 
 from __future__ import annotations
 

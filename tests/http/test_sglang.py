@@ -1,4 +1,4 @@
-"""SGLang's request body on /generate: answers, streams, log-probabilities, and refused fields."""
+"""Tests of SGLang's request body on /generate: answers, streams, log-probabilities, and refused fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored responses are continued, read, listed and deleted with the real OpenAI client, in this process."""
+"""Tests of stored responses: the real OpenAI client continues, reads, lists and deletes them, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of text-generation-inference, by plain HTTP: bodies, answers, streams, headers, errors."""
+"""Tests of text-generation-inference's routes by plain HTTP: bodies, answers, streams, headers, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTPS of the server itself: protocols, settings that are refused at startup, and renewed certificates."""
+"""Tests of the server's own HTTPS: protocols, settings that are refused at startup, and renewed certificates."""
 
 from __future__ import annotations
 

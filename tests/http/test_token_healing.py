@@ -1,4 +1,4 @@
-"""Token healing on each HTTP API and in LMTP: the answer continues the last word of the prompt."""
+"""Tests of token healing on each HTTP API and in LMTP: the answer continues the last word of the prompt."""
 
 from __future__ import annotations
 

@@ -342,8 +342,7 @@ def test_a_call_that_is_held_comes_whole(kind: ToolFormat, text: str) -> None:
 
 
 def test_many_calls_that_begin_and_break_off_are_read_once() -> None:
-    """Each of these tags is in a string of the previous call. No tag is scanned again if that call turns out to be
-    invalid."""
+    """Each tag is in a string of the previous call. No tag is scanned again if that call turns out to be invalid."""
     text = f'{OPEN}{{"a' * 20_000
     assert read(HERMES, [text]) == (text, [])
 
