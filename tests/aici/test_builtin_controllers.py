@@ -1,4 +1,4 @@
-"""Controllers that come with bridle: they are compiled outside of requests and of users' limits."""
+"""Tests of controllers that come with bridle: they are compiled outside of requests and of users' limits."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_component_that_fails_ends_with_its_reason(start: Start) -> None:
 
 
 def test_a_component_calls_a_tool(tokenizer: Path, store: Path) -> None:
-    """A component uses variables like any guest: it writes the call, is not called while it waits, and reads the
+    """A component calls a tool through shared variables, like any guest: it writes the call, waits, and reads the
     result."""
     wanted = json.dumps({"name": "add", "arguments": {"a": 20, "b": 22}}).encode().hex()
     write = {"WriteVar": {"name": "tool:x", "value": wanted, "op": "Set", "when_version_is": None}}

@@ -1,4 +1,4 @@
-"""Hostile controllers, in every callback: only their own request ends, with an error that names the limit.
+"""Tests of hostile controllers, in every callback: only their own request ends, with an error that names the limit.
 
 A sequence of the same tenant runs in the same worker all the time, and must answer every step.
 """

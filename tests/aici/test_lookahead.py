@@ -1,5 +1,5 @@
-"""Clones of Wasm guests get draft tokens: tokens, logs and variables are the same as without, in fewer steps. Clones
-are freed."""
+"""Tests of clones of Wasm guests, which run on draft tokens. Tokens, logs and variables stay the same, with fewer
+steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Wasm modules of an operator's policies: they are chosen by hash and run in a separate runtime, isolated from users'
-controllers."""
+"""Tests of Wasm modules of an operator's policies: they are chosen by hash and run in a separate runtime, isolated from
+users' controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wasm controllers steer the engine, with a real control runtime and a scripted model."""
+"""Tests that Wasm controllers steer the engine, with a real control runtime and a scripted model."""
 
 from __future__ import annotations
 

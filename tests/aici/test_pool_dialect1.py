@@ -68,7 +68,7 @@ def test_bias_rows_rule_and_post_stops(steered: Steered) -> None:
 
 
 def test_forced_tokens_before_scheduling(steered: Steered) -> None:
-    """The runtime has already passed the forced tokens to post, so the engine does not send them again."""
+    """The runtime has already passed the forced tokens to the post callback, so the engine does not send them again."""
     post = [[say("post "), SHOW_ARGUMENT, *ON]]
     pres = [force(70, 71), GO, GO, force(72), GO]
     steered.add("a", guest1(pres, [among(65), among(66)], [*post, *post, *post, STOP]))
@@ -120,8 +120,7 @@ def test_stop_in_mid_leaves_only_the_end(steered: Steered) -> None:
 
 
 def test_neighbours_and_long_prompts(steered: Steered) -> None:
-    """Pre runs for all sequences if one sequence needs it. It must not affect sequences whose prompt is not
-    complete."""
+    """The pre callback runs for all sequences if one needs it. It must not affect sequences with incomplete prompts."""
     counting = guest1([GO], [among(65), among(66), among(67), among(68)], [ON, ON, ON, STOP])
     forcing = guest1([GO, force(70, 71), GO], [among(65), among(66), among(67)], [ON, ON, ON, STOP])
     steered.add("long", counting, prompt=tuple(i % 200 for i in range(400)))
@@ -152,7 +151,7 @@ def test_what_nobody_wants_goes_while_nobody_asks(steered: Steered) -> None:
 
 
 def test_cancelled_at_any_step(steered: Steered) -> None:
-    """A request's instances are freed with it at any step. Otherwise, the fixture's check would find no room."""
+    """A cancelled request's instances are freed at any step. The fixture's check fails if instances are left."""
     wasm = guest1([GO, fork(2), GO], [among(65), [by_branch(among(66), among(67))], among(68)], [ON])
     for num_steps in range(8):
         name = f"r{num_steps}"

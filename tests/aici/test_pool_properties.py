@@ -1,5 +1,5 @@
-"""Properties of steering through the sandbox. A program gives the same tokens as a Wasm guest, as plain Python, and in
-a naive reference that recomputes everything. Forced tokens pause no other sequence."""
+"""Property tests of steering through the sandbox. A program gives the same tokens as a Wasm guest, as plain Python, and
+in a naive reference that recomputes everything. Forced tokens pause no other sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Runner` uses the control runtime from another engine, and a recorded exchange replays."""
+"""Tests that another engine can use the control runtime with `Runner`, and that a recorded exchange can be replayed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of channels between two processes with both kinds of synchronization: messages, a process's end, and cleanup.
-"""
+"""Tests of channels between two processes with both kinds of synchronization: messages, killed processes, cleanup."""
 
 from __future__ import annotations
 

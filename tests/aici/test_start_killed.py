@@ -1,4 +1,4 @@
-"""An engine is killed at any moment of its runtime's start: both processes end, and leak no resource."""
+"""Tests of an engine that is killed at any moment of its runtime's start: both processes end, and leak no resource."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Engine:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the runtime has started, or has ended before."""
+        """Return whether the runtime has started, or has ended before its start."""
         return self._told.done()
 
     def num_calls(self) -> int:
-        """Return the number of calls during a complete start."""
+        """Return the number of function calls in the engine during a complete start."""
         return int(self._told.result())
 
     @property
@@ -99,7 +99,7 @@ class Engine:
 
 
 def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
-    """Return the number of calls in the engine and the runtime's processor time for a complete start."""
+    """Return the engine's function calls and the runtime's processor time for a complete start."""
     engine = Engine(tokenizer, store, moment=-1)
     try:
         return engine.num_calls(), engine.cpu_of_the_runtime()

@@ -1,4 +1,4 @@
-"""The module store is atomic, crash-safe and limited, and never runs compiled code from an upload."""
+"""Tests that the module store is atomic, crash-safe and limited, and never runs compiled code from an upload."""
 
 from __future__ import annotations
 

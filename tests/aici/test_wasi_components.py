@@ -1,4 +1,4 @@
-"""Components get no real time and no real randomness, for each WASI 0.2 version."""
+"""Tests that components get no real time and no real randomness, for each WASI 0.2 version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If a worker sends arbitrary bytes, the supervisor ends only that worker and still reads from the others."""
+"""Tests that the supervisor ends only a worker that sends invalid bytes, and still reads from the other workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Two replicas replace a lab's engine: requests pass a router and two sockets, and return as events.
-
-The replicas are engines of this process, each in its own thread. The controllers of a test are functions, so the
-messages have only their names. Each engine is checked after each step, like the engine of a lab.
-"""
+"""A lab whose engine is replaced by two replicas: requests pass a router and two sockets, and return as events. The
+replicas are engines of this process, each in its own thread. The controllers of a test are functions, so the messages
+have only their names. Each engine is checked after each step, like the engine of a lab."""
 
 from __future__ import annotations
 

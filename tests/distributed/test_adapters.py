@@ -1,5 +1,5 @@
-"""Adapters with shards: the router decides which are loaded, and the shard reads the files. Outputs equal those of one
-process."""
+"""Tests of adapters with shards: the router decides which are loaded, and the shard reads the files. Outputs equal
+those of one process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Images with shards: the router decides which image features stay, and the shard encodes. Outputs equal those of one
-process, also after a lost connection."""
+"""Tests of images with shards: the router decides which image features stay, and the shard encodes. Outputs equal those
+of one process, also after a lost connection."""
 
 from __future__ import annotations
 

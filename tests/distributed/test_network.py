@@ -1,5 +1,5 @@
-"""If the network between a router and its shard is slow, fails or goes silent, streams continue with the same
-tokens."""
+"""Tests that streams continue with the same tokens if the network between a router and its shard is slow, fails or goes
+silent."""
 
 from __future__ import annotations
 

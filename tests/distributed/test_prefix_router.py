@@ -1,5 +1,5 @@
-"""The choice of a replica: the router takes the replica that has cached the prompt's beginning, unless that replica has
-too much work."""
+"""Tests of the choice of a replica: the router takes the replica that has cached the prompt's beginning, unless that
+replica has too much work."""
 
 from __future__ import annotations
 

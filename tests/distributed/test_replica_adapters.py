@@ -1,5 +1,5 @@
-"""Adapters with several replicas: each replica gets the list of all adapters, and a registry sees the replicas as one
-device."""
+"""Tests of adapters with several replicas: each replica gets the list of all adapters, and a registry sees the replicas
+as one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools with replicas: controllers run in the replicas, tools run in the router's process, and no call is made
+"""Tests of tools with replicas: controllers run in the replicas, tools run in the router's process, and no call is made
 twice."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several replicas behave like one engine, even if some of them are lost."""
+"""Tests that several replicas behave like one engine, even if some of them are lost."""
 
 from __future__ import annotations
 

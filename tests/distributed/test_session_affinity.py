@@ -54,7 +54,7 @@ def test_it_is_bounded_and_its_two_maps_agree(kept: list[tuple[int, int, int]]) 
 
 
 def test_a_continuation_finds_its_replica_also_when_that_is_the_busiest() -> None:
-    """Conversations with the same beginning each continue on their own replica, even if it has all the load."""
+    """Conversations with the same beginning continue on their own replicas, even if one replica has all the load."""
     random = {"temperature": 2.0, "min_tokens": 6, "max_tokens": 200, "stop_token_ids": range(16), "parks": True}
     with replicated(2, config=EngineConfig(park_memory=1 << 20)) as made:
         said: list[tuple[str, list[int]]] = []

@@ -1,4 +1,4 @@
-"""A shard answers its router, and refuses invalid requests with a clear error."""
+"""Tests that a shard answers its router, and refuses invalid requests with a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that waits on a busy machine is not reported as hung."""
+"""Tests that a process that waits on a busy machine is not reported as hung."""
 
 from __future__ import annotations
 
