@@ -1,5 +1,5 @@
-"""The engine in its thread: many clients at once, slow clients, clients that disconnect, and a shutdown after which no
-client waits."""
+"""Tests of the engine in its thread: many clients at once, slow clients, clients that disconnect, and a shutdown after
+which no client waits."""
 
 from __future__ import annotations
 

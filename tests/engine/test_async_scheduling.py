@@ -1,5 +1,5 @@
-"""Steps that start before the tokens of the previous step are known: no block is leaked, and the device does not wait
-for the engine's work. `test_laws.py` tests that no output changes."""
+"""Tests of steps that start before the tokens of the previous step are known: no block is leaked, and the device does
+not wait for the engine's work. `engine_properties` tests that no output changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that does not read costs bounded memory, and misses no token."""
+"""Tests that a client that does not read costs bounded memory, and misses no token."""
 
 from __future__ import annotations
 

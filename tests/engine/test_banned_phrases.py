@@ -1,5 +1,5 @@
-"""Phrases that an output may not contain: no client sees a banned phrase, or the beginning of one that was removed.
-This holds for sampled, forked, forced and stopped outputs."""
+"""Tests of phrases that an output may not contain: no client sees a banned phrase, or the beginning of one that was
+removed. This holds for sampled, forked, forced and stopped outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of KV blocks, checked on real contents: each sequence always reads back its own tokens.
+"""Property tests of KV blocks, checked on real contents: each sequence always reads back its own tokens.
 
 The test's state machine acts as scheduler and device. The state machine makes the copies that the block manager orders,
 and writes a digest of the whole prefix to each computed position. So a wrongly shared block, a missed copy or a stale

@@ -1,5 +1,5 @@
-"""Several controllers on one output: the properties of docs/composition.md for random programs, and the errors for
-contradicting controllers."""
+"""Tests of several controllers on one output: the properties of docs/composition.md for random programs, and the errors
+for contradicting controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlock detection: no deadlock is reported if an output can continue, and a deadlock is always reported soon."""
+"""Tests of deadlock detection: no output that can continue is in a deadlock, and deadlocks are reported soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft model of any accuracy changes only the time, and frees all resources that it takes."""
+"""Tests that a draft model of any accuracy changes only the time, and frees all resources that it takes."""
 
 from __future__ import annotations
 

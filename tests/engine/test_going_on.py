@@ -1,4 +1,4 @@
-"""An output that began on another engine continues as if it had run on this engine from the start."""
+"""Tests that an output that began on another engine continues as if it had run on this engine from the start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""KV of a device in host memory, with a device that answers late: tokens are unchanged, memory is limited, and no step
-waits."""
+"""Tests of KV of a device in host memory, with a device that answers late: tokens are unchanged, memory is limited, and
+no step waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Retained KV: a continued conversation computes only its new tokens, even with a full KV cache. Running requests have
-priority."""
+"""Tests of retained KV: a continued conversation computes only its new tokens, even with a full KV cache. Running
+requests have priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many adapters with few per step: each adapter gets its turn, no step exceeds the limit, and no output changes."""
+"""Tests of many adapters with few per step: each gets its turn, no step exceeds the limit, and no output changes."""
 
 from __future__ import annotations
 

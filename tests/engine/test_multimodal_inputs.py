@@ -1,5 +1,5 @@
-"""Images in prompts, as the engine sees them. A sequence computes an image only after it is encoded, and no cache takes
-one image for another. Everything else is scheduled like requests without images."""
+"""Tests of images in prompts, as the engine sees them. A sequence computes an image only after it is encoded, and no
+cache takes one image for another. Everything else is scheduled like requests without images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each part of a sequence has one owner: no other module of the engine writes it."""
+"""Tests that each part of a sequence has one owner: no other module of the engine writes it."""
 
 from __future__ import annotations
 

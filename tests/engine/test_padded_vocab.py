@@ -1,4 +1,4 @@
-"""`PaddedVocab` behaves like a set of ids, however it was created."""
+"""Tests that `PaddedVocab` behaves like a set of ids, however it was created."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engine's properties with the executor in this process. tests/distributed runs them with the executor in other
-processes."""
+"""Tests of the engine's properties with the executor in this process. tests/distributed runs them with the executor in
+other processes."""
 
 from tests.engine.engine_properties import *  # noqa: F403
 from tests.engine.fork_properties import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Step plans of models with only attention layers equal the recorded plans, byte for byte."""
+"""Tests that step plans of models with only attention layers equal the recorded plans, byte for byte."""
 
 from __future__ import annotations
 

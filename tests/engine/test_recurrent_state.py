@@ -1,4 +1,4 @@
-"""Recurrent states together with KV blocks: each batch row always continues from the state of its own tokens.
+"""Tests of recurrent states together with KV blocks: each batch row always continues from the state of its own tokens.
 
 In the scripted executor a state is a digest of all its tokens. The executor refuses a row that continues from a wrong
 state.

@@ -1,5 +1,5 @@
-"""Policies that replace a part of a controlled output: the rest stays in order, and the controller sees the client's
-text and positions."""
+"""Tests of policies that replace a part of a controlled output: the rest stays in order, and the controller sees the
+client's text and positions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pools that get all sampled tokens as one mapping: controllers see and decide the same as with one request for each
-token."""
+"""Tests of pools that get all sampled tokens as one mapping: controllers see and decide the same as with one request
+for each token."""
 
 from __future__ import annotations
 

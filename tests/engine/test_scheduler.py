@@ -1,4 +1,4 @@
-"""Properties of the scheduler without an engine: budget, fairness, admission, preemption, and plans that a strict
+"""Property tests of the scheduler without an engine: budget, fairness, admission, preemption, and plans that a strict
 executor accepts.
 
 A minimal loop replaces the engine. It samples greedily, and forks, rolls back and suspends at random. The scripted

@@ -1,5 +1,5 @@
-"""Prefixes that a group of users shares: each user reads the shared blocks and their own blocks, but no other user's
-blocks."""
+"""Tests of prefixes that a group of users shares: each user reads the shared blocks and their own blocks, but no other
+user's blocks."""
 
 from __future__ import annotations
 

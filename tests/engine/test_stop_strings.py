@@ -1,4 +1,4 @@
-"""The emitted pieces of an output always add up to the decoded text, cut at the first stop string."""
+"""Tests that the emitted pieces of an output always add up to the decoded text, cut at the first stop string."""
 
 from __future__ import annotations
 

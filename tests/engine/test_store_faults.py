@@ -1,4 +1,4 @@
-"""Faults of a KV store and of its disk cost time, and change no token."""
+"""Tests that faults of a KV store and of its disk only cost time, and change no token."""
 
 from __future__ import annotations
 

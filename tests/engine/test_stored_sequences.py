@@ -1,5 +1,5 @@
-"""KV of whole sequences in a store: tokens are the same with and without the store, and stored tokens are not computed
-again."""
+"""Tests of KV of whole sequences in a store: tokens are the same with and without the store, and stored tokens are not
+computed again."""
 
 from __future__ import annotations
 

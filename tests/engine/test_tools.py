@@ -1,5 +1,5 @@
-"""Python controllers that call tools: the output waits and keeps its KV, other outputs continue, and each fault becomes
-an error."""
+"""Tests of Python controllers that call tools: the output waits and keeps its KV, other outputs continue, and each
+fault becomes an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Traces of outputs: the contents of each record, and the size limits of a trace. `engine_properties` tests that
-records add up to the output and change no output."""
+"""Tests of traces of outputs: the contents of each record, and the size limits of a trace. `engine_properties` tests
+that records add up to the output and change no output."""
 
 from __future__ import annotations
 
