@@ -1,5 +1,5 @@
-"""Adapters over LMTP: GENERATE and SCORE choose an adapter by field or by model name, from raw lines, the client and
-the terminal."""
+"""Tests of adapters over LMTP: GENERATE and SCORE choose an adapter by field or by model name, from raw lines, the
+client and the terminal."""
 
 from __future__ import annotations
 

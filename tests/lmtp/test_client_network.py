@@ -1,5 +1,5 @@
-"""The client over real sockets and a network that delays, throttles and resets: no token arrives twice, and none is
-lost."""
+"""Tests of the client over real sockets and a network that delays, throttles and resets: no token arrives twice, and
+none is lost."""
 
 from __future__ import annotations
 

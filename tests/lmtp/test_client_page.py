@@ -1,4 +1,4 @@
-"""The programs of docs/lmtp-client.md run unchanged, except for the server's address."""
+"""Tests that the programs of docs/lmtp-client.md run unchanged, except for the server's address."""
 
 from __future__ import annotations
 

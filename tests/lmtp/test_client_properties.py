@@ -1,5 +1,5 @@
-"""Properties of the client: streams keep their order when interleaved, and each token arrives once if a connection is
-cut."""
+"""Property tests of the client: streams keep their order when interleaved, and each token arrives once if a connection
+is cut."""
 
 from __future__ import annotations
 

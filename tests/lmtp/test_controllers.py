@@ -1,5 +1,5 @@
-"""Wasm controllers on GENERATE: clients that request events see rollbacks and forks, and other clients see only final
-text."""
+"""Tests of Wasm controllers on GENERATE: clients that request events see rollbacks and forks, and other clients see
+only final text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server survives any messages of clients, and frees all resources of clients that have disconnected."""
+"""Tests that the server survives any messages of clients, and frees all resources of clients that have disconnected."""
 
 from __future__ import annotations
 

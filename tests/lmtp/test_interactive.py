@@ -1,4 +1,4 @@
-"""The interactive client: the meaning of input lines, the output, and the README's session in a real terminal."""
+"""Tests of the interactive client: the meaning of input lines, the output, and the README's session in a terminal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The text form of messages: written messages can be read again, any input can be decoded or refused, and old peers see
-known fields."""
+"""Tests of the text form of messages: written messages can be read again, any input can be decoded or refused, and old
+peers see known fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real LMQL 0.7.3 with adapters: a program chooses an adapter by its name instead of a model's name."""
+"""Tests of the real LMQL 0.7.3 with adapters: a program chooses an adapter by its name instead of a model's name."""
 
 from __future__ import annotations
 

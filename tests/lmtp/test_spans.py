@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of LMTP: each request has a span, in the trace that the connection's upgrade request named."""
+"""Tests of OpenTelemetry traces of LMTP: a request has a span in the trace that the connection's upgrade named."""
 
 from __future__ import annotations
 

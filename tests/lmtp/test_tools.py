@@ -1,5 +1,5 @@
-"""Tools with GENERATE: results of the operator's tools go into the stream, and a client receives the calls that it must
-answer."""
+"""Tests of tools with GENERATE: results of the operator's tools go into the stream, and a client receives the calls
+that it must answer."""
 
 from __future__ import annotations
 

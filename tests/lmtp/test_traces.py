@@ -1,5 +1,5 @@
-"""Replays of recorded exchanges with the original server: bridle's answers have the same form, without the original's
-faults.
+"""Tests of replays of recorded exchanges with the original server: bridle's answers have the same form, without the
+original's faults.
 
 The requests are the recorded ones. The scripted model has the same vocabulary (346 ids; id 0 begins and ends a text).
 The model always prefers token 240, like the recorded model. Its log-probabilities differ from the recorded ones, so the

@@ -1,4 +1,4 @@
-"""Adapters replaced in place: running requests keep the weights of their start, and new requests get the new
+"""Tests of adapters replaced in place: running requests keep the weights of their start, and new requests get the new
 weights."""
 
 from __future__ import annotations

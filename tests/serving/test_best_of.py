@@ -1,4 +1,4 @@
-"""`best_of`: outputs that cannot win end early, and nothing else changes."""
+"""Tests of `best_of`: outputs that cannot win end early, and nothing else changes."""
 
 from __future__ import annotations
 

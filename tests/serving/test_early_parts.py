@@ -1,5 +1,5 @@
-"""Work that begins before libraries are imported. The result is used only for its model, and is closed if it is not
-used."""
+"""Tests of work that begins before libraries are imported. The result is used only for its model, and is closed if it
+is not used."""
 
 from __future__ import annotations
 

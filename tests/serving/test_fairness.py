@@ -1,4 +1,4 @@
-"""Turns are fair between tenants, limits hold in any minute, and no tenant can fill the server alone."""
+"""Tests that turns are fair between tenants, limits hold in any minute, and no tenant can fill the server alone."""
 
 from __future__ import annotations
 

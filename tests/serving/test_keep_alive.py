@@ -1,4 +1,4 @@
-"""Models are unloaded some time after their last request, if a client has set this time."""
+"""Tests that models are unloaded some time after their last request, if a client has set this time."""
 
 from __future__ import annotations
 

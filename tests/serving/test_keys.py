@@ -1,4 +1,4 @@
-"""API keys are found by their text, stored as a hash, and shared by processes."""
+"""Tests that API keys are found by their text, stored as a hash, and shared by processes."""
 
 from __future__ import annotations
 

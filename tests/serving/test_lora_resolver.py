@@ -1,4 +1,4 @@
-"""Adapters for requests: names of the base model, one load for many requests, and errors that leak no resource."""
+"""Tests of adapters for requests: names of the base model, one load for many requests, and errors without leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are collected to outputs with any rollbacks and forks, and readers never miss or repeat an event."""
+"""Tests that events are collected to outputs with any rollbacks and forks, and that readers get each event once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored data of users: only its user finds it, its number and bytes are limited, and it expires."""
+"""Tests of users' stored data: only its user finds it, its number and bytes are limited, and it expires."""
 
 from __future__ import annotations
 

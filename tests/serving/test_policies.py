@@ -1,5 +1,5 @@
-"""Policies files: errors name file, policy, key and value. The tests also check the policies of a request, and the
-engine's form of each kind."""
+"""Tests of policies files: errors name file, policy, key and value. The tests also check the policies of a request, and
+the engine's form of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests are checked once, before the engine, and every error names field, value and limit."""
+"""Tests that requests are checked once, before the engine, and every error names field, value and limit."""
 
 from __future__ import annotations
 

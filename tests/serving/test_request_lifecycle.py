@@ -1,4 +1,4 @@
-"""The life of a request: its resources are freed at any end, and its record has its cost."""
+"""Tests of the life of a request: its resources are freed at any end, and its record has its cost."""
 
 from __future__ import annotations
 

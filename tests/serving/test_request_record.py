@@ -1,4 +1,4 @@
-"""A request's record: the content of its log line, and the name of its kind of steering."""
+"""Tests of a request's record: the content of its log line, and the name of its kind of steering."""
 
 from __future__ import annotations
 

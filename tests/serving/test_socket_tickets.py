@@ -1,4 +1,4 @@
-"""Tickets for WebSockets: each ticket is valid once, for its user, for a short time. The number of tickets is
+"""Tests of tickets for WebSockets: each ticket is valid once, for its user, for a short time. The number of tickets is
 limited."""
 
 from __future__ import annotations

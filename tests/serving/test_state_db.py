@@ -1,4 +1,4 @@
-"""State in a file survives restarts and `kill -9`, is limited in size, and belongs to one process."""
+"""Tests that state in a file survives restarts and `kill -9`, is limited in size, and belongs to one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts in sampling parameters become tokens on every API, and forbidden texts are never written."""
+"""Tests that texts in sampling parameters become tokens on every API, and forbidden texts are never written."""
 
 from __future__ import annotations
 

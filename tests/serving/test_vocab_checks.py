@@ -1,4 +1,4 @@
-"""If tokenizer and model have different numbers of tokens, loading fails or logs a warning."""
+"""Tests that loading fails or logs a warning if tokenizer and model have different numbers of tokens."""
 
 from __future__ import annotations
 
