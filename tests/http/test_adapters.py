@@ -1,5 +1,5 @@
-"""Adapters on every HTTP route: requests choose them, answers name and list them, errors have the API's shape, and
-admins load them."""
+"""Tests of adapters on every HTTP route: requests choose them, answers name and list them, errors have the API's shape,
+and admins load them."""
 
 from __future__ import annotations
 

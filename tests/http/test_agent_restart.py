@@ -1,5 +1,5 @@
-"""A server that restarts in the middle of an agent's session computes no more than one without a restart, and continues
-stored responses."""
+"""Tests that a server that restarts in the middle of an agent's session computes no more than one without a restart,
+and continues stored responses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Controllers on the OpenAI routes: forks as choices, logs and variables next to them, and the three ways to report
-text that is rolled back."""
+"""Tests of controllers on the OpenAI routes: forks as choices, logs and variables next to them, and the three ways to
+report text that is rolled back."""
 
 from __future__ import annotations
 

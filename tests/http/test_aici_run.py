@@ -1,4 +1,4 @@
-"""`/v1/run` over a live server: items and their order, forks, marks, variables, counts, and every kind of failure."""
+"""Tests of `/v1/run` on a running server: items and their order, forks, marks, variables, counts, and every failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads and tags of controllers on a running server: rights of users, refused requests, and limits of storage."""
+"""Tests of uploads and tags of controllers on a server: rights of users, refused requests, and storage limits."""
 
 from __future__ import annotations
 

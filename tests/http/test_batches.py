@@ -1,5 +1,5 @@
-"""Batches on the server, with the real OpenAI client: they run in the background, are limited, survive restarts, and
-are private."""
+"""Tests of batches on the server, with the real OpenAI client: they run in the background, are limited, survive
+restarts, and are private."""
 
 from __future__ import annotations
 

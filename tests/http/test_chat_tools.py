@@ -1,5 +1,5 @@
-"""Tools and reasoning in chats, with the real client and the demo model. Calls are valid even if the model prefers
-other tokens, and reasoning ends at its budget."""
+"""Tests of tools and reasoning in chats, with the real client and the demo model. Calls are valid even if the model
+prefers other tokens, and reasoning ends at its budget."""
 
 from __future__ import annotations
 

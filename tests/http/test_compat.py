@@ -1,5 +1,5 @@
-"""Samplers and routes of other systems. Each sampler and route of another system works, or is refused with the reason
-on the documentation page. The compatibility tables have all names of those systems."""
+"""Tests of samplers and routes of other systems: each works, or is refused with the reason on the documentation page.
+The compatibility tables have all names of those systems."""
 
 from __future__ import annotations
 

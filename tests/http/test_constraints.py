@@ -1,5 +1,5 @@
-"""Constraints over HTTP, with the official client: answers match their constraint, and an invalid constraint gets
-status 400."""
+"""Tests of constraints over HTTP, with the official client: answers match their constraint, and an invalid constraint
+gets status 400."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Controllers in Python of the operator: requests choose them by name, and a controller that fails ends only its own
-request."""
+"""Tests of an operator's Python controllers: requests choose them by name, and a controller that fails ends only its
+own request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored conversations, with the real OpenAI client: they are used, changed and limited, and belong to one user."""
+"""Tests of stored conversations with the real OpenAI client: use, changes, limits, and privacy between users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard in deploy/ queries only metrics and labels that exist."""
+"""Tests that the dashboard in deploy/ queries only metrics and labels that exist."""
 
 from __future__ import annotations
 

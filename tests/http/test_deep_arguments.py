@@ -1,4 +1,4 @@
-"""Deeply nested arguments of tool calls: a model may write them, and no answer fails because of them."""
+"""Tests of deeply nested arguments of tool calls: a model may write them, and no answer fails because of them."""
 
 from __future__ import annotations
 

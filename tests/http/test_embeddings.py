@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: embeddings of texts, computed by the same engine, in OpenAI's format."""
+"""Tests of `/v1/embeddings`: embeddings of texts, computed by the same engine, in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fields that a route does not have: each has another name in bridle, is refused by name, or does not affect the
-text."""
+"""Tests of request fields that a route does not have: each has another name in bridle, is refused by name, or does not
+affect the text."""
 
 from __future__ import annotations
 

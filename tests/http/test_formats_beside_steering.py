@@ -1,5 +1,5 @@
-"""Calls are found in every kind of format, also in requests with a constraint, a controller that forces tokens, drafts
-or a policy."""
+"""Tests that calls are found in every kind of format, also in requests with a constraint, a controller that forces
+tokens, drafts or a policy."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Pat
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
-    """The answer reports the part of the call that was written."""
+    """The answer reports the written part of an incomplete call as a call."""
     length = len(a_tokenizer(source(name)).encode(text_of(name).partition("@ex")[0], add_special_tokens=False))
     with client_of(name) as client:
         for is_stream in (False, True):

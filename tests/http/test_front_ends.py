@@ -1,5 +1,4 @@
-"""Front-end processes write the same streams as the server itself. A front end that dies loses only its own
-connections."""
+"""Tests that front-end processes write the same streams as the server. A dead one loses only its own connections."""
 
 from __future__ import annotations
 

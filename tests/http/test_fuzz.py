@@ -1,4 +1,4 @@
-"""Any body gets a success or a 4xx error in the API's shape, and all resources of the request are freed."""
+"""Tests that any body gets a success or a 4xx error in the API's shape, and all resources of the request are freed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Channels of gpt-oss: `analysis` becomes reasoning, `final` becomes content, and a message to a function becomes a
-tool call."""
+"""Tests of gpt-oss channels: `analysis` becomes reasoning, `final` becomes content, and a message to a function becomes
+a tool call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `--log-format json` every line on standard error is a JSON event, whatever process of the server wrote it."""
+"""Tests that with `--log-format json` every line on standard error is a JSON event, whichever process wrote it."""
 
 from __future__ import annotations
 

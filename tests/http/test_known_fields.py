@@ -1,5 +1,5 @@
-"""Known fields of routes: the fields that real OpenAI and Anthropic clients send, and those that `strict_fields`
-refuses."""
+"""Tests of the fields that routes know: those that real OpenAI and Anthropic clients send, and those that
+`strict_fields` refuses."""
 
 from __future__ import annotations
 

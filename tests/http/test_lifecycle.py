@@ -1,5 +1,5 @@
-"""Clients that disconnect, stall or arrive in large numbers: requests of disconnected clients end at once, and other
-clients are not affected."""
+"""Tests of clients that disconnect, stall or arrive in large numbers: requests of disconnected clients end at once, and
+other clients are not affected."""
 
 from __future__ import annotations
 

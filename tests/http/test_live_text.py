@@ -1,4 +1,4 @@
-"""Text that bypasses the application has the same bytes on the connection as text that passes through it."""
+"""Tests that text that bypasses the application has the same bytes on the connection as text that passes through it."""
 
 from __future__ import annotations
 

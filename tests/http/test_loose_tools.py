@@ -1,4 +1,4 @@
-"""Tools without `strict`, on every API with conversations: each call that an answer reports is a valid call."""
+"""Tests of tools without `strict`, on every API with conversations: every reported call is a valid call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's API with a scripted model: formats, streams, options, errors, and pulls of models that the tests list."""
+"""Tests of Ollama's API with a scripted model: formats, streams, options, errors, and pulls of listed models."""
 
 from __future__ import annotations
 

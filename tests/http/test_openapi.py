@@ -121,7 +121,7 @@ def _cases() -> Iterator[Any]:
 
 @cache
 def _num_examples() -> int:
-    """Return the number of examples for each group and mode that gives the wanted number of requests."""
+    """Return the number of examples for each group and mode that leads to the wanted number of requests."""
     groups = [_groups()[each.values[0]] for each in _cases()]
     num_requests = sum(group.num_requests for group in groups if group.takes_input)
     return max(round(1.15 * _NUM_CASES / num_requests), 3)  # some bodies are no objects, and have nothing to cross

@@ -1,5 +1,5 @@
-"""Output formats in the fields of other servers: each is enforced or refused by name, and none is ignored. The tests
-also cover those servers' routes, and read streams like those servers' clients."""
+"""Tests of output formats in the fields of other servers: each is enforced or refused by name, and none is ignored. The
+tests also cover those servers' routes, and read streams like those servers' clients."""
 
 from __future__ import annotations
 

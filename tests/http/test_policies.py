@@ -1,4 +1,4 @@
-"""An operator's policies are enforced on every API, with and without streaming, for all requests. Admins can read the
+"""Tests that an operator's policies apply to all requests on every API, with and without streaming. Admins can read the
 policies, and reload the policies file while streams continue."""
 
 from __future__ import annotations

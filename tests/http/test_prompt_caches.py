@@ -1,4 +1,4 @@
-"""Prompt caches that clients create: contents, lifetimes, users, and refused requests."""
+"""Tests of prompt caches that clients create: contents, lifetimes, users, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""If an engine dies, hangs or loses its device, each request ends with an error that advises a retry, and the engine
-restarts."""
+"""Tests that each request ends with an error that advises a retry, and the engine restarts, if it dies, hangs or loses
+its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repeated call ends the turn, and tools that a template leaves out are described or refused."""
+"""Tests that a repeated call ends the turn, and tools that a template leaves out are described or refused."""
 
 from __future__ import annotations
 

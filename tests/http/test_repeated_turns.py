@@ -1,4 +1,4 @@
-"""An agent whose model repeats the same call with the same result in every turn finally gets an answer."""
+"""Tests that an agent whose model repeats the same call with the same result in every turn finally gets an answer."""
 
 from __future__ import annotations
 

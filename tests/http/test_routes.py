@@ -1,5 +1,5 @@
-"""Embedding models, cross-encoders and classifiers return the results of transformers on all routes, in the format of
-each server."""
+"""Tests that embedding models, cross-encoders and classifiers return the results of transformers on all routes, in the
+format of each server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`/v1/score` and `/v1/rerank` return the cosine similarities of the embeddings of `/v1/embeddings`, in the formats of
-four servers."""
+"""Tests that `/v1/score` and `/v1/rerank` return the cosine similarities of the embeddings of `/v1/embeddings`, in the
+formats of four servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Prompt caches that users share with their group: the users who can use and delete them, and the data that stays
-private."""
+"""Tests of prompt caches that users share with their group: the users who may use or delete them, and private data."""
 
 from __future__ import annotations
 

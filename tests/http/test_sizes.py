@@ -1,8 +1,7 @@
-"""Request bodies of any size on every route: errors are clear and cheap, and other requests do not wait. No time is
-asserted. Parsers never build more values than the limits allow, and large bodies and texts are handled outside the
-event loop. The longest delay of the event loop is printed (`pytest -rP`); `bridle bench refusals` measures it in a
-separate process.
-"""
+"""Tests of request bodies of any size on every route: errors are clear and cheap, and other requests do not wait. No
+time is asserted. Parsers never build more values than the limits allow, and large bodies and texts are handled outside
+the event loop. The longest delay of the event loop is printed (`pytest -rP`); `bridle bench refusals` measures it in a
+separate process."""
 
 from __future__ import annotations
 

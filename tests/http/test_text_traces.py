@@ -1,5 +1,5 @@
-"""Traces over HTTP: each API accepts a request for a trace. Only the user of the request gets the trace, and the
-trace's size is limited."""
+"""Tests of traces over HTTP: each API accepts a request for a trace. Only the user of the request gets the trace, and
+the trace's size is limited."""
 
 from __future__ import annotations
 

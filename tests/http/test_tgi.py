@@ -142,7 +142,7 @@ def test_sampling_is_replayed_by_its_seed(random_http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("neutral", [{"top_p": 1.0}, {"typical_p": 1.0}, {"top_k": 0}, {"min_p": 0.0}])
 def test_a_value_that_switches_a_filter_off_asks_for_nothing(random_http: httpx.Client, neutral: Any) -> None:
-    """Clients send these default values. The answer is greedy like without them, and therefore has no seed."""
+    """Values that switch filters off change nothing. The answer stays greedy, and therefore has no seed."""
     plain = _generate(random_http, details=True, max_new_tokens=12)
     assert (
         _generate(random_http, details=True, max_new_tokens=12, **neutral)["generated_text"] == plain["generated_text"]

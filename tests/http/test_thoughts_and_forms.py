@@ -1,5 +1,5 @@
-"""On each API with conversations, reasoning is unconstrained, and the answer or call after it has the requested
-format."""
+"""Tests that on each API with conversations, reasoning is unconstrained, and the answer or call after it has the
+requested format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: each request has one span in its client's trace. The engine's work is in child spans."""
+"""Tests of OpenTelemetry traces: a request has a span in its client's trace, and child spans for the engine's work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A turn with calls, thoughts and text is the same on every API, streamed or not."""
+"""Tests that a turn with calls, thoughts and text is the same on every API, streamed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A restarted server continues conversations from KV on disk, even after `kill -9`."""
+"""Tests that a restarted server continues conversations from KV on disk, even after `kill -9`."""
 
 from __future__ import annotations
 
