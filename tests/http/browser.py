@@ -1,5 +1,5 @@
-"""A real browser for tests: the system's Chromium, driven by Playwright. If one of them is missing, the tests are
-skipped with that reason."""
+"""A real browser for tests: the system's Chromium, driven by Playwright. Tests are skipped if Chromium or Playwright is
+missing."""
 
 from __future__ import annotations
 

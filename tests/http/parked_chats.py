@@ -1,4 +1,4 @@
-"""Conversations that call a tool, on each API with conversations, for tests of parked KV."""
+"""Conversations that call a tool, on each API with conversations, for tests of retained KV."""
 
 from __future__ import annotations
 

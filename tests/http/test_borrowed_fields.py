@@ -1,4 +1,4 @@
-"""Tests that fields of other servers have the same effect on each of bridle's APIs as on those servers."""
+"""Tests that fields of other servers have the same effect on bridle's APIs as on those servers."""
 
 from __future__ import annotations
 

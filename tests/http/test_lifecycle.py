@@ -115,8 +115,7 @@ PREPARED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), PREPARED)
 @pytest.mark.parametrize("ends", ["left", "late"])
 async def test_a_request_that_is_still_being_prepared_ends_at_once(path: str, body: dict[str, Any], ends: str) -> None:
-    """Requests that are still being prepared: a constraint compiles, a template renders, or a long text is
-    tokenized."""
+    """A request ends at once, even while its constraint compiles, its template renders, or its text is tokenized."""
     began, never = asyncio.Event(), asyncio.Event()
 
     class Slow(LoadedModel):
@@ -414,7 +413,7 @@ def test_a_deadline_ends_a_request_of_the_real_engine() -> None:
 
 
 async def test_what_ends_with_the_model_is_told() -> None:
-    """A template that waits for a thread, or a constraint that waits for a compiler, when the grace period ends."""
+    """Work that still waits for a thread when the model is closed raises an error that says so."""
     model = fake_model()
     held, began = threading.Event(), threading.Event()
 

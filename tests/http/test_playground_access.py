@@ -94,7 +94,7 @@ NAMES = """elements => elements.filter(each => each.checkVisibility()).map(each 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path: Path, scheme: Any) -> None:
-    """Names, roles, contrasts and the order of headings, which axe-core checks automatically."""
+    """axe-core finds no fault in names, roles, contrasts and the order of headings."""
     path = tmp_path / "hostile.jsonl"
     path.write_text(hostile_trace())
 
@@ -140,8 +140,8 @@ def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_opens_breaks_no_rule_either(browser: Any, axe: str, scheme: Any) -> None:
-    """The views with Markdown, constraints, deleted items, paired runs, forbidden candidates, a selection, steps, and
-    the server."""
+    """axe-core finds no fault in views with Markdown, constraints, deleted items, paired runs, forbidden candidates, a
+    selection, steps, and the server."""
 
     def check(what: str) -> None:
         assert page.evaluate(BROKEN) == [], what

@@ -1,5 +1,5 @@
-"""Tests of formats by name and from files: each named format parses its models' output, and each option for a format
-accepts a name or a file."""
+"""Tests of formats by name and from files: each named format parses its models' output, and each format option accepts
+a name or a file."""
 
 from __future__ import annotations
 

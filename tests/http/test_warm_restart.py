@@ -60,7 +60,7 @@ def test_nothing_is_stored_for_several_users_unless_it_is_asked_for(tmp_path: Pa
 @pytest.mark.slow  # engines are killed at any moment in `tests/engine/test_store_faults.py`
 @pytest.mark.parametrize("rounds", [1, 20])
 def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
-    """A server with a small KV cache, so that blocks are written to disk all the time."""
+    """The server has a small KV cache, so that it writes blocks to disk all the time."""
     flags = ("--max-batch-total-tokens", "256", "--kv-store", str(tmp_path / "kv"), "--kv-store-bytes", "64MiB")
     wanted: list[str] = []
     for number in range(rounds + 1):
