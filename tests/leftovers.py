@@ -1,5 +1,5 @@
-"""Check that tests leave no files in the folder for temporary files, and report leftovers. pytest's first process makes
-a folder that all of its processes use for temporary files (`TMPDIR`). It checks this folder at the end, when its
+"""Check that tests leave no files in the folder for temporary files, and report leftovers. The first process of pytest
+makes a folder that all of its processes use for temporary files (`TMPDIR`). It checks this folder at the end, when its
 workers have ended or were killed. Files that all tests of a process share are in folders that `kept_folder` made."""
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ CHATTY = guest2([[say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZ
 
 
 def proposing(draft: list[int]) -> bytes:
-    """Return a guest that also proposes the tokens after its first token once."""
+    """Return a guest that also proposes draft tokens, in its first step only."""
     first, *others = [
         [say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZE, **({} if number else {"draft": draft}))]
         for number in range(20)

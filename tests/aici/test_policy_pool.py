@@ -31,7 +31,7 @@ ALLOWED = (65, 66)
 
 
 class Demanding(Steered):
-    """An engine with the users' control runtime and the operator's."""
+    """An engine with one control runtime for users' controllers, and one for the operator's policies."""
 
     def __init__(self, users: RuntimePool, demanded: PolicyPool, **limits: object) -> None:
         super().__init__(users, **limits)

@@ -46,7 +46,7 @@ def plan(step: int) -> StepPlan:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_to_a_collective_loses_the_step() -> None:
-    """The rank sends heartbeats all the time, so only the time limit of the collective detects it."""
+    """The rank sends heartbeats all the time, so only the time limit of the collective detects its absence."""
     ranks = TwoRanks()
     try:
         ranks.open()

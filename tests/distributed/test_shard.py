@@ -255,7 +255,7 @@ def test_what_cannot_be_embedded_is_told() -> None:
 
 
 def test_a_shard_that_gives_no_vectors_says_so(host: Host) -> None:
-    """The engine does not ask the shard for embeddings."""
+    """The shard refuses a request for embeddings, and reports an embedding size of 0."""
     executor = host.connect()
     assert executor.info.embedding_size == 0
     executor.forward(plan(1))

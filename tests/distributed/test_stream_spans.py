@@ -1,5 +1,5 @@
-"""The stream between a router and a shard is one trace: both ends have a span, and the shard's span is a child of the
-router's."""
+"""Tests that the stream between a router and a shard is one trace. Both ends have a span, and the shard's span is a
+child of the router's."""
 
 from __future__ import annotations
 

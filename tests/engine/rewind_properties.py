@@ -1,4 +1,4 @@
-"""Rolling tokens back and forcing others: the result equals a sequence that always had these tokens."""
+"""Properties of rollbacks with forced tokens: the result equals a sequence that always had these tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_rewind_alone_draws_again_with_a_new_number() -> None:
 
 @KEEPINGS
 def test_splices_wait_for_their_token(kv: str) -> None:
-    """The first splice whose tokens hold the sampled one applies; the sampled token counts as backtracked."""
+    """The first splice for the sampled token applies, and that token counts as rolled back if the splice removes it."""
     cycle = {1: 2, 2: 3, 3: 4, 4: 1}
     splices = (
         Splice(1, (8, 9, 1), frozenset({4})),

@@ -356,8 +356,7 @@ def check_usage(usage: Usage, expected: Usage) -> None:
 
 
 def more(times: int) -> settings:
-    """Settings of a test with quick examples: `times` as many examples as in the profile, or half of that in the quick
-    profile."""
+    """Return settings for `times` as many examples as in the profile, or half of that in the quick profile."""
     return settings(max_examples=settings().max_examples * times // (1 if IS_FULL else 2))
 
 

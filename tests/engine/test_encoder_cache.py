@@ -50,7 +50,7 @@ class Device:
 
 
 class Batching(Device):
-    """A device that encodes up to three images of equal size at once, unless it is set to refuse one of them."""
+    """A device that encodes up to three images of equal size at once, unless it is set to refuse an image."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)

@@ -27,7 +27,7 @@ class InterpolationMode(enum.Enum):
 
 
 def resize(image: Tensor, size: Sequence[int], interpolation: InterpolationMode, antialias: bool = True) -> Tensor:
-    """Resize images of bytes, [N, C, H, W], to `size`. The shape stays the same otherwise."""
+    """Resize images of bytes, [N, C, H, W], to `size` (height, width)."""
     mode = interpolation.value
     found = torch.nn.functional.interpolate(image.float(), tuple(size), mode=mode, antialias=antialias)
     return found.round().clamp(0, 255).to(image.dtype)

@@ -383,7 +383,7 @@ async def test_prefixes_are_computed_once() -> None:
 
 
 async def test_half_a_large_vocabulary_in_a_mask() -> None:
-    """A message of one megabyte, most of whose token ids the model does not have."""
+    """The server accepts a message of one megabyte, although the model lacks most of its token ids."""
     async with running() as setup:
         wire = setup.connect()
         bias = {str(token): 100 for token in range(1, 128_000, 2)}
@@ -528,8 +528,7 @@ def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pyte
 
 
 def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> None:
-    """The throttle of a server that has used its share: no user's next message is read before the test grants a
-    turn."""
+    """The server has used its share of the event loop, so it reads no further message before the test grants a turn."""
 
     async def settled() -> None:
         for _ in range(50):

@@ -26,8 +26,8 @@ MIB = 1 << 20
 
 
 class FakeLoader:
-    """`sizes` are the weights of the models, and `room` is the memory for the adapters of each model that supports
-    them, both in MiB. With `is_held` a load waits for `go`. With `is_endless` the outputs of loaded models never end by
+    """A loader of fake models. `sizes` are the models' weights, and `room` is the memory for the adapters of each model
+    that supports them, both in MiB. With `is_held` a load waits for `go`. With `is_endless` outputs never end by
     themselves."""
 
     def __init__(
