@@ -19,8 +19,8 @@ LIMIT = 30  # ms
 
 @dataclass
 class Compiler:
-    """A fake compiler process with a given processor time at each check. It answers after a number of checks. Its clock
-    advances by the limit with each check."""
+    """A fake compiler process with a given processor time at each check. The compiler answers after a number of checks.
+    Its clock advances by the limit with each check."""
 
     voice: socket.socket
     seconds: float

@@ -1,5 +1,5 @@
-"""`kill -9` of each process of the runtime: only the sequences of the killed process are lost, and no resource is
-leaked."""
+"""Tests of `kill -9` for each process of the runtime: only the sequences of the killed process are lost, and no
+resource is leaked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Thousands of random modules through the whole runtime. Every upload, start and step gets an answer. Only the
-processes that should end do so, and the next controller works normally. `BRIDLE_FUZZ_MODULES` is the number of
-modules."""
+"""Tests of the whole runtime with thousands of random modules. Every upload, start and step gets an answer. Only the
+processes that should end do so, and the next controller works normally. `BRIDLE_FUZZ_MODULES` is the number of modules.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def links(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, SharedChan
 
 @pytest.fixture
 def echo(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, subprocess.Popen[bytes]]]:
-    """Channels, and another process that echoes messages."""
+    """Yield channels to another process, which echoes messages."""
     link = create_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
     mode = "futex" if futex else "semaphores"
     child = subprocess.Popen([sys.executable, "-c", ECHO, prefix, mode], stdout=subprocess.PIPE)

@@ -79,7 +79,7 @@ Said = dict[tuple[str, int], list[int]]
 
 
 def said_by(engine: Engine, wanted: Iterable[Request]) -> Said:
-    """Return the tokens of requests that start together. No request may fail."""
+    """Return the tokens of requests that start together. The test fails if a request fails."""
     for request in wanted:
         engine.add(request)
     found: Said = {}

@@ -105,7 +105,7 @@ def resets_of(options: Path) -> Path:
 
 
 class Follower(Rank):
-    """Rank 1's executor. It is replaced when the file has changed."""
+    """The executor of rank 1, which is replaced when its file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,7 +133,7 @@ class Follower(Rank):
         self._hang_at = told.get("hang_at")
 
     def forward(self, plan: StepPlan) -> None:
-        """Run a forward pass. It hangs at the pass with the given number."""
+        """Run a forward pass. The pass with the given number hangs."""
         if self._hang_at is not None and self._executor.num_forwards == self._hang_at:
             threading.Event().wait()
         super().forward(plan)

@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> AdapterFiles:
 
 
 class Wires:
-    """Two replicas without sockets. Their messages are still encoded and decoded."""
+    """Two replicas without sockets, whose messages are still encoded and decoded."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self.router = ReplicatedLoRAStore(self.send)

@@ -59,7 +59,7 @@ class Way:
 
 
 class OneShard(Way):
-    """A shard with a new stream for each engine. The previous stream is closed first."""
+    """A shard with a new stream for each engine. A new engine first closes the previous engine's stream."""
 
     def open(self) -> None:
         self._host = self.stack.enter_context(hosted(ScriptedExecutor()))

@@ -44,7 +44,7 @@ class WatchedTools(ToolExecutor):
 
 
 class FaultyServer:
-    """The demo model behind HTTP, with supervision. `fault` is called in each forward pass of each engine. `on_load` is
+    """A server of the demo model with supervision. `fault` is called in each forward pass of each engine. `on_load` is
     called before each load except the first."""
 
     def __init__(self, policy: RestartPolicy, engine: EngineConfig, fronts: tuple[SocketFrontMaker, ...] = ()) -> None:

@@ -19,7 +19,7 @@ SYSTEM = "You answer questions about the weather. " * 12
 
 @contextmanager
 def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[str]:
-    """`bridle serve` with the default KV store. A signal ends the server. Gives its address."""
+    """Start `bridle serve` with the default KV store, and yield its address. A signal ends the server."""
     with started(tmp_path, *flags, end=end) as (url, _):
         yield url
 

@@ -208,7 +208,7 @@ def test_a_module_that_grows_too_large_is_cut(model: LoadedModel, monkeypatch: p
 
 @contextlib.contextmanager
 def upload_under_way(url: str) -> Iterator[None]:
-    """Start an upload whose body the route waits for. Its client disconnects at the end."""
+    """Start an upload whose body the route waits for. The client disconnects at the end."""
     where = urlsplit(url)
     assert where.hostname is not None
     slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)

@@ -83,7 +83,7 @@ class Server:
 
 @asynccontextmanager
 async def server(folder: Path, next_token: Any = None, **settings: Any) -> AsyncIterator[Server]:
-    """Yield a server with a state file and two users. It resumes unfinished batches."""
+    """Yield a server with a state file and two users. The server resumes unfinished batches."""
     model = scripted_model(next_token=next_token or saying("Yes."), embedding_size=8)
     (folder / "keys.db").unlink(missing_ok=True)
     keys = KeyStore(folder / "keys.db")

@@ -149,7 +149,7 @@ def test_routes_are_the_same_where_they_are_here() -> None:
 
 
 def test_a_body_that_the_path_has_elsewhere_is_refused_with_where_it_goes(server: httpx.Client) -> None:
-    """vLLM's small server took `prompt` on /generate."""
+    """vLLM's demo server takes `prompt` on /generate. The error names the right route."""
     assert [route.but for route in ROUTES if route.but] == [
         "but with the bodies of SGLang and TGI; vLLM's `prompt` is for /v1/completions"
     ]

@@ -127,7 +127,7 @@ def fields_of(body: type[Fields], params: tuple[Any, ...]) -> set[str]:
 
 @pytest.mark.parametrize("system", VENDORS)
 def test_the_list_has_the_fields_of_the_client(system: System) -> None:
-    """A newer client may have more parameters. The list must then be generated again."""
+    """A newer client may have more parameters. The list of fields must then be generated again."""
     version, bodies = VENDORS[system]()
     kept = listed(system)
     client = f"{system}'s client {version}, of which {kept['version'].split()[-1]} is listed"

@@ -21,7 +21,7 @@ def server() -> Iterator[TestClient]:
 
 
 def test_the_tokens_of_each_chunk_give_its_text() -> None:
-    """A chunk may have several tokens, including the end token. Guidance's client joins them."""
+    """A chunk may have several tokens, including the end token. Guidance's client joins the texts of all tokens."""
     reply = "Hello there, said the fox."
     fields = {"logprobs": True, "stream": True, "speculate": 16, "prediction": {"type": "content", "content": reply}}
     with local_client(scripted_model(next_token=saying(reply))) as client:

@@ -176,8 +176,8 @@ def test_what_opens_breaks_no_rule_either(browser: Any, axe: str, scheme: Any) -
 
 
 def test_sentences_are_told_as_they_come(browser: Any) -> None:
-    """A screen reader gets each sentence once and as a whole, and the end of the answer. Earlier content is not read
-    again."""
+    """A screen reader gets each sentence once and as a whole, and the end of the answer. The screen reader does not
+    read earlier content again."""
     said = "One fine day. It was late, and the sun had gone! Then nothing"
     with served(scripted_model(next_token=saying(said))) as url, opened(browser, url) as page:
         complete(page, "Tell")

@@ -45,7 +45,7 @@ def test_a_wrong_schema_does_not_stand_above_the_run_before(page: Any) -> None:
 
 
 def test_the_line_is_marked_when_run_follows_typing_at_once(page: Any) -> None:
-    """The editor checks the text shortly after each change. Errors from the server stay marked."""
+    """The editor checks the text shortly after each change. The editor keeps errors from the server marked."""
     program(page, "JSON program", "")
     wrong = '{"steps": [\n {"Fixed": {"text": {"String": {"str": "a"}}}},\n {"Gen": {"rx": 1}}\n]}'
     content = page.locator(".editor .cm-content")

@@ -281,7 +281,7 @@ def named(value: Any, name: str) -> list[str]:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[RuntimePool]:
-    """Yield the control runtime of a test's model. It ends with the model."""
+    """Yield the control runtime of a test's model. The runtime ends with the model."""
     arguments = ("--store", str(tmp_path / "store"), "--wasm-max-step-time", "500")
     size = tokenizer().vocab_size
     patient = ("--limit", "max_init_time=10000", "--limit", "max_prepare_wait=600000")

@@ -1,4 +1,4 @@
-"""Calls are found in text that arrives in any pieces, in every format. Grammars accept exactly such calls."""
+"""Calls are found in text that arrives in any pieces, in every format. A format's grammar accepts exactly its calls."""
 
 from __future__ import annotations
 

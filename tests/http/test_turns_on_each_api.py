@@ -96,7 +96,7 @@ def test_every_api_says_the_same(script: tuple[Script, TestClient], case: tuple[
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_a_call_that_is_cut_off_is_told_so(script: tuple[Script, TestClient], api: str, is_stream: bool) -> None:
     """An incomplete call is reported as text by APIs whose arguments are text. Ollama's arguments are an object, like
-    Anthropic's without streaming. This object is empty."""
+    Anthropic's without streaming. The arguments object of an incomplete call is empty."""
     script[0].said = call(*ROME)
     text = '{"city": "Ro'
     length = len(thinking().encode(script[0].said.partition('me", ')[0], add_special_tokens=False))

@@ -89,7 +89,7 @@ def _token(stream_id: Any, token: int, reason: str | None, top: bool = True) -> 
 
 class CutCarrier:
     """A transport that breaks each connection after a number of bytes. `cuts` has (to the client, to the server) for
-    each connection in order; later connections stay open. Incomplete messages never arrive."""
+    each connection in order; later connections stay open. Messages that the break cuts off never arrive."""
 
     name = "a carrier that breaks"
 
