@@ -40,8 +40,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 class Interrupts(Controller):
-    """A controller that sends SIGINT to its own process after a number of tokens, like Ctrl-C. Then the output only
-    waits."""
+    """A controller that sends SIGINT to its own process after a number of tokens, like Ctrl-C, and then waits."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens

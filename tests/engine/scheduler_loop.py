@@ -1,4 +1,4 @@
-"""A loop that runs a scheduler without an engine. Each step is computed at once."""
+"""A loop that runs a scheduler without an engine. The loop computes each step at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rounds with two engines on one store. Each engine runs in its own process, and SIGKILL ends it at a random moment.
 
-After one engine was killed, a third engine runs in parallel to the surviving one. Each engine compares all tokens that
-it computes with the reference, and the users of all blocks that it reads. Files are damaged between rounds. Each round
+After one engine was killed, a third engine runs in parallel to the surviving one. Each engine checks all tokens that it
+computes, and that all blocks that it reads belong to the right user. Files are damaged between rounds. Each round
 prints the number of tokens whose KV the third engine has read from the store.
 
     python -m tests.engine.store_rounds FOLDER ROUNDS

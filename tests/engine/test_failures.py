@@ -1,4 +1,4 @@
-"""Steps that fail: the request that causes the failure ends with the reason, and other requests are not affected."""
+"""Tests of steps that fail: the request that causes the failure ends with the reason, and others are not affected."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def says(guard: Guardrails, text: str, begin: int, *, is_over: bool) -> str | No
 
 
 def check(lab: Lab, request_ids: dict[str, tuple[Guardrails, str]]) -> None:
-    """Check each client's text after each event."""
+    """Check that each client's text after each event has no forbidden part."""
     again: dict[str, Replay] = {}
     for event in lab.events:
         if event.request_id not in request_ids:

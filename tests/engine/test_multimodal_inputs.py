@@ -238,7 +238,7 @@ def test_controllers_rewind_behind_and_before_pictures_but_not_into_one() -> Non
 
 
 def test_an_image_that_a_controller_removes_is_not_awaited() -> None:
-    """The image is never encoded. Its sequence waits for the image until the controller removes it."""
+    """The sequence waits for an image that is never encoded, until the controller removes the image."""
     lab = MediaLab(FakeMediaStore(Never()), vocab_size=VOCAB, max_num_batched_tokens=1)
 
     def program(view: View) -> Decision | Reply:

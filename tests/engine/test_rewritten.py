@@ -130,7 +130,7 @@ def check_places(
 
 
 def replace_prompt(ask: Ask) -> Ask:
-    """Check a replaced prompt of three tokens. Positions count from its end."""
+    """Return the ask with changes whose positions count from the end of the prompt of three tokens."""
     changes = tuple(change._replace(start=change.start - 3) for change in ask.changes)
     return Ask(ask.seq_id, changes=changes)
 

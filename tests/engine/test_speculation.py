@@ -222,8 +222,8 @@ def test_nothing_is_drafted_where_rows_cost_what_steps_do() -> None:
 
 
 class Guessing:
-    """A draft model that needs `cost` seconds for each token, and first `behind` seconds to catch up. It predicts only
-    zeros."""
+    """A draft model that predicts only zeros. It needs `cost` seconds for each token, and first `behind` seconds to
+    catch up."""
 
     def __init__(self, cost: float, behind: float = 0.0) -> None:
         self.cost, self.behind = cost, behind

@@ -72,7 +72,7 @@ def test_a_full_disk_costs_only_what_is_not_stored(tmp_path: Path, monkeypatch: 
 def test_tokens_are_the_same_while_a_disk_is_full_now_and_then(
     tmp_path_factory: pytest.TempPathFactory, seed: int, share: float
 ) -> None:
-    """Any call that needs disk space may fail, even within a block. The cleanup after it may fail, too."""
+    """Any call that needs disk space may fail, even within a block. The cleanup after a failed call may fail, too."""
     folder, random, faults = tmp_path_factory.mktemp("store"), Random(seed), Random(seed + 1)
 
     def failing(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ _plain: dict[str, list[tuple[int, ...]]] = {}
 
 
 def outputs(constraint: Constraint, lab: dict[str, Any] | None = None, **fields: Any) -> list[tuple[int, ...]]:
-    """Return the tokens of requests that run together at several temperatures and seeds. `lab` must change none."""
+    """Return the tokens of requests that run together at several temperatures and seeds. `lab` has engine options."""
     with Lab(text_vocabulary(), seed=7, **(lab or {})) as made:
         asked = [
             made.request(constraint, (1, 2, 3, 4, 5, number), temperature=temperature, seed=number, **fields)

@@ -69,7 +69,7 @@ def test_tokens_that_follow_the_vocabulary_are_loaded(loader: str, tmp_path: Pat
 
 
 def test_a_gap_is_loaded_where_the_vocabulary_has_the_token_with_its_id(tmp_path: Path) -> None:
-    """The error's advice helps. GGUF files become such a `tokenizer.json` with filled gaps."""
+    """A vocabulary with the token's id is loaded, as the error advises. GGUF files become such a file."""
     folder = write(tmp_path, spec([("<y>", 20)], LETTERS | {"<y>": 20}))
     assert Tokenizer.load(folder).encode("a<y>b") == [0, 20, 1]
     filled = [(f"<unused {token}>", token) for token in range(8, 20)]

@@ -1,5 +1,4 @@
-"""Tests of prompts whose chat template leaves out tools, calls or results: messages describe them. Also tests start
-tokens."""
+"""Tests of start tokens in prompts, and of messages that describe tools or calls that a chat template leaves out."""
 
 from __future__ import annotations
 
