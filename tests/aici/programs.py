@@ -33,8 +33,8 @@ class Way:
 
 @dataclass
 class Node:
-    """A decision. A node without branches stops the output. A program has at most one mask in a call, like the
-    original's guest library."""
+    """A decision. A node without branches stops the output. A program has at most one mask in a call, like the guest
+    library of the original AICI."""
 
     ways: list[Way] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Runs a real LLM-side client: the class `AiciRunner` of the original's Python package drives bridle's runtime. It is a
+"""Runs a real LLM-side client: `AiciRunner` of the original AICI's Python package drives bridle's runtime. It is a
 separate program because that class registers exit handlers for its process. Arguments: the folder that holds the
 package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. The last line of
 output is a JSON object, after the output of the class. The program uses the class as the specification describes it, in

@@ -175,7 +175,7 @@ def test_a_fork_copies_everything(llm2: Llm) -> None:
 
 
 def test_forks_are_limited(llm2: Llm) -> None:
-    """Sixteen sequences run, including the parent. Each further fork is refused separately, as in the original."""
+    """Sixteen sequences run, including the parent. Each further fork is refused separately, as in the original AICI."""
     many = [result({"branches": [splice([]) for _ in range(20)]})]
     llm2.start(llm2.upload(guest2([NOOP, many, NOOP])), 200)
     assert len(llm2.next(200)["result"]["branches"]) == 20

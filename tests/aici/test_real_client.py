@@ -1,10 +1,10 @@
 """Tests with the original AICI software, if present: its controllers, its client and its command line `aici` run with
 bridle.
 
-`BRIDLE_GENUINE_CONTROLLERS` is a folder with .wasm files as the original releases them (aici_pyctrl.wasm,
-aici_jsctrl.wasm, aici_declctrl.wasm, aici_uppercase.wasm, aici_yesno.wasm, any of them, of any release).
-`BRIDLE_GENUINE_CLIENT` is a folder with the original's Python package `pyaici`: the folder `py` of its repository,
-because no package index has it. The packages that `pyaici` imports are installed into separate environments.
+`BRIDLE_GENUINE_CONTROLLERS` is a folder with .wasm files of AICI's releases (aici_pyctrl.wasm, aici_jsctrl.wasm,
+aici_declctrl.wasm, aici_uppercase.wasm, aici_yesno.wasm, any of them, of any release). `BRIDLE_GENUINE_CLIENT` is a
+folder with AICI's Python package `pyaici`: the folder `py` of its repository, because no package index has it. The
+packages that `pyaici` imports are installed into separate environments.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ needs_client = pytest.mark.skipif(
 @needs_client
 @pytest.mark.parametrize("guest", ["old", "new"])
 def test_a_real_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, guest: str) -> None:
-    """The original's class uploads, sets tags, and runs a controller with forced tokens, a mask, a rollback and an
-    end."""
+    """AICI's client uploads, sets tags, and runs a controller with forced tokens, a mask, a rollback and an end."""
     runtime = tmp_path / "aicirt"
     runtime.write_text(f'#!/bin/sh\nexec {sys.executable} -m bridle.aici.runtime "$@"\n')
     runtime.chmod(runtime.stat().st_mode | stat.S_IXUSR)

@@ -106,8 +106,8 @@ def test_drafts_change_nothing_but_the_time(seed: int, phrases: tuple[str, ...],
 @pytest.mark.parametrize("kv", ["paged", "sequences"])
 @given(SEED, st.sampled_from(PHRASES))
 def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple[str, ...]) -> None:
-    """The checks of the lab pass under small memory, with many requests at once and controllers that fork, splice,
-    rewind and wait. Sampled text contains no banned phrase unless a controller forced part of it."""
+    """The engine's integrity checks pass with little memory, with many requests at once and controllers that fork,
+    splice, rewind and wait. Sampled text contains no banned phrase unless a controller forced part of it."""
     random = Random(seed)
     lab = random_lab(random, kv)
     requests = [random_request(random, banned_phrases=phrases) for _ in range(random.randint(1, 4))]
