@@ -1,6 +1,6 @@
 """A lab whose engine is replaced by two replicas: requests pass a router and two sockets, and return as events. The
 replicas are engines of this process, each in its own thread. The controllers of a test are functions, so the messages
-have only their names. Each engine is checked after each step, like the engine of a lab."""
+have only their names. Each engine is checked after each step, as in other labs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CheckedEngine(Engine):
 
 
 class _Pools:
-    """The controller pools of all replicas, as a lab sees them. The engines' threads call the pools."""
+    """The controller pools of all replicas, seen as one pool. The engines' threads call the pools."""
 
     def __init__(self, pools: list[FakeControllerPool]) -> None:
         self._pools = pools

@@ -1,5 +1,4 @@
-"""Servers for tests of clients: one behaves like the original server, and others break their connections as the test
-decides."""
+"""Servers for tests of clients: one behaves like LMQL's server, others break connections as the test decides."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
 
 @dataclass
 class GenuineLike:
-    """A server with the original's deviations: it sends the last token twice, writes floats that are not JSON, refuses
-    unknown fields, and closes the connection on garbage. It sends `leak` more tokens than requested, as if another
-    request of the batch needed them. `edit` may change or add frames."""
+    """A server with the deviations of LMQL's server: it sends the last token twice, writes floats that are not JSON,
+    refuses unknown fields, and closes the connection on garbage. It sends `leak` more tokens than requested, as if
+    another request of the batch needed them. `edit` may change or add frames."""
 
     leak: int = 0
     edit: Callable[[str], Iterable[str]] = lambda frame: (frame,)

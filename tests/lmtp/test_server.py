@@ -136,8 +136,8 @@ async def test_what_is_wrong_with_buffers() -> None:
 
 @contextlib.asynccontextmanager
 async def stopping(num_steps: int) -> AsyncIterator[tuple[Setup, Callable[[int], Awaitable[None]]]]:
-    """Yield a server whose device stops after `num_steps` steps, and a function. The function waits for a number of
-    cancelled requests, and then lets the device continue."""
+    """Yield a server whose device stops after `num_steps` steps, and a function that resumes it. The function waits for
+    a number of cancelled requests, and then lets the device continue."""
     may_go_on, left = threading.Event(), iter(range(num_steps))
     model = scripted_model(on_forward=lambda plan: next(left, None) is None and may_go_on.wait(PATIENCE) and None)
     engine: Any = model.client

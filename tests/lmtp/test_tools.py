@@ -113,8 +113,7 @@ async def test_our_client_answers(setup: Setup) -> None:
 
 
 async def test_a_client_of_the_original_protocol_is_told_of_no_call(setup: Setup) -> None:
-    """The stream waits until the tool result comes over HTTP. The server sends no message that the original protocol
-    lacks."""
+    """The stream waits for a tool result over HTTP. The server sends no message that LMQL's protocol lacks."""
     wire, desk = setup.connect(), setup.model.tools
     await begin(wire, "ask", client_tools=["ask"])
     assert desk is not None

@@ -1,9 +1,9 @@
-"""Tests of replays of recorded exchanges with the original server: bridle's answers have the same form, without the
-original's faults.
+"""Tests of replays of recorded exchanges with LMQL's server: bridle's answers have the same form, without that server's
+faults.
 
 The requests are the recorded ones. The scripted model has the same vocabulary (346 ids; id 0 begins and ends a text).
 The model always prefers token 240, like the recorded model. Its log-probabilities differ from the recorded ones, so the
-tests compare their form, not their digits. If the original repeats or mixes answers, hangs or closes the connection,
+tests compare their form, not their digits. If LMQL's server repeats or mixes answers, hangs or closes the connection,
 bridle does what `docs/lmtp.md` describes.
 """
 
