@@ -257,12 +257,12 @@ TOLD = TraceHeader("runtime-1", runtime={"dialect": 2})
     [
         (b"no json\n", "line 1: not a trace record"),
         (lines_of(ExchangeRecord(0, 0)), "line 1 must be the header of the trace, but is a record"),
-        (lines_of(TraceHeader("one")), "line 1 is the trace of a text"),
+        (lines_of(TraceHeader("one")), "line 1 is the trace of an output"),
         (
             lines_of(replace(TOLD, runtime={"dialect": 1})),
             "line 1: the trace has exchanges of dialect 1;",
         ),
-        (lines_of(TOLD, ExchangeRecord(0, 0, request=1, reply={})), "line 2 is not an exchange"),
+        (lines_of(TOLD, ExchangeRecord(0, 0, request=1, reply={})), "line 2 of the trace is not an exchange"),
         (lines_of(TOLD, EndRecord(0, 0, "closed", num_cut=3)), "3 exchanges are missing, because the file was full"),
     ],
 )
