@@ -150,7 +150,7 @@ class SoakedServer:
             return {
                 "time": time.monotonic(),
                 "server_mib": self.process.memory_info().rss / 2**20,
-                "all_mib": sum(each.memory_info().rss for each in processes) / 2**20,
+                "all_mib": sum(map(_resident_bytes, processes)) / 2**20,
                 "descriptors": self.process.num_fds(),
                 "threads": self.process.num_threads(),
                 "processes": len(processes),
@@ -158,6 +158,13 @@ class SoakedServer:
                 "temporary_files": len(list(self.folder.iterdir())),
             }
         return {}
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    """Return the resident memory of a process; 0 for a process that has ended meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(process.memory_info().rss)
+    return 0
 
 
 @contextlib.contextmanager
