@@ -92,7 +92,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["serve", "demo", "--config", "file"], "--config stands before the command: bridle --config FILE COMMAND"),
         (
             ["serve", "--mem-fraction-static=2"],
-            "here it is --kv-memory, in bytes; by default, the server measures the free memory (see: bridle",
+            "set --kv-memory in bytes; by default, the server measures the free memory (see: bridle",
         ),
         (["serve", "--tensor-parallel-size=x"], 'Invalid value for --shards: unable to convert "x"'),
         (["serve", "-m"], "the model needs no flag: `bridle serve MODEL`"),
