@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from typing import Any
 
 #: The variable with the folder that the processes of a run share. Without it, each process has a folder of its own.
 SHARED = "MADE_ONCE"
+_writing = threading.RLock()
 
 
 def made_once(make: Callable[..., Any]) -> Callable[..., Path]:
@@ -39,14 +41,19 @@ def shared_folder(name: str, key: object, write: Callable[[Path], object]) -> Pa
     """Return the folder that `write` filled for this name and key, in any process of the test run. The folder must not
     be changed."""
     made = _root() / f"{name.strip('_')}-{blake2b(repr(key).encode(), digest_size=8).hexdigest()}"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=_root()) as part:
-            path = Path(part) / "made"
-            path.mkdir()
-            write(path)
-            with contextlib.suppress(OSError):  # another process was faster
-                path.rename(made)
+    with _writing:  # threads of one process write one after the other, because transformers cannot save in two threads
+        if not made.exists():
+            _write(made, write)
     return made
+
+
+def _write(made: Path, write: Callable[[Path], object]) -> None:
+    with tempfile.TemporaryDirectory(dir=_root()) as part:
+        path = Path(part) / "made"
+        path.mkdir()
+        write(path)
+        with contextlib.suppress(OSError):  # another process was faster
+            path.rename(made)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -151,4 +150,4 @@ def children_of(module: str) -> list[int]:
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
+    return {child.pid for child in psutil.Process().children()}

@@ -88,7 +88,7 @@ def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatc
         until(lambda: shard.child.pid == spare)
         check_streams(crowd, made)
         check_nothing_left(engine)
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_a_shard_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) 
     before = children()
     with pytest.raises(ShardUnavailable, match="ended while it started, exit status 1; see its log above"):
         launch("--fail")
-    assert children() == before
+    assert children() <= before
     assert "no such model" in capfd.readouterr().err
 
 
