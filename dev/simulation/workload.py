@@ -44,9 +44,9 @@ class Workload:
     """A workload of `num_requests` requests at `rate` per second, in chats of `mean_turns` turns.
 
     System prompt number k of `num_systems` is chosen with a probability proportional to 1 / k ** `zipf`. For the share
-    `burst_share` of the time, chats begin `burst` times as often as on average (1: a Poisson process). Each burst lasts
-    `burst_seconds` on average. A share `long_share` of the messages are long documents. Users are distributed like
-    system prompts, and the service treats users fairly.
+    `burst_share` of the time, chats begin `burst` times as often as on average (with `burst` 1, chats are a Poisson
+    process). Each burst lasts `burst_seconds` on average. A share `long_share` of the messages are long documents.
+    Users are distributed like system prompts, and the service treats users fairly.
     """
 
     num_requests: int

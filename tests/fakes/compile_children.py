@@ -13,7 +13,8 @@ from bridle.structured_output.compile_sandbox import CompileSandbox
 
 
 class HandedOn(CompileSandbox):
-    """A sandbox that hands its idle children to the next sandbox. This process ends them by closing their input."""
+    """A sandbox that hands its idle child processes to the next sandbox. The test process ends idle children by closing
+    their standard input."""
 
     spare: ClassVar[list[Any]] = []
     lending = threading.Lock()

@@ -65,8 +65,8 @@ class DraftStep:
         return self.left > 0 and token not in self.seq.stop_ids and self._go_on(rules)
 
     def _go_on(self, rules: DecisionValidator) -> bool:
-        """Append the tokens that are forced now, and find the branch that samples the next token. Returns whether a
-        branch that samples the next token is known."""
+        """Append the tokens that the controller forces now, and find its decision's branch that samples the next draft
+        token. Returns False if the controller has not decided about the next token."""
         pool = self.seq.control.pool
         if pool is None or "draft_masks" not in pool.capabilities:
             return True
