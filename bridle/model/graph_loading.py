@@ -2,8 +2,9 @@
 a graph.
 
 If the steps of one kind cannot be captured, or their results differ, steps of this kind run without graphs, and the log
-says why. If the graphs of the first kind of step fail, all steps run without graphs. With tensor parallelism, either all ranks use graphs or
-no rank does, because each rank waits for all other ranks. A rank that lacks the memory for graphs ends with an error.
+says why. If the graphs of the first kind of step fail, all steps run without graphs. With tensor parallelism, either
+all ranks use graphs or no rank does, because each rank waits for all other ranks. A rank that lacks the memory for
+graphs ends with an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
-Sequences are ordered by priority level, but a lower level also gets its turn after a while. Within a level, the most
-urgent sequence comes first, and tenants get equal shares. Among levels, the level with the earliest due time comes
-first: arrival time of its oldest sequence, plus a delay for lower levels. The delay is a number of seconds of waiting
-per level. So a request of a higher level may overtake one of a lower level only if it arrived at most that much later.
-A sequence that is admitted before sequences of a higher level gets that higher level. So sequences of the higher level
-do not preempt it at once.
+Sequences are ordered by priority level, but a lower level also gets its turn after a while. Within a level, sequences
+are ordered by `Request.place`, which divides the level among the tenants. Among levels, the level with the earliest due
+time comes first: arrival time of its oldest sequence, plus a delay for lower levels. The delay is a number of seconds
+of waiting per level. So a request of a higher level may overtake one of a lower level only if it arrived at most that
+much later. A sequence that is admitted before sequences of a higher level gets that higher level. So sequences of the
+higher level do not preempt it at once.
 
 Computing a prompt delays every running stream. So a prompt may have to wait until enough prompts are queued, or until
 the streams have run long enough without a delay. `PrefillGate` decides how long a prompt waits, by counting steps.
