@@ -159,6 +159,7 @@ def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
     wanted = [path for path in found if kind is None or kind.lower() in path.stem.lower().replace(".", "-").split("-")]
     wanted = wanted or [path for path in found if kind is not None and kind.lower() in path.stem.lower()]
     if kind is None and not found:
+        _refuse_tower(mmproj, str(folder))
         return folder
     if len(wanted) == 1:
         return unpack(wanted[0], tower)

@@ -282,6 +282,15 @@ def test_weights_of_a_tower_must_be_all(changes: Any, message: str, made: Any, t
         load_executor(config)
 
 
+@pytest.mark.parametrize("content", ["tokenizer.json", "model-00002-of-00002.gguf"])
+def test_a_tower_for_a_folder_without_a_first_file_is_refused(content: str, tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    (folder / content).touch()
+    (tower := tmp_path / "mmproj.gguf").touch()
+    with pytest.raises(InvalidRequest, match=r"mmproj: got .*; it needs a GGUF file, but .*model' is a folder"):
+        resolve_model(str(folder), mmproj=str(tower))
+
+
 def test_a_tower_for_what_is_no_file_is_refused(made: Any) -> None:
     original, file = made("idefics3")
     with pytest.raises(InvalidRequest, match=r"mmproj: got .*; it needs a GGUF file"):
