@@ -72,19 +72,24 @@ class LibrarySymbol:
     why: str = ""
 
     @property
-    def told(self) -> str:
-        """Return the symbol's equivalent in bridle, as text."""
+    def equivalents(self) -> list[str]:
+        """Return the symbol's equivalents in bridle, as code."""
         here = [f"`{name}=`" for name in self.keywords] + [f"`LLM.{name}`" for name in self.members]
         here += [f"`bridle.{name}`" for name in self.exports]
-        here += [f"`{name}`" for name in (*self.settings, *self.flags)]
+        return here + [f"`{name}`" for name in (*self.settings, *self.flags)]
+
+    @property
+    def told(self) -> str:
+        """Return the symbol's equivalents in bridle, as text."""
+        here = ", ".join(self.equivalents)
         if not here:
             return f"bridle has no such name: {self.why}"
-        return ", ".join(here) + (f"; {self.why}" if self.why else "")
+        return here + (f"; {self.why}" if self.why else "")
 
     @property
     def advice(self) -> str:
         """Return advice for a user who wrote the other system's name."""
-        return self.why if self.told.startswith("bridle has no such name") else f"here it is {self.told}"
+        return f"here it is {self.told}" if self.equivalents else self.why
 
 
 def same(systems: str, names: str, **examples: Any) -> list[CompatField]:
