@@ -91,7 +91,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
     started = set(threading.enumerate()) - before
     if fixturedef.scope in ("session", "package"):
         _owned_threads.update(started)
-        _owned_children.update(_children())
+        _owned_children.update(child_ids())
     else:
         _lent_threads.update(started)
     return made
@@ -165,10 +165,11 @@ def _left_threads() -> list[threading.Thread]:
 
 
 def _left_children() -> set[int]:
-    return _children() - _owned_children
+    return child_ids() - _owned_children
 
 
-def _children() -> set[int]:
+def child_ids() -> set[int]:
+    """Return the ids of this process's child processes, without their own child processes."""
     return {child.pid for child in psutil.Process().children()}
 
 

@@ -147,7 +147,3 @@ def children_of(module: str) -> list[int]:
             if module in child.cmdline():
                 found.append(child.pid)
     return found
-
-
-def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children()}

@@ -23,8 +23,9 @@ from bridle.launch.sockets import make_socket_folder
 from bridle.launch.supervised_process import describe
 from bridle.outputs import Finished, FinishReason
 from bridle.sampling import SamplingParams
-from tests.launch.kit import ROOT, Crowd, Reader, await_spare, children, expected, launch, num_descriptors, requests
+from tests.launch.kit import ROOT, Crowd, Reader, await_spare, expected, launch, num_descriptors, requests
 from tests.launch.scripted_shard import DEADLY_TOKEN
+from tests.owners import child_ids
 from tests.waiting import PATIENCE, until
 
 
@@ -77,7 +78,7 @@ def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: sign
 @pytest.mark.slow  # `test_warm_standby.py` has the same with small processes
 def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.launch.warm_standby.PAUSE_SECONDS", 0.0)
-    before, made = children(), requests(10, 400)
+    before, made = child_ids(), requests(10, 400)
     shard = launch(stands_by=True)
     with AsyncEngine(Engine(shard)) as engine:
         Crowd(engine, requests(1, 3)).join()  # the next one stands by once the first has computed
@@ -88,7 +89,7 @@ def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatc
         until(lambda: shard.child.pid == spare)
         check_streams(crowd, made)
         check_nothing_left(engine)
-    assert children() <= before
+    assert child_ids() <= before
 
 
 @pytest.mark.slow
@@ -163,10 +164,10 @@ def test_a_request_that_kills_its_shard_ends_alone(shard: LaunchedShard) -> None
 
 
 def test_a_shard_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    before = children()
+    before = child_ids()
     with pytest.raises(ShardUnavailable, match="ended while it started, exit status 1; see its log above"):
         launch("--fail")
-    assert children() <= before
+    assert child_ids() <= before
     assert "no such model" in capfd.readouterr().err
 
 

@@ -15,7 +15,8 @@ import pytest
 from bridle.distributed.child_process import child_environment
 from bridle.launch.supervised_process import SupervisedProcess
 from bridle.logs import log_variables
-from tests.launch.kit import await_spare, children
+from tests.launch.kit import await_spare
+from tests.owners import child_ids
 from tests.waiting import PATIENCE, until
 
 #: Waits for the word, says that it goes on, and does nothing more.
@@ -62,11 +63,11 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    before = children()
+    before = child_ids()
     made = Worker(tmp_path / "pipe")
     yield made
     made.close()
-    until(lambda: children() <= before, "the end of the worker's processes")
+    until(lambda: child_ids() <= before, "the end of the worker's processes")
 
 
 def prove(worker: Worker) -> int:
