@@ -27,7 +27,7 @@ def new_controller(
     Parameters
     ----------
     name
-        Name of the folder and of the tag that `make upload` sets: small letters, digits and dashes.
+        Name of the folder and of the tag that `make upload` sets: lowercase letters, digits and dashes.
     lang
         Language of the controller.
     module

@@ -175,7 +175,7 @@ def _set_aside(needs: PoolNeeds) -> str:
     """Return a text for messages about memory that is reserved for other uses than the KV pool."""
     if not needs.reserved:
         return ""
-    what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
+    what = "adapters (adapter_memory, adapter_host_memory)" + (" and images" if needs.media_bytes else "")
     return f", of which {show_bytes(needs.reserved)} are for {what}"
 
 

@@ -60,7 +60,7 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """Whether all turns of all chats are answered."""
+        """Return whether all turns of all chats are answered."""
         return not (self._num_unasked or self._asked)
 
     def turn_of(self, request_id: str) -> SimulatedTurn:
